@@ -63,10 +63,14 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
         """Convert a result before it is written and drawn."""
         return result
 
-    def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
+    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
         """Draw a result."""
         plot: Callable[..., Image.Image] = result.plot
-        return plot(**self.plot_options(), **options)
+        return plot(**self.plot_options())
+
+    def draw_frame(self, result: Result) -> NDArray[np.uint8] | Image.Image:
+        """Draw the result of a frame of a video, at the size of the frame."""
+        return result.plot_frame(**self.plot_options())
 
 
 def _show_all_help(context: Context, wanted: bool) -> None:

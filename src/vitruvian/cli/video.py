@@ -24,7 +24,6 @@ from vitruvian.results import Result
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun
 
-_LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, which would change the size of frames
 _PREVIEW_SECONDS = 1.0
 
 
@@ -100,13 +99,12 @@ class _FrameWriter:
         self._patterns = [path for path in files.values() if FRAME_NUMBER in path.name]
         holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
-        self._plot_options = {"legend": False} if command.name in _LEGENDS else {}
         self.preview = None if command.preview is None else Preview(command.preview)
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
         converted: Any = self._command.convert(result)
-        return np.asarray(converted.rgba() if self.alpha else self._command.draw(converted, **self._plot_options))
+        return np.asarray(converted.rgba() if self.alpha else self._command.draw_frame(converted))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""

@@ -137,8 +137,8 @@ class _Row:
         for kind in TASKS[task].image_files:
             self.files.append(output_path(self.folder, self.stem, f"_{task}{file_ending(kind)}"))
             save_as(kind, result, self.files[-1], draw=lambda one: one.plot())
-        options = {"legend": False} if task == "parts" else {}  # too small to read on the sheet
-        self.drawings[task] = np.asarray(result.plot(**options).convert("RGB"))
+        # A legend would be too small to read on the sheet.
+        self.drawings[task] = np.asarray(result.plot_frame().convert("RGB"))
 
 
 def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:

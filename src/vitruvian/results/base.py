@@ -152,6 +152,11 @@ class Result:
         """Draw the result, over its image where that helps, at the size of the source."""
         raise NotImplementedError
 
+    def plot_frame(self, **options: Any) -> Image:
+        """Draw the result as `plot` does with these options, but always at the size of the source: without a legend."""
+        plot: Callable[..., Image] = self.plot
+        return plot(**options)
+
     @overload
     def save(self, path: str | Path, format: str | None = None) -> Path: ...
     @overload

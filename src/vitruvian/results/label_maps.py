@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,10 @@ class LabelMap(Result):
             background=self.background,
         )
         return Image.fromarray(drawn)
+
+    def plot_frame(self, **options: Any) -> Image.Image:
+        """Draw the result as `plot` does with these options, without the legend."""
+        return self.plot(**options | {"legend": False})
 
     def write(self, path: Path, ending: str) -> None:
         """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""

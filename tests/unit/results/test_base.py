@@ -75,6 +75,7 @@ class TestEveryResult:
         assert image.mode == "RGB"
         assert image.size[0] >= 30
         assert image.size[1] >= 20
+        assert result.plot_frame().size == (30, 20)
 
     def test_npz_holds_every_array(self, task: str, tmp_path: Path) -> None:
         result = sample(task)

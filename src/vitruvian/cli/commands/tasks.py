@@ -176,13 +176,17 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
         """Whether nothing is put behind people."""
         return self.over is None
 
-    def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
+    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
         """Draw people over a colour or an image, or over the checkerboard."""
         from vitruvian.results import Matte
 
         if self.over is None or not isinstance(result, Matte):
-            return super().draw(result, **options)
+            return super().draw(result)
         return result.over(self.over)
+
+    def draw_frame(self, result: Result) -> NDArray[np.uint8] | Image.Image:
+        """Draw a frame of a video as an image."""
+        return self.draw(result)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.pipelines.video.smoothing import ResultSmoother, State, prefixed, substate
 from vitruvian.pipelines.video.tracking import TrackedDetector
-from vitruvian.results import Parts, Result, Semantic
+from vitruvian.results import Result
 
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
 # Takes frames in order and the people detector; yields a result or a `Failure` for each, in order.
@@ -108,7 +108,7 @@ def run_video(
         detector: People detector, for tasks about people. Give it a low threshold, such as 0.1.
         detect_every: Run the detector in every so many frames, and predict boxes in between.
         smooth: Whether to smooth results over time; see `ResultSmoother`.
-        draw: Makes the image of a result; by default what `plot` draws. With `alpha` it returns RGBA.
+        draw: Makes the image of a result; by default what `plot_frame` draws. With `alpha` it returns RGBA.
         record: Makes the record of a result; by default `to_dict`.
         alpha: Whether the video has straight alpha (.webm, .mov).
         sound: Whether to copy the sound of the source.
@@ -200,9 +200,8 @@ def _read_frames(reader: VideoReader | SequenceReader, start: int) -> Iterator[F
 
 
 def _plot(result: Result) -> RgbImage:
-    """Draw a result as `plot` does, without a legend, which would change the size."""
-    options = {"legend": False} if isinstance(result, Parts | Semantic) else {}
-    return np.asarray(result.plot(**options).convert("RGB"))
+    """Draw a result by default."""
+    return np.asarray(result.plot_frame().convert("RGB"))
 
 
 class _Output:
