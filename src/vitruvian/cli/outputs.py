@@ -17,6 +17,7 @@ from vitruvian.cli.options import STDIO
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
+from vitruvian.files.video import FRAME_FORMAT
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.tasks import PLOTS, Task, file_ending
 
@@ -24,7 +25,6 @@ OUT = "out"  # the default of --out
 VIDEO_KINDS = ("mp4", "webm", "mov")
 VIDEO_DATASET = "vis.json"  # of tasks for videos only: all records as one YouTube-VIS dataset
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
-FRAME_NUMBER = "%05d"
 _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
 
 
@@ -184,10 +184,10 @@ class OutputPlan:
         if kind in (*VIDEO_KINDS, "json", VIDEO_DATASET):
             return self._path(stem, ".jsonl" if kind == "json" else f".{kind}")
         folder = self._path(stem, "")
-        return output_path(folder, folder.name, f"_{FRAME_NUMBER}{file_ending(kind)}")
+        return output_path(folder, folder.name, f"_{FRAME_FORMAT}{file_ending(kind)}")
 
 
 def result_paths(files: Mapping[str, Path]) -> list[Path]:
     """Return the files of a result, and the folder of those that come a file a frame."""
     paths: Iterable[Path] = files.values()
-    return list(dict.fromkeys(path.parent if FRAME_NUMBER in path.name else path for path in paths))
+    return list(dict.fromkeys(path.parent if FRAME_FORMAT in path.name else path for path in paths))

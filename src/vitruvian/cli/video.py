@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
+from vitruvian.cli.outputs import IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.files.coco import write_youtube_vis
+from vitruvian.files.video import FRAME_FORMAT
 from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
 from vitruvian.results import Result
 
@@ -96,7 +97,7 @@ class _FrameWriter:
     def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
         self._command, self.records = command, files.get("json")
         self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
-        self._patterns = [path for path in files.values() if FRAME_NUMBER in path.name]
+        self._patterns = [path for path in files.values() if FRAME_FORMAT in path.name]
         holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
         self.preview = None if command.preview is None else Preview(command.preview)
@@ -110,7 +111,7 @@ class _FrameWriter:
         """Return the record of a frame, and write the files that come one a frame."""
         converted = self._command.convert(result)
         for path in self._patterns:
-            converted.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
+            converted.save(path.with_name(path.name.replace(FRAME_FORMAT, FRAME_FORMAT % (result.frame or 0))))
         return converted.to_dict()
 
     def remove(self) -> None:
@@ -129,7 +130,7 @@ class _FrameWriter:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
 
     def _frames(self, pattern: Path) -> list[Path]:
-        before, after = (re.escape(part) for part in pattern.name.split(FRAME_NUMBER))
+        before, after = (re.escape(part) for part in pattern.name.split(FRAME_FORMAT))
         form = re.compile(rf"{before}\d{{5,}}{after}")
         return [file for file in pattern.parent.glob("*") if form.fullmatch(file.name)]
 

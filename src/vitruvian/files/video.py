@@ -30,7 +30,8 @@ _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
 _RgbImage = NDArray[np.uint8]  # [H, W, 3]
 
-NUMBERED = re.compile(r"%(?:0?(\d+))?d")  # the number in the name of numbered images
+FRAME_FORMAT = "%05d"  # the number of a frame in file names that commands choose
+FRAME_PATTERN = re.compile(r"%(?:0?(\d+))?d")  # where a file name has the number of a frame
 _SEQUENCE_RATE = Fraction(25)  # frames per second of numbered images
 _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
@@ -60,7 +61,7 @@ def open_video(path: str | Path) -> VideoReader | SequenceReader:
     Raises:
         ImageError: No frame can be decoded.
     """
-    if NUMBERED.search(Path(path).name) and not Path(path).exists():
+    if FRAME_PATTERN.search(Path(path).name) and not Path(path).exists():
         return SequenceReader(path)
     return VideoReader(path)
 
@@ -471,8 +472,8 @@ class VideoWriter(Writer):
 def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
     """List the files ``name_%05d.png`` with their numbers, in that order, with or without gaps."""
     path = Path(pattern)
-    number = NUMBERED.search(path.name)
-    if number is None or NUMBERED.search(path.name[number.end() :]):
+    number = FRAME_PATTERN.search(path.name)
+    if number is None or FRAME_PATTERN.search(path.name[number.end() :]):
         raise InputError(f"{path}: expected one %d or %04d in the name.")
     before, after = re.escape(path.name[: number.start()]), re.escape(path.name[number.end() :])
     file_name = re.compile(f"{before}(\\d{{{int(number.group(1) or 1)},}}){after}")
@@ -524,13 +525,13 @@ class SequenceWriter(Writer):
 
     def __init__(self, path: str | Path, *, start: int = 0) -> None:
         self.path = Path(path)
-        if len(NUMBERED.findall(self.path.name)) != 1:
+        if len(FRAME_PATTERN.findall(self.path.name)) != 1:
             raise InputError(f"{self.path.name}: expected one number such as %05d in the name, got another form.")
         self.count, self._start = 0, start
 
     def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:
         """Write a frame, uint8 [H, W, 3] or [H, W, 4] with straight alpha, as the next file."""
-        name = NUMBERED.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
+        name = FRAME_PATTERN.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
         write_image(self.path.with_name(name), image)
         self.count += 1
 

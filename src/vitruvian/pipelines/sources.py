@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianError, one_line
-from vitruvian.files.video import NUMBERED, VideoReader, import_av, numbered_files
+from vitruvian.files.video import FRAME_PATTERN, VideoReader, import_av, numbered_files
 from vitruvian.images import load_image
 from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.pipelines.exif_focal import exif_focal
@@ -204,7 +204,7 @@ def _from_text(text: str) -> Source:
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _from_video(path)
     if not os.path.exists(path):
-        if NUMBERED.search(path.name):
+        if FRAME_PATTERN.search(path.name):
             return _from_sequence(path)
         if glob.has_magic(text):
             return _from_files(glob_files(str(path)))

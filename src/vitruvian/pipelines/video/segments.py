@@ -23,7 +23,7 @@ from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.video import (
-    NUMBERED,
+    FRAME_PATTERN,
     SequenceReader,
     SequenceWriter,
     Sound,
@@ -78,7 +78,7 @@ class SegmentFolder:
         first = out or records
         assert first is not None  # run_video checks it
         self.path = first.with_name(first.name + ".parts")
-        self.numbered = out is not None and bool(NUMBERED.search(out.name))
+        self.numbered = out is not None and bool(FRAME_PATTERN.search(out.name))
         if out is not None and not self.numbered:
             codec_for(out, alpha=alpha)  # raises for a wrong suffix
         self.plan = {
