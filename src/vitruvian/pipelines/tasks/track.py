@@ -33,7 +33,7 @@ from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import encode_masks
-from vitruvian.pipelines.video.tracking import box_iou
+from vitruvian.pipelines.video.person_tracking import box_iou
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track
 

@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from vitruvian.pipelines.video.loop import VideoReport, VideoTask, pipeline_task, run_video
+from vitruvian.pipelines.video.person_tracking import PersonTracker
 
-__all__ = ["VideoReport", "VideoTask", "pipeline_task", "run_video"]
+__all__ = ["PersonTracker", "Tracker", "VideoReport", "VideoTask", "pipeline_task", "run_video"]
+Tracker = PersonTracker  # its name before

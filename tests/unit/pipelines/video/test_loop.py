@@ -26,8 +26,8 @@ from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
 from vitruvian.pipelines.video import pipeline_task, run_video, segments, smoothing  # noqa: E402
+from vitruvian.pipelines.video.person_tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.video.smoothing import ResultSmoother  # noqa: E402
-from vitruvian.pipelines.video.tracking import TrackedDetector  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People  # noqa: E402
 

@@ -47,7 +47,7 @@ _INFEASIBLE = 1e6  # cost of a pair below the minimum IoU
 _GROWTH = 0.03  # of a predicted box for each frame since the last detection
 
 
-class Tracker(Stateful):
+class PersonTracker(Stateful):
     """Assigns identities to people in a video.
 
     Call `update` for each frame with detections, and `predict` for each frame without.
@@ -191,7 +191,7 @@ class TrackedDetector(Stateful):
             raise InputError(f"every, checkpoint_every: expected at least 1 and 0, got {every} and {checkpoint_every}.")
         self._detector, self._every, self._checkpoint_every = detector, every, checkpoint_every
         self.name = detector.name
-        self._tracker = Tracker()
+        self._tracker = PersonTracker()
         self._cuts = SceneCuts()
         self._since = every  # frames since the last detection
         self._number = 0
