@@ -25,7 +25,7 @@ from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detec
 from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import pipeline_task, run_video, segments, smoothing  # noqa: E402
+from vitruvian.pipelines.video import pipeline_task, run_video, smoothing, video_segments  # noqa: E402
 from vitruvian.pipelines.video.person_tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.video.smoothing import ResultSmoother  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
@@ -185,7 +185,7 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "_join_videos", fail)
+        patch.setattr(video_segments, "_join_videos", fail)
         with pytest.raises(KeyboardInterrupt):
             run_video(clip, Task(), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=0.5)
     task = Task()
