@@ -19,7 +19,7 @@ from tests.unit.pipelines.case import picture, write_clip
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.outputs import image_kinds
+from vitruvian.cli.output_plan import image_kinds
 from vitruvian.tasks import TASKS
 
 SIZE = (90, 130)

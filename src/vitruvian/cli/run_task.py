@@ -30,7 +30,7 @@ from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
 from vitruvian.cli.locks import OutputLock, remove_unused_locks
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
-from vitruvian.cli.outputs import OutputPlan, result_paths
+from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import Report
 from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.outputs import IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
+from vitruvian.cli.output_plan import IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image

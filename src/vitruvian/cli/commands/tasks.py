@@ -163,7 +163,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     def with_defaults(self) -> Self:
         """With --over, save the drawing too."""
-        from vitruvian.cli.outputs import OUT, file_kind
+        from vitruvian.cli.output_plan import OUT, file_kind
 
         if self.over is None or self.save is not None or self.to_stdout:
             return self
