@@ -28,8 +28,8 @@ from vitruvian.files.video import SequenceReader, VideoReader, open_video
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.person_tracking import TrackedDetector
-from vitruvian.pipelines.video.video_segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.pipelines.video.smoothing import ResultSmoother, State, prefixed, substate
+from vitruvian.pipelines.video.video_segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.results import Result
 
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
