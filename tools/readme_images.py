@@ -28,7 +28,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "matte": ("matte", {}),
     "albedo": ("albedo", {}),
 }
-HEIGHT, MARGIN = 380, 12
+HEIGHT, MARGIN = 250, 8
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     sheet = contact_sheet(rows, titles=titles, row_titles=["photograph", "rendered"], height=HEIGHT)
     sheet = np.pad(sheet, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
     path = ROOT / "docs" / "images" / "tasks.jpg"
-    Image.fromarray(sheet).save(path, quality=88)
+    Image.fromarray(sheet).save(path, quality=82)
     print(f"{path}: {sheet.shape[1]}×{sheet.shape[0]}")
 
 

@@ -83,7 +83,7 @@ Background = Annotated[
     Literal["mask", "keep"],
     Option(help="mask: only people, where the checkpoint has mattes too, as builtin; keep: all that was processed."),
 ]
-Opacity = Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)]
+Opacity = Annotated[float, Option(help="Of the colors in the drawing.", min=0, max=1)]
 HoleArea = Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)]
 IslandArea = Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)]
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]

@@ -92,7 +92,7 @@ class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
 class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Estimate the surface normal of each pixel. With Sapiens2.
 
-    --save takes png (the usual colours), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
+    --save takes png (the usual colors), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
     """
 
     name = "normals"
@@ -142,7 +142,7 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Cut people out, hair and all: the opacity and the colour of each pixel. With Sapiens2.
+    """Cut people out, hair and all: the opacity and the color of each pixel. With Sapiens2.
 
     --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out), plot,
     plot.jpg; of videos webm and mov with alpha, mp4 over a background, json.
@@ -156,7 +156,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     over: Annotated[
         str | None,
         Option(
-            help="In drawings, put people over this: a colour (white, #00ff00) or an image, rather than a "
+            help="In drawings, put people over this: a color (white, #00ff00) or an image, rather than a "
             "checkerboard. Videos then come as mp4."
         ),
     ] = None
@@ -177,7 +177,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
         return self.over is None
 
     def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
-        """Draw people over a colour or an image, or over the checkerboard."""
+        """Draw people over a color or an image, or over the checkerboard."""
         from vitruvian.results import Matte
 
         if self.over is None or not isinstance(result, Matte):
@@ -191,7 +191,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the colour of each surface without light and shadow. With Sapiens2.
+    """Estimate the color of each surface without light and shadow. With Sapiens2.
 
     --save takes png, npz, exr (linear), plot, plot.jpg; of videos also mp4, webm, mov, json.
     """
@@ -397,7 +397,7 @@ class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
 class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     """Divide images into objects, one by one, and regions such as sky. With Mask2Former or MaskFormer.
 
-    --save takes png (COCO's numbers as colours), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
+    --save takes png (COCO's numbers as colors), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
     mov.
     """
 

@@ -69,7 +69,7 @@ class DenseOptions(PeopleOptions):
         overlap: Minimum share of a tile's side that it has in common with the next.
         feather: Share of a person's crop, at each edge, over which its weight falls to zero.
         refine: Whether outlines of people, and normals, follow the edges of an image that is much larger than the map
-            of the model, and mattes have the colours of the image. False upsamples what the model predicts
+            of the model, and mattes have the colors of the image. False upsamples what the model predicts
             bilinearly, as the reference does.
     """
 
