@@ -19,7 +19,8 @@ from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.files.coco import write_youtube_vis
 from vitruvian.files.video import FRAME_FORMAT
-from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
+from vitruvian.pipelines.video import VideoOptions, VideoReport, pipeline_task, run_video
+from vitruvian.pipelines.video.video_segments import segments_path
 from vitruvian.results import Result
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
         raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(item)
     frames = _FrameWriter(run.command, files)
-    parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = run.command.overwrite or not run.command.resumes_videos or not any(path.is_dir() for path in parts)
+    begun = any(segments_path(path).is_dir() for path in result_paths(files))
+    restart = run.command.overwrite or not run.command.resumes_videos or not begun
     if restart:
         frames.remove()
     report = _run_loop(run, pipe, item, frames, restart=restart)
@@ -64,9 +65,7 @@ def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, res
     command = run.command
     max_frames = command.frames if item.kind == "camera" else None
     with run.report.bar(item.name, max_frames) as bar:
-        return run_video(
-            item.path or (item.source if isinstance(item.source, int) else str(item.source)),
-            pipeline_task(pipe, **run.call_options),
+        options = VideoOptions(
             out=frames.movie,
             records=frames.records,
             detector=run.video_detector(),
@@ -82,6 +81,8 @@ def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, res
             overwrite=restart,
             max_frames=max_frames,
         )
+        source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
+        return run_video(source, pipeline_task(pipe, **run.call_options), options)
 
 
 class _FrameWriter:

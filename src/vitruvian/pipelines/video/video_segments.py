@@ -49,6 +49,11 @@ class VideoSegment:
     failures: int
 
 
+def segments_path(output: Path) -> Path:
+    """Return the folder with the segments of a video or a file of records that is being written."""
+    return output.with_name(output.name + ".parts")
+
+
 class SegmentFolder:
     """The segments of one output.
 
@@ -77,7 +82,7 @@ class SegmentFolder:
         self.rate, self.length, self.alpha = rate, length, alpha
         first = out or records
         assert first is not None  # run_video checks it
-        self.path = first.with_name(first.name + ".parts")
+        self.path = segments_path(first)
         self.numbered = out is not None and bool(FRAME_PATTERN.search(out.name))
         if out is not None and not self.numbered:
             codec_for(out, alpha=alpha)  # raises for a wrong suffix
