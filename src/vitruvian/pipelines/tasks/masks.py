@@ -7,6 +7,7 @@ pipeline of transformers has.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 from vitruvian.errors import InputError
@@ -14,7 +15,7 @@ from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProp
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
+from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
@@ -74,19 +75,12 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
     def forward(self, units: list[Unit]) -> list[MaskProposals]:
         """Generate masks of each image. When memory runs out, batches of points become smaller."""
         points = BatchSize(self.options.points_per_batch or self.options.points_per_crop**2, fixed=False)
-        proposals: list[MaskProposals] = []
-        while len(proposals) < len(units):
-            size = points.size
+
+        def generate(unit: Unit, size: int) -> MaskProposals:
             options = dataclasses.replace(self.options, points_per_batch=size, output_rle_mask=True)
-            try:
-                proposals.append(self.generator.generate(units[len(proposals)].pixels, options))
-                continue
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = str(error)
-            points.shrink_below(size, self.device, reason)
-        return proposals
+            return self.generator.generate(unit.pixels, options)
+
+        return [points.run(functools.partial(generate, unit), self.device) for unit in units]
 
     def finish(self, prepared: Prepared, decoded: MaskProposals) -> Masks:
         """Build the result."""
