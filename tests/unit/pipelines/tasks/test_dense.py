@@ -17,8 +17,8 @@ from tests.unit.pipelines.case import DENSE, opened, parts_of, picture
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.pipelines.camera_estimation import median_focal
 from vitruvian.pipelines.regions import Region
-from vitruvian.pipelines.tasks.pointmap import _estimate_focal
 from vitruvian.results import People
 
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
@@ -349,7 +349,7 @@ class TestCamera:
         areas = [(10, 10), (80, 100), (10, 10)]
         regions = [Region(0, 0, *area) for area in areas]
         maps = [torch.ones(3, 4, 4)] * 3
-        assert _estimate_focal(maps, [1.0] * 3, focals, regions) == 90.0
+        assert median_focal(maps, [1.0] * 3, focals, regions) == 90.0
 
     def test_points_behind_the_camera(self) -> None:
         result = wall(-1.0, scale=None)(shown_wall())
