@@ -156,7 +156,7 @@ def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:
 
 
 def _is_quiet(arguments: Sequence[str]) -> bool:
-    """Whether --quiet is among the arguments, or -q, also behind other short options."""
+    """Return whether --quiet is among the arguments, or -q, also behind other short options."""
     return any(word == "--quiet" or re.fullmatch("-[a-z]*q[a-z]*", word) for word in arguments)
 
 

@@ -186,7 +186,7 @@ class TaskRun:
             self.release(item)
 
     def is_result(self, item: Input) -> bool:
-        """Whether a listed file is a result itself, of this run or of others."""
+        """Return whether a listed file is a result itself, of this run or of others."""
         if not item.listed or item.path is None:
             return False
         path = item.path.absolute()
