@@ -119,7 +119,8 @@ def run_command(images: Path, model: Path, out: Path) -> dict[str, Any]:
     run_task.pipeline = lambda *_, **__: pipe
     printed = io.StringIO()
     with MemorySampler(0.05) as memory, contextlib.redirect_stdout(printed):
-        code = run([TASK, str(images), "--model", str(model), "--out", str(out), "--save", KIND, "--json", "--quiet", *WHOLE])
+        places = [str(images), "--model", str(model), "--out", str(out)]
+        code = run([TASK, *places, "--save", KIND, "--json", "--quiet", *WHOLE])
     summary = json.loads(printed.getvalue().splitlines()[-1])["summary"]
     return {"code": code, "summary": summary} | memory.to_dict()
 

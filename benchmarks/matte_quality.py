@@ -106,7 +106,9 @@ def main() -> None:
         print(f"| {name} | {plain.mean():.3f} | {refined.mean():.3f} | {change.mean():+.4f} ± {error:.4f} |")
     if options.sheet is not None:
         titles = ["photograph", "bilinear", "refined"]
-        Image.fromarray(contact_sheet(rows[:8], titles=titles, row_titles=[""] * len(rows[:8]), height=480)).save(options.sheet)
+        numbers = [str(number) for number in range(1, 1 + len(rows[:8]))]
+        sheet = contact_sheet(rows[:8], titles=titles, row_titles=numbers, height=480)
+        Image.fromarray(sheet).save(options.sheet)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 python tools/readme_images.py
 
-examples/grace_hopper.jpg is a photograph of the US Navy, in the public domain. standing.jpg is rendered from CC0 assets.
+examples/grace_hopper.jpg is a photograph of the US Navy, in the public domain; standing.jpg is rendered from CC0
+assets.
 """
 
 from __future__ import annotations

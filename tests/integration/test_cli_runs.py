@@ -80,11 +80,11 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert written.stat().st_mtime_ns == stamp
     assert "1 done" in run("--overwrite")
     assert written.stat().st_mtime_ns > stamp
-    assert "1 again" in run("--boxes", "1,1,20,20")  # other settings
+    assert "1 redone" in run("--boxes", "1,1,20,20")  # other settings
     os.utime(path, ns=(1, 1))
     assert "0 done, 1 skipped" in run("--boxes", "1,1,20,20")  # a small file is known by its content
     save_images(tmp_path / "other", 1, first=3)[0].replace(path)
-    assert "1 again" in run("--boxes", "1,1,20,20")  # another image under the same name
+    assert "1 redone" in run("--boxes", "1,1,20,20")  # another image under the same name
     written.unlink()
     assert "1 done" in run()
 

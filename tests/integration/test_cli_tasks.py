@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,12 +74,33 @@ def is_cloud(path: Path) -> None:
     assert np.isfinite(points).all()
 
 
+def is_labels(path: Path) -> None:
+    """Lines of YOLO: a class, and shares of the image."""
+    for line in path.read_text().splitlines():
+        number, *shares = map(float, line.split())
+        assert number == int(number) >= 0
+        assert all(0 <= share <= 1 or share == 2 for share in shares)  # 2 is a visible keypoint
+
+
+def is_zip_of_pictures(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        for name in archive.namelist():
+            with archive.open(name) as file, Image.open(file) as image:
+                assert image.width <= SIZE[1]
+                assert image.height <= SIZE[0]
+
+
 READERS: dict[str, Callable[[Path], None]] = {
     "json": is_json,
     "npz": is_npz,
     "exr": is_exr,
     "ply": is_cloud,
     "glb": is_cloud,
+    "mesh.glb": is_cloud,
+    "txt": is_labels,
+    "crops.zip": is_zip_of_pictures,
+    "parts.zip": is_zip_of_pictures,
     "plot": is_plot,
     "plot.jpg": is_plot,
 }

@@ -60,7 +60,7 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "0 done, 1 skipped" in capsys.readouterr().err
     stamp = out.stat().st_mtime_ns
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl") == 0  # other settings
-    assert "1 again" in capsys.readouterr().err
+    assert "1 redone" in capsys.readouterr().err
     assert out.stat().st_mtime_ns > stamp
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl", "--overwrite") == 0
 

@@ -49,7 +49,7 @@ class Input:
         kind: What it is.
         source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
-        files: All files that it is made of.
+        frames: The files of an image sequence.
         file_name: Its name in datasets: relative to the folder that was named as a source. No two are the same.
         stem: Name of its results, without the task; may begin with folders. No two inputs of a run have the same.
         listed: Whether it was listed in a folder rather than named.
@@ -61,11 +61,16 @@ class Input:
     kind: Kind
     source: str | int | Path | FrameLoader = ""
     path: Path | None = None
-    files: tuple[Path, ...] = ()
+    frames: tuple[Path, ...] = ()
     file_name: str = ""
     stem: str = ""
     listed: bool = False
     error: VitruvianError | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is made of."""
+        return self.frames if self.path is None else (self.path,)
 
     @property
     def remote(self) -> bool:
@@ -118,10 +123,10 @@ def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Ite
         yield from _files_in(path, recursive=recursive)
     elif not os.path.exists(path) and FRAME_PATTERN.search(path.name):
         if sequences_are_videos:
-            files = tuple(file for _, file in numbered_files(path))
+            frames = tuple(file for _, file in numbered_files(path))
             identity = os.path.join(_real_path(path.parent), path.name)
             stem = safe_name(FRAME_PATTERN.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
-            yield Input(identity=identity, name=text, kind="video", source=str(path), files=files, stem=stem)
+            yield Input(identity=identity, name=text, kind="video", source=str(path), frames=frames, stem=stem)
             return
         for loader in open_source(text).loaders():
             if loader.path is not None:
@@ -141,7 +146,6 @@ def _file_input(path: Path, *, folder: Path | None = None) -> Input:
         kind="video" if path.suffix.lower() in VIDEO_SUFFIXES else "image",
         source=path,
         path=path,
-        files=(path,),
         file_name=str(PurePosixPath(*parts, path.name)),
         stem="/".join(safe_name(part) for part in (*parts, path.stem)),
     )

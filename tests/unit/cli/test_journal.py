@@ -20,7 +20,7 @@ def source(tmp_path: Path) -> Input:
 def make_input(path: Path, content: bytes) -> Input:
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(content)
-    return Input(identity=str(path), name=str(path), kind="image", path=path, files=(path,))
+    return Input(identity=str(path), name=str(path), kind="image", path=path)
 
 
 def finish(folder: Path, one: Input, *paths: Path, settings: str = "s") -> None:
