@@ -46,7 +46,7 @@ class PointmapOptions(MaskedOptions):
     """Options of pointmaps: what is known about the camera.
 
     Args:
-        K: Camera matrix [3, 3] in pixels of the upright image, the centre of the first pixel being (0, 0); or one for
+        K: Camera matrix [3, 3] in pixels of the upright image, the center of the first pixel being (0, 0); or one for
             each image [N, 3, 3].
         fov: Horizontal field of view in degrees.
         exif: Whether to use the focal length in a file's EXIF block, if there is neither `K` nor `fov`.

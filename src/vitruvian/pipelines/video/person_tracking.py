@@ -2,7 +2,7 @@
 
     boxes, scores ──▶ predict all tracks ──▶ match in three rounds ──▶ update the matched, start new ones, drop old ones
 
-Each track is a Kalman filter with constant velocity on centre, width and height; noise is relative to the person's
+Each track is a Kalman filter with constant velocity on center, width and height; noise is relative to the person's
 height. The rounds match high-score boxes by IoU; low-score boxes with the remaining visible tracks, since occluded
 people have low scores; and high-score boxes again with enlarged boxes, for fast people and low frame rates. An occluded
 person is remembered for a while. The state is one array of T tracks.
@@ -23,7 +23,7 @@ from vitruvian.results.base import People
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Rows = NDArray[np.intp]
-# A track. Boxes and velocities are of centre x, centre y, width and height.
+# A track. Boxes and velocities are of center x, center y, width and height.
 _TRACK = np.dtype(
     [
         ("id", np.int64),
@@ -272,10 +272,10 @@ def box_iou(one: Floats, other: Floats) -> Floats:
 
 
 def _to_centers(corners: Floats) -> Floats:
-    """Convert corners to centre x, centre y, width and height: [P, 4] -> [P, 4]."""
+    """Convert corners to center x, center y, width and height: [P, 4] -> [P, 4]."""
     return np.concatenate(((corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]), axis=1)
 
 
 def _to_corners(centers: Floats) -> Floats:
-    """Convert centre x, centre y, width and height to corners: [P, 4] -> [P, 4]."""
+    """Convert center x, center y, width and height to corners: [P, 4] -> [P, 4]."""
     return np.concatenate((centers[:, :2] - centers[:, 2:] / 2, centers[:, :2] + centers[:, 2:] / 2), axis=1)

@@ -36,7 +36,7 @@ from vitruvian.pipelines.video.smoothing import State
 from vitruvian.text_files import json_text, write_json
 
 _PLAN = "plan.json"
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True)
