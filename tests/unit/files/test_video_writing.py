@@ -235,7 +235,7 @@ class TestWholeOrNot:
 @pytest.mark.parametrize(
     "image", [np.zeros((48, 64, 4), np.uint8), np.zeros((48, 65, 3), np.uint8), np.zeros((48, 64, 3)), "no"]
 )
-def test_pictures_that_do_not_fit(tmp_path: Path, image: object) -> None:
+def test_images_that_do_not_fit(tmp_path: Path, image: object) -> None:
     writer = VideoWriter(tmp_path / "a.mp4", 25, SIZE)
     with pytest.raises(InputError, match=r"image: expected uint8 \[48, 64, 3\], got"):
         writer.write(image)  # type: ignore[arg-type]

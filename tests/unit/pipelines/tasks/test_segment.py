@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import NEEDS, opened, picture
+from tests.unit.pipelines.case import NEEDS, opened, sample_image
 from vitruvian import Sam2Session
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rles
 from vitruvian.pipelines.tasks.panoptic import _areas_and_boxes
 
-SHOWN = picture(5, (50, 70))
+SHOWN = sample_image(5, (50, 70))
 
 
 class TestPrompts:
