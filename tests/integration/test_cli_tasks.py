@@ -23,6 +23,7 @@ from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.output_plan import image_kinds
 from vitruvian.tasks import TASKS
 
+SCHEMA = Path(__file__).parents[2] / "docs/schemas/result-1.json"
 SIZE = (90, 130)
 COCO = ("pose", "parts", "segment", "masks", "semantic", "instances", "panoptic")
 
@@ -51,6 +52,8 @@ def is_json(path: Path) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
     assert values["size_hw"] == list(SIZE)
     assert values["source"] == "photo.jpg"
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(values, json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 
 def is_npz(path: Path) -> None:

@@ -295,8 +295,8 @@ class TaskRun:
         def report_done(index: int) -> None:
             item, facts = images[index], writer.facts[index]
             paths = [] if to_stdout else result_paths(self._files[item.identity])
+            reported.add(index)  # first: Ctrl-C may come in the middle of the report
             self.report.done(item.name, paths, changed=item.identity in changed, **facts)
-            reported.add(index)
 
         try:
             with (

@@ -100,6 +100,8 @@ def add_depth_bar(
     left, top = gap, height - gap - bar_h
     if top - line - gap < 0 or bar_w + 2 * gap > width or sum(text_width(text, size) for text in texts) > bar_w:
         return np.array(canvas)  # too small to write on
+    backdrop = canvas.crop((0, top - line - gap, bar_w + 2 * gap, height)).point(lambda value: value // 3)
+    canvas.paste(backdrop, (0, top - line - gap))
     colors = turbo_map(bar_w)[::-1]  # near is red, and at the left
     canvas.paste(Image.fromarray(np.repeat(colors[None], bar_h, axis=0)), (left, top))
     write_text(canvas, texts[0], left_top=(left, top - line - gap // 2), size=size, color=WHITE)

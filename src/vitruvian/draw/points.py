@@ -22,7 +22,7 @@ def draw_points(image: RgbImage, points: NDArray[np.floating], labels: Sequence[
         labels: [N], 1 for on and 0 for off the object.
     """
     canvas = np.array(image, order="C")
-    radius = max(4.0, 3 * outline_width(image_hw(image)))
+    radius = max(4.0, 5 * outline_width(image_hw(image)))
     strokes, arm = Strokes(), radius * 0.5
     for (x, y), label in zip(np.asarray(points, np.float64).tolist(), labels, strict=True):
         strokes.dot((x, y), radius=radius + max(1.0, radius * 0.2), color=WHITE)

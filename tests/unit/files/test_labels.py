@@ -100,6 +100,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "other.json").write_text('{"images": []}')
     assert cli.run(["labels", str(tmp_path / "other.json"), "--to", "cvat", "--out", str(tmp_path / "b.xml")]) == 2
     assert "expected images, annotations and categories of COCO" in capsys.readouterr().err
+    for wrong in ('{"images": [{}], "annotations": [], "categories": []}', "[]", '{"images": [3]'):
+        (tmp_path / "other.json").write_text(wrong)
+        assert cli.run(["labels", str(tmp_path / "other.json"), "--to", "yolo", "--out", str(tmp_path / "b")]) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert "bug" not in error
 
 
 def test_panoptic_datasets_are_refused(tmp_path: Path) -> None:

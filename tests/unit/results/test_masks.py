@@ -168,6 +168,6 @@ def test_boxes_and_clicks_are_drawn() -> None:
     boxed = np.asarray(masks.plot(boxes=True))
     clicked = np.asarray(masks.plot(points=[[20, 10], [8, 10]], labels=[1, 0])).astype(int)
     assert (plain != boxed).any()
-    assert clicked[10, 17, 1] > clicked[10, 17, 0] + 50  # green beside the plus
-    assert clicked[12, 8, 0] > clicked[12, 8, 1] + 50  # red below the minus
+    assert clicked[12, 18, 1] > clicked[12, 18, 0] + 50  # green beside the plus
+    assert clicked[13, 8, 0] > clicked[13, 8, 1] + 50  # red below the minus
     np.testing.assert_array_equal(plain[:, 28:], clicked[:, 28:])

@@ -171,6 +171,7 @@ def test_color_bar() -> None:
     changed = np.argwhere((plain != drawn).any(-1))
     assert changed.min(0)[0] > 150  # in the lower left corner
     assert changed.max(0)[1] < 150
-    bar = drawn[changed.max(0)[0]]
-    assert bar[6, 0] > bar[6, 2]  # red at the near end
-    assert bar[changed.max(0)[1] - 4, 2] > bar[changed.max(0)[1] - 4, 0]  # blue at the far end
+    gap = 3
+    bar = drawn[changed.max(0)[0] - gap, : changed.max(0)[1]]  # [w, 3], the last row of the bar
+    assert bar[gap + 3, 0] > bar[gap + 3, 2]  # red at the near end
+    assert bar[-gap - 3, 2] > bar[-gap - 3, 0]  # blue at the far end

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from vitruvian.cli.options import Debug
+from vitruvian.errors import InputError
 
 EXAMPLE = "vitruvian labels people.json --to cvat --out people.xml"
 
@@ -27,10 +28,14 @@ def labels(
     from vitruvian.text_files import read_json
 
     values = read_json(dataset)
-    if to == "yolo":
-        write_yolo(out, values)
-    elif to == "cvat":
-        write_cvat(out, values)
-    else:
-        write_label_studio(out, values, image_root=image_root)
+    try:
+        if to == "yolo":
+            write_yolo(out, values)
+        elif to == "cvat":
+            write_cvat(out, values)
+        else:
+            write_label_studio(out, values, image_root=image_root)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a field is missing, or of another type
+        got = f"{type(error).__name__}: {error}"
+        raise InputError(f"{dataset}: expected a COCO dataset with all of its fields, got {got}.") from error
     typer.echo(str(out))
