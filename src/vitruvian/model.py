@@ -509,7 +509,7 @@ class Model(AdapterMixin):
         self.fp8 = fp8
         self.prepare_for_inference()
         self.optimized = True
-        self.graphs = GraphCache() if cuda_graphs else None
+        self.graphs = self.new_graph_cache() if cuda_graphs else None
         # On the instance, so that models without graphs, such as a model inside another, call `forward` directly.
         self.__dict__.pop("forward", None)
         if cuda_graphs and self.captures_forward:
@@ -518,6 +518,10 @@ class Model(AdapterMixin):
 
     def prepare_for_inference(self) -> None:
         """Join or transform weights for `optimize`. Subclasses override it."""
+
+    def new_graph_cache(self) -> GraphCache:
+        """Return an empty cache of CUDA graphs for `optimize`. Subclasses override it."""
+        return GraphCache()
 
     def missing_for_fp8(self) -> str:
         """Return what ``optimize(fp8=True)`` lacks, or an empty string. Subclasses that support fp8 override it."""

@@ -30,12 +30,14 @@ from vitruvian.models.sam2.processing import remove_specks, without_overlap
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
 from vitruvian.ops.cache import constant
+from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
 _PRIOR_LIMIT = 32.0  # of logits that are given to the decoder with further points, as in the original
+_MAX_GRAPHS = 16  # encoder, attention, decoder and memory encoder for up to four groups of objects
 _SPECK_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
 
 T = TypeVar("T")
@@ -148,6 +150,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         if config.enable_occlusion_spatial_embedding:
             self.occlusion_spatial_embedding_parameter = nn.Parameter(torch.zeros(1, memory_channels))
         self.post_init()
+
+    def new_graph_cache(self) -> GraphCache:
+        """Return a cache that captures shapes when they come again: memory grows with each of the first frames."""
+        return GraphCache(max_graphs=_MAX_GRAPHS, calls_before=1)
 
     def forward(
         self,
@@ -328,7 +334,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         elif self.config.num_maskmem > 0:
             image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
         priors = [step.prior for step in steps if step.prior is not None]
-        return self._decode_objects(
+        return self.run_captured(
+            self._decode_objects,
             [finest, finer, image],
             len(steps),
             _join_points([step.points for step in steps if step.points is not None]),
@@ -424,12 +431,75 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         shapes = ((tuple(d for d, _ in each.frames), len(each.pointers)) for each in memories.values())
         conditioned: dict[int, Tensor] = {}
         for (distances, _), group in _by_key(zip(shapes, memories.items(), strict=True)):
-            of_frames = self._frame_memory([each for _, each in group], distances, features)
-            of_pointers = self._pointer_memory([each for _, each in group], features, limit)
-            memory, positions = (torch.cat(parts, dim=1) for parts in zip(of_frames, of_pointers, strict=True))
-            maps = self.memory_attention(features, memory, positions, pointer_tokens=of_pointers[0].shape[1])
+            several = [each for _, each in group]
+            maps = self.run_captured(
+                self._attend_to_memories,
+                features,
+                _join_frames(several, features),
+                *_join_pointers(several, features, limit),
+                distances,
+            )  # [O, C, h, w]
             conditioned |= {obj_idx: maps[number] for number, (obj_idx, _) in enumerate(group)}
         return conditioned
+
+    def _attend_to_memories(
+        self,
+        features: Tensor,
+        memory: Tensor | None,
+        pointers: Tensor | None,
+        times: Tensor | None,
+        distances: tuple[int, ...],
+    ) -> Tensor:
+        """Condition features [1, C, h, w] on the memories of O objects with as many memories: [O, C, h, w].
+
+        Args:
+            features: Features of the frame.
+            memory: Memories of K frames [O, K·M, C'], None for none.
+            pointers: Object pointers of N frames [O, N, C], None for none.
+            times: Distance of each pointer in frames, relative to the largest [O, N].
+            distances: Distance in frames of each of the K memories, 0 for conditioning frames.
+        """
+        parts: list[Tensor] = []
+        positions: list[Tensor] = []
+        if memory is not None:
+            parts.append(memory.to(features.dtype))
+            positions.append(self._frame_positions(distances, features).expand(len(memory), -1, -1))
+        tokens = None
+        if pointers is not None and times is not None:
+            channels = self.config.memory_encoder_output_channels
+            splits = max(1, pointers.shape[2] // channels)
+            tokens = torch.unflatten(pointers.to(features.dtype), 2, (splits, -1)).flatten(1, 2)  # [O, N·S, C']
+            parts.append(tokens)
+            positions.append(self._pointer_positions(times, tokens, pointers.shape[2]))
+        if not parts:
+            raise InputError(
+                "memory: expected at least one memory of an earlier frame, got none. Run the memory encoder on "
+                "prompted frames."
+            )
+        conditioned: Tensor = self.memory_attention(
+            features,
+            torch.cat(parts, dim=1),
+            torch.cat(positions, dim=1),
+            pointer_tokens=0 if tokens is None else tokens.shape[1],
+        )
+        return conditioned
+
+    def _frame_positions(self, distances: tuple[int, ...], features: Tensor) -> Tensor:
+        """Positions of the memories of K frames in time and in the grid [K·M, C']."""
+        channels = self.config.memory_encoder_output_channels
+        in_grid = sine_positions((features.shape[2], features.shape[3]), channels, features.dtype, features.device)
+        # The row of a distance d is d - 1; conditioning frames have the last row.
+        rows = constant(tuple((distance - 1) % self.config.num_maskmem for distance in distances), features.device)
+        in_time = self.memory_temporal_positional_encoding[rows, 0]  # [K, 1, C']
+        return (in_time + in_grid).flatten(0, 1)
+
+    def _pointer_positions(self, times: Tensor, tokens: Tensor, channels: int) -> Tensor:
+        """Positions in time of pointers of C channels at times [O, N], which are cut into tokens [O, N·S, C']."""
+        if not self.config.enable_temporal_pos_encoding_for_object_pointers:
+            return torch.zeros_like(tokens)
+        sines = _sine_of_time(times, channels).to(tokens.dtype)  # [O, N, C]
+        in_time: Tensor = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
+        return in_time.repeat_interleave(tokens.shape[1] // times.shape[1], dim=1)
 
     def _memories(
         self, session: Sam2VideoInferenceSession, step: _ObjectStep, frame_idx: int, *, pointers: int
@@ -454,55 +524,21 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             pointers=[(distance, out["object_pointer"]) for distance, out in past],
         )
 
-    def _frame_memory(
-        self, memories: list[_Memories], distances: tuple[int, ...], features: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Join the memories of K frames of O objects [O, K·M, C'], with their positions [O, K·M, C']."""
-        grid_hw, channels = (features.shape[2], features.shape[3]), self.config.memory_encoder_output_channels
-        if not distances:
-            empty = features.new_zeros(len(memories), 0, channels)
-            return empty, empty
-        each = (torch.cat([memory for _, memory in one.frames])[:, 0] for one in memories)  # [K·M, C'] each
-        joined = torch.stack([one.to(features.device, non_blocking=True) for one in each]).to(features.dtype)
-        in_grid = sine_positions(grid_hw, channels, features.dtype, features.device)  # [M, C']
-        # The row of a distance d is d - 1; conditioning frames have the last row.
-        rows = constant(tuple((distance - 1) % self.config.num_maskmem for distance in distances), features.device)
-        in_time = self.memory_temporal_positional_encoding[rows, 0]  # [K, 1, C']
-        return joined, (in_time + in_grid).flatten(0, 1).expand(len(memories), -1, -1)
-
-    def _pointer_memory(self, memories: list[_Memories], features: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-        """Cut N object pointers of O objects into tokens [O, N·S, C'], with their positions [O, N·S, C']."""
-        channels = self.config.memory_encoder_output_channels
-        if not memories[0].pointers:
-            empty = features.new_zeros(len(memories), 0, channels)
-            return empty, empty
-        pointers = torch.cat([torch.cat([p for _, p in one.pointers], dim=1) for one in memories])  # [O, N, C]
-        pointers = pointers.to(features.device, features.dtype)
-        splits = max(1, pointers.shape[2] // channels)
-        tokens = torch.unflatten(pointers, 2, (splits, -1)).flatten(1, 2)  # [O, N·S, C']
-        if not self.config.enable_temporal_pos_encoding_for_object_pointers:
-            return tokens, torch.zeros_like(tokens)
-        distances = pinned_copy(torch.tensor([[d for d, _ in one.pointers] for one in memories]), features.device)
-        sines = _sine_of_time(distances / max(1, limit - 1), pointers.shape[2]).to(features.dtype)  # [O, N, C]
-        in_time = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
-        return tokens, in_time.repeat_interleave(splits, dim=1)
-
-    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: list[bool]) -> Tensor:
+    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: Tensor | bool) -> Tensor:
         """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [O, h·w, C'] in bfloat16.
 
         Args:
             features: Features of the frame, without memory.
             masks: Mask logits.
             scores: Logits for whether each object is visible [O, 1].
-            binarize: Which masks become binary, as prompted ones do outside of training.
+            binarize: Which masks become binary [O], or whether all do. In training none does.
         """
-        if self.training or not any(binarize):
+        if self.training or binarize is False:
             masks = masks.sigmoid()
-        elif all(binarize):
+        elif binarize is True:
             masks = (masks > 0).to(masks.dtype)
         else:
-            is_binary = pinned_copy(torch.tensor(binarize), masks.device)[:, None, None, None]
-            masks = torch.where(is_binary, (masks > 0).to(masks.dtype), masks.sigmoid())
+            masks = torch.where(binarize[:, None, None, None], (masks > 0).to(masks.dtype), masks.sigmoid())
         masks = masks * self.config.sigmoid_scale_for_mem_enc + self.config.sigmoid_bias_for_mem_enc
         memory: Tensor = self.memory_encoder(features, masks)  # [O, C', h, w]
         if self.occlusion_spatial_embedding_parameter is not None:
@@ -530,7 +566,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             prompted = [step.is_prompted for step in steps]
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(steps)
-            memories = self._encode_memory(features, high, masks.scores, prompted)
+            binarize = any(prompted) if len(set(prompted)) == 1 else pinned_copy(torch.tensor(prompted), high.device)
+            memories = self.run_captured(self._encode_memory, features, high, masks.scores, binarize)
         low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
         for number, step in enumerate(steps):
             this = slice(number, number + 1)
@@ -592,6 +629,27 @@ def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] |
         return None
     coordinates, labels = zip(*points, strict=True)
     return torch.cat(coordinates, dim=1), torch.cat(labels, dim=1)
+
+
+def _join_frames(memories: list[_Memories], features: Tensor) -> Tensor | None:
+    """Join the memories of K frames of O objects [O, K·M, C']; None if K is 0."""
+    frames = [memory for one in memories for _, memory in one.frames]
+    if not frames:
+        return None
+    joined = torch.cat([memory.to(features.device, non_blocking=True) for memory in frames])  # [O·K·M, 1, C']
+    return torch.unflatten(joined[:, 0], 0, (len(memories), -1))
+
+
+def _join_pointers(
+    memories: list[_Memories], features: Tensor, limit: int
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Join N object pointers of O objects [O, N, C], with their distances relative to the limit [O, N]."""
+    pointers = [pointer for one in memories for _, pointer in one.pointers]
+    if not pointers:
+        return None, None
+    joined = torch.cat([pointer.to(features.device) for pointer in pointers], dim=1)  # [1, O·N, C]
+    times = torch.tensor([[distance for distance, _ in one.pointers] for one in memories]) / max(1, limit - 1)
+    return torch.unflatten(joined[0], 0, (len(memories), -1)), pinned_copy(times, features.device)
 
 
 def _prior_of(session: Sam2VideoInferenceSession, obj_idx: int, frame_idx: int) -> Tensor | None:
