@@ -83,8 +83,8 @@ class GraphCache:
         self._pool: CapturePool | None = None  # of all graphs, which never run at the same time
         self._lock = threading.RLock()  # a graph has one set of static inputs; calls may be nested
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _empty_cache, (self.max_graphs, self.max_batch, self.calls_before)  # copies of a model capture for themselves
+    def __reduce__(self) -> tuple[object, ...]:  # copies of a model capture for themselves
+        return _empty_cache, (self.max_graphs, self.max_batch, self.calls_before)
 
     def accepts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Tell whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested."""
