@@ -59,7 +59,7 @@ def _narrow_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend with the keys split among programs where the queries are too few to fill a device."""
     (B, N, D), (M, E) = q.shape, v.shape[1:]
     q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
-    block_rows, block_columns = 128, 64
+    block_rows, block_columns, stages = _blocks(D + E, q.device)
     blocks = triton.cdiv(N, block_rows)
     splits, split_size = split_keys(M, B * blocks, multiple=block_columns, least=4 * block_columns)
     parts = torch.empty(splits, B * N, E, device=q.device, dtype=q.dtype if splits == 1 else torch.float32)
@@ -69,9 +69,19 @@ def _narrow_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         channels=D, padded=max(16, triton.next_power_of_2(D)),
         value_channels=E, padded_values=max(16, triton.next_power_of_2(E)),
         block_rows=block_rows, block_columns=block_columns, scale=math.log2(math.e) / math.sqrt(D),
-        num_warps=8, num_stages=3,
+        num_warps=block_rows // 16, num_stages=stages,
     )  # fmt: skip
     return (parts[0] if splits == 1 else merge_splits(parts, log_sums, q.dtype)).view(B, N, E)
+
+
+def _blocks(channels: int, device: torch.device) -> tuple[int, int, int]:
+    """Return the queries and keys of a block, and how many blocks of keys are loaded ahead: what fits shared memory."""
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    available = 0 if properties is None else properties.shared_memory_per_block_optin
+    for rows, columns, stages in ((128, 64, 3), (128, 64, 2)):
+        if 2 * channels * (rows + stages * columns) <= available:
+            return rows, columns, stages
+    return 64, 32, 2
 
 
 @triton_jit
