@@ -88,7 +88,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "SemanticSegmenterOutput",
     ),
     "vitruvian.pipelines": ("pipeline",),
-    "vitruvian.pipelines.tasks.track": ("TrackPrompt",),
+    "vitruvian.pipelines.video.track_prompt": ("TrackPrompt",),
     "vitruvian.processor": ("ImageProcessor", "set_legacy_results"),
 }
 # fmt: on

@@ -37,6 +37,7 @@ def settings_digest(command: TaskCommand) -> str:
         "model": _checkpoint_digest(command.model or BUILTIN, command.revision),
         "detector": None if finder is None else _checkpoint_digest(finder),
         "files": {path: _file_digest(Path(path)) for path in paths if os.path.isfile(path)},
+        "inputs": [_file_digest(path) for path in command.input_files()],
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -35,10 +35,11 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
     files = run.claim(item)
     frames = _FrameWriter(run.command, files)
     parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = run.command.overwrite or not run.command.resumes_videos or not any(path.is_dir() for path in parts)
+    restart = run.command.overwrite or not any(path.is_dir() for path in parts)
     if restart:
         frames.remove()
-    report = _run_loop(run, pipe, item, frames, restart=restart)
+    keep_state, refine = run.command.state_folder(files), run.command.refined()
+    report = _run_loop(run, pipe, item, frames, restart=restart, keep_state=keep_state, refine=refine)
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
@@ -59,7 +60,16 @@ def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
         raise KeyboardInterrupt
 
 
-def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, restart: bool) -> VideoReport:
+def _run_loop(
+    run: TaskRun,
+    pipe: Any,
+    item: Input,
+    frames: _FrameWriter,
+    *,
+    restart: bool,
+    keep_state: Path | None = None,
+    refine: tuple[Path, int] | None = None,
+) -> VideoReport:
     """Run the video loop over a file or a camera."""
     command = run.command
     max_frames = command.frames if item.kind == "camera" else None
@@ -81,6 +91,8 @@ def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, res
             settings={"settings": run.settings},
             overwrite=restart,
             max_frames=max_frames,
+            keep_state=keep_state,
+            refine=refine,
         )
 
 

@@ -77,7 +77,7 @@ def _narrow_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _blocks(channels: int, device: torch.device) -> tuple[int, int, int]:
     """Return the queries and keys of a block, and how many blocks of keys are loaded ahead: what fits shared memory."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    available = 0 if properties is None else properties.shared_memory_per_block_optin
+    available = getattr(properties, "shared_memory_per_block_optin", 0)
     for rows, columns, stages in ((128, 64, 3), (128, 64, 2)):
         if 2 * channels * (rows + stages * columns) <= available:
             return rows, columns, stages

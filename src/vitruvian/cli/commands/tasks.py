@@ -289,7 +289,6 @@ class TrackCommand(TaskCommand):
     panel = "Prompts and masks"
     call_names = ("detect_every", "max_people", "max_hole_area", "max_sprinkle_area", "non_overlapping_masks")
     plot_names = ("opacity",)
-    resumes_videos = False
 
     points: Annotated[
         list[str] | None,

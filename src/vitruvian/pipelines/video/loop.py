@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,23 @@ Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
 VideoTask = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
 _CAMERA_RATE = Fraction(30)
 _MAX_QUEUED = 4  # frames that wait to be drawn and written
+
+
+@runtime_checkable
+class ResumableResults(Protocol):
+    """Results of a task with a state of its own, such as objects that are tracked."""
+
+    def checkpoint(self, every: int) -> None:
+        """Store the state before each frame whose number is a multiple of `every`."""
+        ...
+
+    def state_before(self, frame: int) -> State:
+        """Return the state before a frame, and drop older ones."""
+        ...
+
+    def restore(self, state: State, frame: int) -> None:
+        """Continue with `frame` from a state that `state_before` returned. Called before the first result is taken."""
+        ...
 
 
 class _Pipeline(Protocol):
@@ -96,6 +113,8 @@ def run_video(
     settings: Mapping[str, object] | None = None,
     overwrite: bool = False,
     max_frames: int | None = None,
+    keep_state: Path | None = None,
+    refine: tuple[Path, int] | None = None,
 ) -> VideoReport:
     """Run a task over every frame of a video.
 
@@ -117,6 +136,9 @@ def run_video(
         settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
         overwrite: Start again, and replace existing output.
         max_frames: Stop after so many frames.
+        keep_state: Folder to keep segments and states in, for `refine`.
+        refine: A folder that `keep_state` named, and the first frame that is to change: everything before the segment
+            of that frame is taken over.
     """
     video, listing = (None if path is None else Path(path) for path in (out, records))
     if video is None and listing is None:
@@ -128,8 +150,10 @@ def run_video(
     rate = _CAMERA_RATE if reader is None else reader.rate
     length = max(1, round(segment_seconds * rate))
     plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth}
-    folder = SegmentFolder(video, listing, reader, rate=rate, length=length, alpha=alpha, settings=plan)
-    if overwrite or live:
+    folder = SegmentFolder(video, listing, reader, rate=rate, length=length, alpha=alpha, settings=plan, keep=keep_state)
+    if refine is not None:
+        folder.adopt(refine[0], before=refine[1])
+    elif overwrite or live:
         folder.clear(finished=True)
     elif folder.finished():
         return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=video, records=listing)
@@ -137,18 +161,23 @@ def run_video(
     start = done[-1].stop if done else 0
     detector = None if finder is None else TrackedDetector(finder, every=detect_every, checkpoint_every=length)
     smoother = ResultSmoother() if smooth else None
+    state = folder.state(done[-1]) if done else {}
     if done:
-        state = folder.state(done[-1])
         if detector is not None:
             detector.restore(substate("detector.", state))
         if smoother is not None:
             smoother.restore(substate("smoother.", state))
     record = record or methodcaller("to_dict")
-    output = _Output(folder, detector, smoother, draw or _plot, record, preview, start)
     total = max_frames if reader is None else reader.count
     interrupted = False
     stop_error: Exception | None = None
     results = task(open_source(source) if reader is None else _read_frames(reader, start), detector)
+    resumable = results if isinstance(results, ResumableResults) else None
+    if resumable is not None:
+        resumable.checkpoint(length)
+        if done:
+            resumable.restore(substate("task.", state), start)
+    output = _Output(folder, detector, smoother, resumable, draw or _plot, record, preview, start)
     try:
         try:
             for result in results:
@@ -212,12 +241,13 @@ class _Output:
         folder: SegmentFolder,
         detector: TrackedDetector | None,
         smoother: ResultSmoother | None,
+        resumable: ResumableResults | None,
         draw: Callable[[Result], Drawing],
         record: Callable[[Result], Mapping[str, object]],
         preview: Callable[[int, Drawing, Result], object] | None,
         start: int,
     ) -> None:
-        self._folder, self._detector, self._smoother = folder, detector, smoother
+        self._folder, self._detector, self._smoother, self._resumable = folder, detector, smoother, resumable
         self._draw, self._record, self._preview = draw, record, preview
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
         self._queued: deque[Future[None]] = deque()
@@ -262,6 +292,8 @@ class _Output:
             state |= prefixed("detector.", self._detector.state_before(number))
         if self._smoother is not None:
             state |= prefixed("smoother.", self._smoother.state())
+        if self._resumable is not None:
+            state |= prefixed("task.", self._resumable.state_before(number))
         self._submit(partial(self._finish, number, state))
 
     def _submit(self, work: Callable[[], None]) -> None:
