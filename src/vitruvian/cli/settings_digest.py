@@ -15,7 +15,10 @@ from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_p
 from vitruvian.version import __version__
 
 # Options that do not change results, or of which a digest is taken
-_INDEPENDENT = {"revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"} | {
+_INDEPENDENT = {
+    *("revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"),
+    *("then", "keep_state", "refine"),
+} | {
     field.name
     for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, MessageGroup)
     for field in dataclasses.fields(group)

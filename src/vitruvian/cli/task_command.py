@@ -61,6 +61,14 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
         """Return files that results depend on, beside the sources and the model."""
         return []
 
+    def segment_settings(self) -> dict[str, object]:
+        """Return what is recorded with the segments of a video beside the digest of all settings."""
+        return {}
+
+    def following(self, source: str, records: Path) -> list[TaskCommand]:
+        """Return commands to run after this one on a video, whose records this one wrote."""
+        return []
+
     def state_folder(self, files: Mapping[str, Path]) -> Path | None:
         """Return where the state of a video is kept, given the file of each kind; None to keep none."""
         return None

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
+from vitruvian.cli.outputs import CROPS, FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.files.coco import write_youtube_vis
 from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
-from vitruvian.results import Result
+from vitruvian.results import Result, Track
 
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun
@@ -88,7 +88,7 @@ def _run_loop(
             sound=command.sound,
             preview=frames.preview,
             progress=bar.update,
-            settings={"settings": run.settings},
+            settings={"settings": run.settings} | command.segment_settings(),
             overwrite=restart,
             max_frames=max_frames,
             keep_state=keep_state,
@@ -109,7 +109,8 @@ class _FrameWriter:
     def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
         self._command, self.records = command, files.get("json")
         self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
-        self._patterns = [path for path in files.values() if FRAME_NUMBER in path.name]
+        self._crops = files.get(CROPS)
+        self._patterns = [path for kind, path in files.items() if FRAME_NUMBER in path.name and kind != CROPS]
         holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
         self._plot_options = {"legend": False} if command.name in _LEGENDS else {}
@@ -125,11 +126,19 @@ class _FrameWriter:
         converted = self._command.convert(result)
         for path in self._patterns:
             converted.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
+        if self._crops is not None and isinstance(converted, Track):
+            for object_id in converted.object_ids.tolist():
+                crop = converted.crop(object_id)
+                if crop is not None:
+                    name = self._crops.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}_{object_id}")
+                    write_image(self._crops.with_name(name), crop)
         return converted.to_dict()
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""
         for file in (file for pattern in self._patterns for file in self._frames(pattern)):
+            file.unlink()
+        for file in [] if self._crops is None else _crop_files(self._crops.parent):
             file.unlink()
 
     def check(self, count: int) -> None:
@@ -141,11 +150,18 @@ class _FrameWriter:
         for path, frames in counts.items():
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
+        if self._crops is not None and not _crop_files(self._crops.parent):
+            raise InputError(f"{self._crops.parent}: no object is visible in any frame. Leave crops out of --save.")
 
     def _frames(self, pattern: Path) -> list[Path]:
         before, after = (re.escape(part) for part in pattern.name.split(FRAME_NUMBER))
         form = re.compile(rf"{before}\d{{5,}}{after}")
         return [file for file in pattern.parent.glob("*") if form.fullmatch(file.name)]
+
+
+def _crop_files(folder: Path) -> list[Path]:
+    """List the crops in a folder: FRAME_OBJECT.png."""
+    return [file for file in folder.glob("*.png") if re.fullmatch(r"\d{5,}_\d+\.png", file.name)]
 
 
 class Preview:

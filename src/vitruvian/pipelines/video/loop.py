@@ -150,7 +150,9 @@ def run_video(
     rate = _CAMERA_RATE if reader is None else reader.rate
     length = max(1, round(segment_seconds * rate))
     plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth}
-    folder = SegmentFolder(video, listing, reader, rate=rate, length=length, alpha=alpha, settings=plan, keep=keep_state)
+    folder = SegmentFolder(
+        video, listing, reader, rate=rate, length=length, alpha=alpha, settings=plan, keep=keep_state
+    )
     if refine is not None:
         folder.adopt(refine[0], before=refine[1])
     elif overwrite or live:
