@@ -10,7 +10,7 @@ as many memories attend to them in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, Unpack
 
@@ -21,6 +21,7 @@ from torch.nn import init
 
 from vitruvian.errors import InputError
 from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
+from vitruvian.losses.sam import MaskPrediction
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.hiera import FeedForward
 from vitruvian.models.sam2.memory_attention import MemoryAttention
@@ -106,16 +107,34 @@ class _ObjectStep(NamedTuple):
     def is_prompted(self) -> bool:
         return self.points is not None or self.mask is not None
 
+    def corrected(self, point_xy: Tensor, label: Tensor, logits: Tensor) -> _ObjectStep:
+        """Add a point [2] with its label [] for the errors of a mask [1, 1, h, w]."""
+        points, labels = point_xy.reshape(1, 1, 1, 2), label.reshape(1, 1, 1)
+        if self.points is not None:
+            points, labels = torch.cat((self.points[0], points), dim=2), torch.cat((self.points[1], labels), dim=2)
+        prior = logits.clamp(-_PRIOR_LIMIT, _PRIOR_LIMIT)
+        return self._replace(is_conditioning=True, points=(points, labels), mask=None, prior=prior)
+
 
 class _ObjectMasks(NamedTuple):
-    """Masks of O objects: low and high resolution [O, 1, h, w] and [O, 1, H, W], and for each a pointer [O, C], the
-    logit for whether it is visible [O, 1] and the predicted IoU [O, 1]."""
+    """Masks of O objects.
+
+    Attributes:
+        low: Logits [O, 1, h, w].
+        high: Logits at the size of frames [O, 1, H, W].
+        pointers: Object pointers [O, C].
+        scores: Logits for whether the object is visible [O, 1].
+        ious: Predicted IoU [O, 1].
+        candidates: In training, for each object all K masks [K, h, w] with their predicted IoU [K]; K is 0 for a mask
+            prompt.
+    """
 
     low: Tensor
     high: Tensor
     pointers: Tensor
     scores: Tensor
     ious: Tensor
+    candidates: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 class _Memories(NamedTuple):
@@ -187,7 +206,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
             steps = self._plan(session, frame_idx, reverse)
             if steps:
-                masks = self._segment(session, frame_idx, steps, levels, streaming=streaming)
+                conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
+                masks = self._segment(steps, levels, conditioned)
                 self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
             output = self._collect(session, frame_idx)
         if not session.options.keep_history:
@@ -241,6 +261,43 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         for frame_idx in frames:
             yield self(inference_session, frame_idx=frame_idx, reverse=reverse, return_dict=True)
 
+    def segment_with_corrections(
+        self,
+        inference_session: Sam2VideoInferenceSession,
+        frame_idx: int,
+        correct: Callable[[Tensor], tuple[Tensor, Tensor] | None],
+    ) -> list[MaskPrediction]:
+        """Segment the next frame of a video for training, with further points for its errors, and store the outcome.
+
+        Features are conditioned on memories once, and each prediction is a prompt of the one after it. The memory is
+        that of the last prediction. Frames with corrections become conditioning frames.
+
+        Args:
+            inference_session: A session in which all objects are prompted in the first frame.
+            frame_idx: Index of the frame.
+            correct: Takes the predicted logits [O, h, w] and returns a point for each object [O, 2] with labels [O],
+                or None for no more corrections.
+
+        Returns:
+            Predictions of all objects, one after another: the first, and one for each call of `correct`.
+        """
+        session = inference_session
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
+            levels = session.features(frame_idx, self._encode_frame)
+            steps = self._plan(session, frame_idx, reverse=False)
+            conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=False)
+            masks = self._segment(steps, levels, conditioned)
+            predictions = [_prediction(masks)]
+            while (points := correct(masks.low[:, 0].detach())) is not None:
+                steps = [
+                    step.corrected(coordinates, label, masks.low[number : number + 1])
+                    for number, (step, coordinates, label) in enumerate(zip(steps, *points, strict=True))
+                ]
+                masks = self._segment(steps, levels, conditioned)
+                predictions.append(_prediction(masks))
+            self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=True)
+        return predictions
+
     # --------------------------------------------------------------------------------------------------------- plan
 
     def _plan(self, session: Sam2VideoInferenceSession, frame_idx: int, reverse: bool) -> list[_ObjectStep]:
@@ -293,17 +350,14 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
         return self.mask_decoder.project_levels(self._encode(pixel_values, plain).fpn_hidden_states or ())
 
-    def _segment(
-        self,
-        session: Sam2VideoInferenceSession,
-        frame_idx: int,
-        steps: list[_ObjectStep],
-        levels: list[Tensor],
-        *,
-        streaming: bool,
-    ) -> _ObjectMasks:
-        """Segment one object for each step. Objects of the same kind are segmented together."""
-        conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
+    def _segment(self, steps: list[_ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]) -> _ObjectMasks:
+        """Segment one object for each step. Objects of the same kind are segmented together.
+
+        Args:
+            steps: The objects.
+            levels: The three levels of the frame.
+            conditioned: Features that are conditioned on memories, of the objects that have some: index -> [C, h, w].
+        """
         kinds = (
             (
                 step.mask is not None,
@@ -318,8 +372,17 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         parts = [self._segment_group([steps[number] for number in group], levels, conditioned) for group in groups]
         if len(parts) == 1:
             return parts[0]
-        order = pinned_copy(torch.tensor([n for group in groups for n in group]).argsort(), levels[-1].device)
-        return _ObjectMasks(*(torch.cat(fields)[order] for fields in zip(*parts, strict=True)))
+        order = torch.tensor([number for group in groups for number in group]).argsort()
+        candidates = [one for part in parts for one in part.candidates]
+        on_device = pinned_copy(order, levels[-1].device)
+        return _ObjectMasks(
+            low=torch.cat([part.low for part in parts])[on_device],
+            high=torch.cat([part.high for part in parts])[on_device],
+            pointers=torch.cat([part.pointers for part in parts])[on_device],
+            scores=torch.cat([part.scores for part in parts])[on_device],
+            ious=torch.cat([part.ious for part in parts])[on_device],
+            candidates=tuple(candidates[number] for number in order.tolist() if candidates),
+        )
 
     def _segment_group(
         self, steps: list[_ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
@@ -383,7 +446,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         # Where one mask is selected by its stability there is one token.
         tokens = decoded.mask_tokens[0, index, best.clamp(max=decoded.mask_tokens.shape[2] - 1)]  # [O, C]
         pointers = torch.where(scores > 0, self.object_pointer_proj(tokens), self.no_object_pointer)  # [O, C]
-        return _ObjectMasks(low, self._enlarge(low), pointers, scores, decoded.iou_scores[0, index, best][:, None])
+        candidates = zip(decoded.masks[0], decoded.iou_scores[0], strict=True) if self.training else ()
+        return _ObjectMasks(
+            low, self._enlarge(low), pointers, scores, decoded.iou_scores[0, index, best][:, None], tuple(candidates)
+        )
 
     def _segment_by_masks(self, levels: list[Tensor], masks: Tensor) -> _ObjectMasks:
         """Use mask prompts [O, 1, H, W] as the masks of O objects; the decoder only makes their pointers."""
@@ -400,6 +466,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             pointers=torch.where(is_visible, pointers, self.no_object_pointer),
             scores=(2 * is_visible.to(masks.dtype) - 1) * _MASK_PROMPT_LOGIT,
             ious=torch.ones_like(is_visible, dtype=masks.dtype),
+            candidates=((masks.new_zeros(0, *self.prompt_encoder.mask_hw), masks.new_zeros(0)),) * len(masks)
+            if self.training
+            else (),
         )
 
     def _enlarge(self, masks: Tensor) -> Tensor:
@@ -612,6 +681,12 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             frame_idx=frame_idx,
             iou_scores=ious,
         )
+
+
+def _prediction(masks: _ObjectMasks) -> MaskPrediction:
+    """Return what a loss compares with true masks."""
+    candidates, ious = zip(*masks.candidates, strict=True) if masks.candidates else ((), ())
+    return MaskPrediction(list(candidates), list(ious), masks.scores)
 
 
 def _points_of(points: dict[str, Tensor], *, ignore_padding: bool) -> tuple[Tensor, Tensor]:

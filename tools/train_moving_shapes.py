@@ -1,0 +1,188 @@
+"""Train a very small SAM 2 for videos on drawn shapes in motion: the checkpoint of tests/data/moving-shapes.
+
+    python tools/train_moving_shapes.py --out tests/data/moving-shapes --minutes 20
+
+The model learns masks in single frames first, then in clips of four frames and of eight. Weights are stored in float16,
+which takes less than 1 MB. The last lines printed are the mean IoU (J) of clips that were not trained on, in which the
+shapes cross each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian import Sam2VideoConfig, Sam2VideoModel
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.training.clips import ClipObjective, PromptSimulation
+from vitruvian.training.synthetic.moving_shapes import Clip, draw_clip
+
+SIDE = 96
+_PHASES = (  # share of the time, frames of a clip, prompts
+    (0.20, 1, PromptSimulation(mask=0.0, box=0.4, corrected_frames=1, clicks=1)),
+    (0.60, 4, PromptSimulation(mask=0.3, box=0.3, corrected_frames=1, clicks=1)),
+    (0.20, 8, PromptSimulation(mask=0.3, box=0.3, corrected_frames=1, clicks=1)),
+)
+
+
+def build_config(side: int = SIDE) -> Sam2VideoConfig:
+    """Return a video model of less than 500,000 parameters."""
+    channels, hidden = 48, 96
+    return Sam2VideoConfig.from_dict(
+        {
+            "image_size": side,
+            "vision_config": {
+                "backbone_config": {
+                    "model_type": "sam2_hiera_det_model",
+                    "hidden_size": 16,
+                    "image_size": [side, side],
+                    "window_positional_embedding_background_size": [4, 4],
+                    "blocks_per_stage": [1, 1, 2, 1],
+                    "embed_dim_per_stage": [16, 32, 48, 64],
+                    "num_attention_heads_per_stage": [1, 1, 2, 2],
+                    "window_size_per_stage": [8, 4, 6, 3],
+                    "global_attention_blocks": [3],
+                },
+                "backbone_channel_list": [64, 48, 32, 16],
+                "backbone_feature_sizes": [[side // 4] * 2, [side // 8] * 2, [side // 16] * 2],
+                "fpn_hidden_size": channels,
+            },
+            "prompt_encoder_config": {"hidden_size": channels, "image_size": side, "patch_size": 16},
+            "mask_decoder_config": {
+                "hidden_size": channels,
+                "mlp_dim": hidden,
+                "num_attention_heads": 2,
+                "iou_head_hidden_dim": 32,
+            },
+            "memory_attention_hidden_size": channels,
+            "memory_attention_num_layers": 2,
+            "memory_attention_feed_forward_hidden_size": hidden,
+            "memory_attention_rope_feat_sizes": [side // 16, side // 16],
+            "memory_attention_dropout": 0.0,
+            "memory_attention_rope_dropout": 0.0,
+            "memory_encoder_hidden_size": channels,
+            "memory_encoder_output_channels": 24,
+            "mask_downsampler_embed_dim": channels,
+            "memory_fuser_embed_dim": channels,
+            "memory_fuser_intermediate_dim": hidden,
+            "memory_fuser_num_layers": 1,
+            "memory_fuser_layer_scale_init_value": 0.1,
+            "num_maskmem": 4,
+            "max_object_pointers_in_encoder": 4,
+        }
+    )
+
+
+@torch.no_grad()
+def initialize(model: Sam2VideoModel) -> None:
+    """Draw weights by the width of layers: the standard deviation of SAM 2, 0.02, is for much wider ones."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+        elif isinstance(module, nn.ConvTranspose2d):
+            nn.init.normal_(module.weight, std=module.weight.shape[0] ** -0.5)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight)
+
+
+def normalized(frames: Tensor) -> Tensor:
+    """Return frames of 0 to 1 as the model reads them."""
+    return (frames - 0.5) / 0.25
+
+
+@torch.inference_mode()
+def follow(model: Sam2VideoModel, clip: Clip) -> Tensor:
+    """Follow all objects of a clip from one click each in the first frame; return the IoU of each [T, O]."""
+    side = clip.frames.shape[-1]
+    session = Sam2VideoInferenceSession(
+        None, side, side, options=TrackingOptions(independent_objects=True, keep_history=False)
+    )
+    for number, mask in enumerate(clip.masks[0]):
+        y, x = mask.nonzero().float().mean(0)  # shapes are convex
+        points = {
+            "point_coords": torch.stack((x, y)).reshape(1, 1, 1, 2) + 0.5,
+            "point_labels": torch.ones(1, 1, 1).long(),
+        }
+        session.add_point_inputs(session.obj_id_to_idx(number), 0, points)
+    session.mark_new_inputs(list(session.obj_ids), 0)
+    rows = []
+    for frame, truth in zip(normalized(clip.frames), clip.masks, strict=True):
+        logits: Any = model(session, frame=frame).pred_masks
+        large = torch.nn.functional.interpolate(logits, size=truth.shape[1:], mode="bilinear", align_corners=False)
+        found = large[:, 0] > 0
+        union = (found | truth).flatten(1).sum(1).clamp(min=1)
+        rows.append((found & truth).flatten(1).sum(1) / union)
+    return torch.stack(rows)
+
+
+def evaluate(model: Sam2VideoModel, count: int, *, length: int = 8) -> Tensor:
+    """Return the IoU of clips that are not trained on [count, T, O]."""
+    model.eval()
+    clips = (
+        draw_clip(torch.Generator().manual_seed(10**6 + seed), size_hw=(SIDE, SIDE), length=length)
+        for seed in range(count)
+    )
+    return torch.stack([follow(model, clip) for clip in clips])
+
+
+def train(minutes: float, *, seed: int = 0) -> Sam2VideoModel:
+    """Train for about so many minutes."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = Sam2VideoModel(build_config()).train()
+    initialize(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.01)
+    start, done, step = time.perf_counter(), 0.0, 0
+    for share, length, prompts in _PHASES:
+        objective = ClipObjective(model.train(), prompts)
+        end = done + share
+        while (elapsed := (time.perf_counter() - start) / (60 * minutes)) < end:
+            for group in optimizer.param_groups:  # warmup, then half a cosine over all phases
+                group["lr"] = (
+                    1.5e-3
+                    * min(1, (step + 1) / 100)
+                    * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * min(1, elapsed))))
+                )
+            clip = draw_clip(generator, size_hw=(SIDE, SIDE), length=length + 3)
+            first = int(torch.randint(4, (1,), generator=generator))
+            frames, masks = clip.frames[first : first + length], clip.masks[first : first + length]
+            if (masks[0].flatten(1).sum(1) < 20).any():  # hidden in the first frame
+                continue
+            loss = objective(normalized(frames), masks, generator)
+            optimizer.zero_grad()
+            (loss.total / length).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+            if step % 100 == 0:
+                terms = ", ".join(f"{name} {value.item() / length:.3f}" for name, value in loss.terms.items())
+                print(
+                    f"step {step}, {elapsed:.0%}, {length} frames: {loss.total.item() / length:.3f} ({terms})",
+                    flush=True,
+                )
+        done = end
+        print(f"J after clips of {length}: {evaluate(model, 10).mean():.3f}", flush=True)
+    return model
+
+
+def main() -> None:
+    """Train, save and evaluate."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    model = train(options.minutes, seed=options.seed).half()
+    model.save_pretrained(options.out)
+    found = evaluate(model.float(), 40)
+    print(f"J of 40 clips: mean {found.mean():.3f}; clips above 0.8: {(found.mean((1, 2)) > 0.8).float().mean():.0%}")
+
+
+if __name__ == "__main__":
+    main()
