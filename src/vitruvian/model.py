@@ -13,7 +13,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,13 @@ from vitruvian.weights import (
 
 OutputT = TypeVar("OutputT", bound=ModelOutput)
 R = TypeVar("R")
+
+
+@runtime_checkable
+class _PreparesForInference(Protocol):
+    """A part of a model that joins or transforms its weights for `Model.optimize`."""
+
+    def prepare_for_inference(self) -> None: ...
 
 
 class Model(AdapterMixin):
@@ -517,7 +524,10 @@ class Model(AdapterMixin):
         return self
 
     def prepare_for_inference(self) -> None:
-        """Join or transform weights for `optimize`. Subclasses override it."""
+        """Join or transform weights for `optimize`: call `prepare_for_inference` of the parts that have it."""
+        for module in self.modules():
+            if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
+                module.prepare_for_inference()
 
     def new_graph_cache(self) -> GraphCache:
         """Return an empty cache of CUDA graphs for `optimize`. Subclasses override it."""

@@ -15,7 +15,7 @@ from tests.unit.ops.versions import every_version
 from vitruvian.errors import InputError
 from vitruvian.images import image_to_tensor
 from vitruvian.ops.crop import crop_boxes, crop_params, crop_windows, sample_positions
-from vitruvian.ops.normalize import rescale_and_normalize
+from vitruvian.ops.pixel_normalization import rescale_and_normalize
 
 IMAGENET = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 OUTPUT = (32, 24)
@@ -166,7 +166,7 @@ def test_no_boxes_and_single_pixel_outputs():
     assert tuple(crop_boxes(image(), torch.zeros(0, 4), OUTPUT).shape) == (0, 3, *OUTPUT)
     boxes = torch.tensor([[9.0, 19.0, 2.0, 2.0]])
     ours = crop_boxes(image(), boxes, (1, 1))
-    assert ours.flatten().tolist() == image()[:, 20, 10].tolist()  # the centre of the box
+    assert ours.flatten().tolist() == image()[:, 20, 10].tolist()  # the center of the box
 
 
 def test_crop_params_pad_and_grow():
