@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import InputError
-from vitruvian.losses.sam import MaskPrediction, clip_loss
+from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss
 from vitruvian.losses.terms import LossTerms
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
@@ -60,7 +60,7 @@ class ClipObjective(nn.Module):
     Args:
         model: The model, in training mode.
         prompts: How prompts are simulated.
-        weights: Weights of terms other than `vitruvian.losses.sam.PROMPTED_MASK_WEIGHTS`.
+        weights: Weights of terms other than `vitruvian.losses.prompted_masks.PROMPTED_MASK_WEIGHTS`.
     """
 
     def __init__(

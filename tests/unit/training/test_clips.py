@@ -7,7 +7,7 @@ import torch
 
 from tests.families.sam2 import video_fields
 from vitruvian.errors import InputError
-from vitruvian.losses.sam import MaskPrediction, clip_loss, prompted_mask_loss
+from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss, prompted_mask_loss
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.training.clips import ClipObjective, PromptSimulation, error_points, noisy_box, random_points

@@ -21,7 +21,7 @@ from torch.nn import init
 
 from vitruvian.errors import InputError
 from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
-from vitruvian.losses.sam import MaskPrediction
+from vitruvian.losses.prompted_masks import MaskPrediction
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.models.sam2.memory_attention import MemoryAttention
