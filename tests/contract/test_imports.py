@@ -72,7 +72,7 @@ def test_models_import_torch_but_not_the_reference() -> None:
 @pytest.mark.parametrize("name", vitruvian.__all__)
 def test_every_public_name_exists(name: str) -> None:
     found = getattr(vitruvian, name)
-    module = vitruvian.ADDRESS.get(name)
+    module = vitruvian._MODULE_OF_NAME.get(name)
     if module is not None:
         assert found is getattr(importlib.import_module(module), name)
         assert vitruvian.__dict__[name] is found  # cached
@@ -80,7 +80,7 @@ def test_every_public_name_exists(name: str) -> None:
 
 def test_names_are_listed_once() -> None:
     assert len(vitruvian.__all__) == len(set(vitruvian.__all__))
-    assert sum(len(names) for names in vitruvian.PUBLIC.values()) == len(vitruvian.ADDRESS)
+    assert sum(len(names) for names in vitruvian._PUBLIC_NAMES.values()) == len(vitruvian._MODULE_OF_NAME)
 
 
 def test_dir_and_star() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.families import CASES
 from tests.families.case import FamilyCase
-from vitruvian.devices import preloaded_classes
+from vitruvian.devices import _preloaded_classes
 from vitruvian.model import Model
 
 pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -64,7 +64,7 @@ def test_weights_may_wait_elsewhere_until_they_are_used(case: FamilyCase) -> Non
     want = flat(model(**given)[case.output])
     for name, part in model.named_children():
         if name not in model.resident_modules:
-            offload(part, torch.device("cpu"), preload_module_classes=preloaded_classes(model, model.no_split_modules))
+            offload(part, torch.device("cpu"), preload_module_classes=_preloaded_classes(model, model.no_split_modules))
     assert any(parameter.is_meta for parameter in model.parameters())
     for got, wanted in zip(flat(model(**given)[case.output]), want, strict=True):
         assert torch.equal(got, wanted)

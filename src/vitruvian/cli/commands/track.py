@@ -15,7 +15,7 @@ from vitruvian.cli.options import HoleArea, IslandArea, Opacity, read_numbers, r
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
-from vitruvian.text_files import read_json_value
+from vitruvian.text_files import read_json
 
 if TYPE_CHECKING:
     from vitruvian.pipelines.video.track_prompt import TrackPrompt
@@ -172,7 +172,7 @@ class TrackCommand(TaskCommand):
         assert self.refine is not None
         path = self.refine.expanduser() / "plan.json"
         try:
-            settings = read_json_value(path)["settings"]["settings"]
+            settings = read_json(path)["settings"]["settings"]
             saved = settings["prompts"]
             if settings["others"] != self.segment_settings()["others"]:
                 raise InputError(

@@ -30,8 +30,8 @@ from vitruvian.images import (
     resize,
     round_up_hw,
 )
-from vitruvian.images.decode import to_uint8
 from vitruvian.images.rle import Rle, encode_rles
+from vitruvian.images.upright_rgb import to_uint8
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, cells_from_pixel_mask, cells_from_sizes
 from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
@@ -211,7 +211,7 @@ class MaskProcessor(ImageProcessor):
         sizes = [used.scaled_hw(size_of(image)) for image in pixels]
         group = pixels[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
         scaled = _resize_all(pixels, sizes, resample_mode(used.resample), group=group)
-        values = [used.finish_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
+        values = [used.normalize_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
         if maps is not None:
             resized = [resize(m[None], hw, mode="nearest-exact") for m, hw in zip(maps, sizes, strict=True)]
             maps = [plane[0] for plane in _crop_center(resized, used.crop_hw)]

@@ -159,14 +159,14 @@ class Sapiens2ImageProcessor(ImageProcessor):
         Crops have the data type `dtype`. Nothing here synchronizes the device.
         """
         if people is not None:
-            options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.constants}
+            options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.normalization}
             crops = [
                 crop_boxes(image, boxes, self.size_hw, **options) for image, boxes in zip(pixels, people, strict=True)
             ]
             joined = crops[0] if len(crops) == 1 else torch.cat(crops)  # [N, 3, h, w]
-            return self.finish_pixels(self._crop_center(joined)).to(dtype) if self.do_center_crop else joined
+            return self.normalize_pixels(self._crop_center(joined)).to(dtype) if self.do_center_crop else joined
         mode = resample_mode(self.resample)
-        return [self.finish_pixels(self._crop_center(self._fit(image, mode))) for image in pixels]
+        return [self.normalize_pixels(self._crop_center(self._fit(image, mode))) for image in pixels]
 
     def _fit(self, pixels: Tensor, mode: ResizeMode) -> Tensor:
         """Resize [C, H, W] to the input size, with black bars if the aspect ratio is preserved."""

@@ -20,7 +20,7 @@ from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.encoder import RENAMED_KEYS, Embeddings, Encoder, EncoderOutput, TokenGrid
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
-from vitruvian.weights import KeyPlan
+from vitruvian.weights import KeyMatch
 
 
 @dataclass
@@ -296,10 +296,10 @@ class SwinBackbone(_SwinBackboneBase):
         self.post_init()
 
     @classmethod
-    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool, strict: bool) -> None:
+    def check_keys(cls, match: KeyMatch, source: str, *, new_head: bool, strict: bool) -> None:
         """As for all models; a file may also have norms of other stages than `out_features`."""
-        unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
-        super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head, strict=strict)
+        unexpected = [name for name in match.unexpected if not name.startswith("hidden_states_norms.")]
+        super().check_keys(replace(match, unexpected=unexpected), source, new_head=new_head, strict=strict)
 
     def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.images.components import remove_islands
+from vitruvian.images.connected_components import remove_islands
 from vitruvian.images.nms import mask_boxes
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
