@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 _CORNERS = (0, 3, 4, 6)  # of shapes; 0 for a circle
-_MIN_COLOUR_DISTANCE = 0.5  # of a shape from the background and from other shapes
+_COLOURS = ((0.9, 0.15, 0.1), (0.1, 0.7, 0.2), (0.15, 0.25, 0.95), (0.95, 0.85, 0.1))  # of shapes
+_BACKGROUND = 0.45
 
 
 class Clip(NamedTuple):
@@ -31,31 +32,31 @@ def draw_clip(generator: torch.Generator, *, size_hw: tuple[int, int], length: i
         generator: Source of random numbers, on the CPU.
         size_hw: Height and width of frames.
         length: T.
-        objects: O.
+        objects: O, at most 4.
     """
     height, width = size_hw
     side = min(size_hw)
-    colours = _colours(generator, objects + 1)
+    colours = _colours(generator, objects)
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     slope = _uniform(generator, 3, -0.15, 0.15)
     shade = (x / width - 0.5)[None] * slope[:, None, None]  # [3, H, W]
-    background = (colours[0][:, None, None] + shade).clamp(0, 1)
+    background = _BACKGROUND + shade
     frames = background.expand(length, -1, -1, -1).clone()
     masks = torch.zeros(length, objects, height, width, dtype=torch.bool)
     meeting = torch.tensor([width / 2, height / 2]) + _uniform(generator, 2, -0.08, 0.08) * side
     for number in range(objects):
         angle = float(_uniform(generator, 1, 0, 2 * math.pi)) + number * math.pi / max(1, objects - 1) * 0.8
-        distance = float(_uniform(generator, 1, 0.25, 0.36)) * side
+        distance = float(_uniform(generator, 1, 0.25, 0.34)) * side
         step = torch.tensor([math.cos(angle), math.sin(angle)]) * distance
         corners = _CORNERS[int(torch.randint(len(_CORNERS), (1,), generator=generator))]
-        radius = float(_uniform(generator, 1, 0.11, 0.17)) * side
+        radius = float(_uniform(generator, 1, 0.15, 0.22)) * side
         turn = _uniform(generator, 2, -math.pi, math.pi)
         for frame in range(length):
             progress = 2 * frame / max(1, length - 1) - 1  # from -1 to 1
             centre = meeting + step * progress
             rotation = float(turn[0]) + float(turn[1]) * 0.3 * progress
             inside = _inside(x - centre[0], y - centre[1], corners=corners, radius=radius, rotation=rotation)
-            frames[frame] = torch.where(inside, colours[number + 1][:, None, None], frames[frame])
+            frames[frame] = torch.where(inside, colours[number][:, None, None], frames[frame])
             masks[frame] &= ~inside
             masks[frame, number] = inside
     noise = torch.randn(frames.shape, generator=generator) * 0.02
@@ -73,13 +74,9 @@ def _inside(x: Tensor, y: Tensor, *, corners: int, radius: float, rotation: floa
 
 
 def _colours(generator: torch.Generator, count: int) -> list[Tensor]:
-    """Draw colours [3] that differ from each other."""
-    found: list[Tensor] = []
-    while len(found) < count:
-        colour = torch.rand(3, generator=generator)
-        if all((colour - other).norm() >= _MIN_COLOUR_DISTANCE for other in found):
-            found.append(colour)
-    return found
+    """Choose different colours [3], with small changes."""
+    order = torch.randperm(len(_COLOURS), generator=generator)[:count]
+    return [torch.tensor(_COLOURS[index]) + _uniform(generator, 3, -0.06, 0.06) for index in order.tolist()]
 
 
 def _uniform(generator: torch.Generator, count: int, low: float, high: float) -> Tensor:
