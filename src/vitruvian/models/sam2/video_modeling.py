@@ -28,8 +28,10 @@ from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
 from vitruvian.models.sam2.processing import remove_specks, without_overlap
-from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
+from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT
+from vitruvian.models.sam2.video_memories import find_memories, join_frames, join_pointers
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
+from vitruvian.models.sam2.video_steps import ObjectStep, plan_steps
 from vitruvian.ops.cache import constant
 from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.pinned_copy import pinned_copy
@@ -37,7 +39,6 @@ from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
-_PRIOR_LIMIT = 32.0  # of logits that are given to the decoder with further points, as in the original
 _MAX_GRAPHS = 16  # encoder, attention, decoder and memory encoder for up to four groups of objects
 _SPECK_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
 
@@ -82,40 +83,6 @@ class Sam2VideoPreTrainedModel(Sam2BaseModel):
                     init.trunc_normal_(parameter, std=self.config.initializer_range)
 
 
-class _ObjectStep(NamedTuple):
-    """What to do for one object in a frame.
-
-    Attributes:
-        obj_idx: Index of the object.
-        is_conditioning: Whether the output is that of a conditioning frame.
-        uses_memory: Whether features are conditioned on memories.
-        reverse: Whether memories are those of later frames.
-        points: Points [1, 1, N, 2] and labels [1, 1, N].
-        mask: Mask prompt [1, 1, H, W].
-        prior: Logits of an earlier mask [1, 1, h, w].
-    """
-
-    obj_idx: int
-    is_conditioning: bool
-    uses_memory: bool
-    reverse: bool
-    points: tuple[Tensor, Tensor] | None = None
-    mask: Tensor | None = None
-    prior: Tensor | None = None
-
-    @property
-    def is_prompted(self) -> bool:
-        return self.points is not None or self.mask is not None
-
-    def corrected(self, point_xy: Tensor, label: Tensor, logits: Tensor) -> _ObjectStep:
-        """Add a point [2] with its label [] for the errors of a mask [1, 1, h, w]."""
-        points, labels = point_xy.reshape(1, 1, 1, 2), label.reshape(1, 1, 1)
-        if self.points is not None:
-            points, labels = torch.cat((self.points[0], points), dim=2), torch.cat((self.points[1], labels), dim=2)
-        prior = logits.clamp(-_PRIOR_LIMIT, _PRIOR_LIMIT)
-        return self._replace(is_conditioning=True, points=(points, labels), mask=None, prior=prior)
-
-
 class _ObjectMasks(NamedTuple):
     """Masks of O objects.
 
@@ -135,18 +102,6 @@ class _ObjectMasks(NamedTuple):
     scores: Tensor
     ious: Tensor
     candidates: tuple[tuple[Tensor, Tensor], ...] = ()
-
-
-class _Memories(NamedTuple):
-    """What an object attends to.
-
-    Attributes:
-        frames: Distance in frames (0 for conditioning frames) and memory [h·w, 1, C'] of frames.
-        pointers: Distance in frames and object pointer [1, 1, C] of frames.
-    """
-
-    frames: list[tuple[int, Tensor]]
-    pointers: list[tuple[int, Tensor]]
 
 
 class Sam2VideoModel(Sam2VideoPreTrainedModel):
@@ -204,7 +159,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             raise InputError("frame_idx: expected the index of a frame, or a streamed frame as `frame`, got neither.")
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
-            steps = self._plan(session, frame_idx, reverse)
+            steps = plan_steps(session, frame_idx, reverse=reverse)
             if steps:
                 conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
                 masks = self._segment(steps, levels, conditioned)
@@ -284,7 +239,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         session = inference_session
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             levels = session.features(frame_idx, self._encode_frame)
-            steps = self._plan(session, frame_idx, reverse=False)
+            steps = plan_steps(session, frame_idx, reverse=False)
             conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=False)
             masks = self._segment(steps, levels, conditioned)
             predictions = [_prediction(masks)]
@@ -298,51 +253,6 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=True)
         return predictions
 
-    # --------------------------------------------------------------------------------------------------------- plan
-
-    def _plan(self, session: Sam2VideoInferenceSession, frame_idx: int, reverse: bool) -> list[_ObjectStep]:
-        """Decide what to do for each object in a frame. Objects whose stored output is used again have no step."""
-        options = session.options
-        steps: list[_ObjectStep] = []
-        for obj_idx in range(session.get_obj_num()):
-            conditioning, tracked = (
-                session.output_dict_per_obj[obj_idx][CONDITIONING],
-                session.frames_tracked_per_obj[obj_idx],
-            )
-            points = session.point_inputs_per_obj[obj_idx].get(frame_idx)
-            mask = session.mask_inputs_per_obj[obj_idx].get(frame_idx)
-            is_new = session.has_new_inputs(obj_idx, frame_idx)
-            if options.objects_start_at_prompt and points is None and mask is None:
-                is_new = False
-            if not is_new:
-                if conditioning and frame_idx not in conditioning:
-                    steps.append(_ObjectStep(obj_idx, False, True, reverse))
-                elif not conditioning and not options.objects_start_at_prompt:
-                    raise InputError(
-                        f"object {session.obj_idx_to_id(obj_idx)}: expected a prompt on frame {frame_idx} or a frame "
-                        "segmented before. Call the model on a frame with a prompt for it first."
-                    )
-                continue
-            was_tracked, direction = frame_idx in tracked, reverse
-            if not was_tracked and not options.independent_objects:
-                direction = reverse = False  # of the objects after this one too, as in transformers
-            elif was_tracked and options.corrections_as_conditioning:
-                direction = tracked[frame_idx]["reverse"]
-            steps.append(
-                _ObjectStep(
-                    obj_idx,
-                    is_conditioning=not was_tracked or options.corrections_as_conditioning,
-                    uses_memory=was_tracked and bool(conditioning),
-                    reverse=direction,
-                    points=None if points is None else _points_of(points, ignore_padding=options.ignore_padding),
-                    mask=mask,
-                    prior=_prior_of(session, obj_idx, frame_idx)
-                    if options.prior_logits and points is not None
-                    else None,
-                )
-            )
-        return steps
-
     # ------------------------------------------------------------------------------------------------------ segment
 
     def _encode_frame(self, pixel_values: Tensor) -> list[Tensor]:
@@ -350,7 +260,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
         return self.mask_decoder.project_levels(self._encode(pixel_values, plain).fpn_hidden_states or ())
 
-    def _segment(self, steps: list[_ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]) -> _ObjectMasks:
+    def _segment(self, steps: list[ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]) -> _ObjectMasks:
         """Segment one object for each step. Objects of the same kind are segmented together.
 
         Args:
@@ -385,7 +295,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         )
 
     def _segment_group(
-        self, steps: list[_ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
+        self, steps: list[ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
     ) -> _ObjectMasks:
         """Segment objects of the same kind."""
         masks = [step.mask for step in steps if step.mask is not None]
@@ -406,7 +316,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             multimask_output=self._is_multimask(steps[0]),
         )
 
-    def _is_multimask(self, step: _ObjectStep) -> bool:
+    def _is_multimask(self, step: ObjectStep) -> bool:
         """Tell whether several masks are predicted, of which the best is selected."""
         config, count = self.config, 0 if step.points is None else step.points[1].shape[2]
         allowed = not step.uses_memory or config.multimask_output_for_tracking
@@ -482,7 +392,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         self,
         session: Sam2VideoInferenceSession,
         frame_idx: int,
-        steps: list[_ObjectStep],
+        steps: list[ObjectStep],
         features: Tensor,
         *,
         streaming: bool,
@@ -493,7 +403,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         limit = self.config.max_object_pointers_in_encoder
         limit = limit if streaming else min(limit, session.num_frames or limit)
         memories = {
-            step.obj_idx: self._memories(session, step, frame_idx, pointers=limit)
+            step.obj_idx: find_memories(session, step, frame_idx, self.config, pointers=limit)
             for step in steps
             if step.uses_memory and step.mask is None
         }
@@ -504,8 +414,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             maps = self.run_captured(
                 self._attend_to_memories,
                 features,
-                _join_frames(several, features),
-                *_join_pointers(several, features, limit),
+                join_frames(several, features),
+                *join_pointers(several, features, limit),
                 distances,
             )  # [O, C, h, w]
             conditioned |= {obj_idx: maps[number] for number, (obj_idx, _) in enumerate(group)}
@@ -570,29 +480,6 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         in_time: Tensor = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
         return in_time.repeat_interleave(tokens.shape[1] // times.shape[1], dim=1)
 
-    def _memories(
-        self, session: Sam2VideoInferenceSession, step: _ObjectStep, frame_idx: int, *, pointers: int
-    ) -> _Memories:
-        """Find what an object attends to in a frame: memories and up to `pointers` object pointers less 1."""
-        sign = -1 if step.reverse else 1
-        outputs = session.output_dict_per_obj[step.obj_idx]
-        conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
-        selected = _closest(conditioning, frame_idx, self.config.max_cond_frame_num)
-        recent = {frame: out for frame, out in conditioning.items() if frame not in selected} | tracked
-        found = [(0, conditioning[frame]) for frame in conditioning if frame in selected]
-        for distance in range(self.config.num_maskmem - 1, 0, -1):
-            out = recent.get(frame_idx - sign * distance)
-            found += [] if out is None else [(distance, out)]
-        past = [(sign * (frame_idx - frame), out) for frame, out in conditioning.items()]
-        past = [(distance, out) for distance, out in past if distance >= 0]
-        for distance in range(1, pointers):
-            out = tracked.get(frame_idx - sign * distance)
-            past += [] if out is None else [(distance, out)]
-        return _Memories(
-            frames=[(distance, out["maskmem_features"]) for distance, out in found if "maskmem_features" in out],
-            pointers=[(distance, out["object_pointer"]) for distance, out in past],
-        )
-
     def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: Tensor | bool) -> Tensor:
         """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [O, h·w, C'] in bfloat16.
 
@@ -621,7 +508,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         self,
         session: Sam2VideoInferenceSession,
         frame_idx: int,
-        steps: list[_ObjectStep],
+        steps: list[ObjectStep],
         masks: _ObjectMasks,
         features: Tensor,
         *,
@@ -689,63 +576,12 @@ def _prediction(masks: _ObjectMasks) -> MaskPrediction:
     return MaskPrediction(list(candidates), list(ious), masks.scores)
 
 
-def _points_of(points: dict[str, Tensor], *, ignore_padding: bool) -> tuple[Tensor, Tensor]:
-    """Return points [1, 1, N, 2] and labels [1, 1, N] of a prompt."""
-    coordinates, labels = points["point_coords"], points["point_labels"]
-    if ignore_padding:
-        is_point = labels[0, 0] != PADDING
-        coordinates, labels = coordinates[:, :, is_point], labels[:, :, is_point]
-    return coordinates, labels
-
-
 def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
     """Join the points and labels of objects to [1, O, N, 2] and [1, O, N]."""
     if not points:
         return None
     coordinates, labels = zip(*points, strict=True)
     return torch.cat(coordinates, dim=1), torch.cat(labels, dim=1)
-
-
-def _join_frames(memories: list[_Memories], features: Tensor) -> Tensor | None:
-    """Join the memories of K frames of O objects [O, K·M, C']; None if K is 0."""
-    frames = [memory for one in memories for _, memory in one.frames]
-    if not frames:
-        return None
-    joined = torch.cat([memory.to(features.device, non_blocking=True) for memory in frames])  # [O·K·M, 1, C']
-    return torch.unflatten(joined[:, 0], 0, (len(memories), -1))
-
-
-def _join_pointers(
-    memories: list[_Memories], features: Tensor, limit: int
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Join N object pointers of O objects [O, N, C], with their distances relative to the limit [O, N]."""
-    pointers = [pointer for one in memories for _, pointer in one.pointers]
-    if not pointers:
-        return None, None
-    joined = torch.cat([pointer.to(features.device) for pointer in pointers], dim=1)  # [1, O·N, C]
-    times = torch.tensor([[distance for distance, _ in one.pointers] for one in memories]) / max(1, limit - 1)
-    return torch.unflatten(joined[0], 0, (len(memories), -1)), pinned_copy(times, features.device)
-
-
-def _prior_of(session: Sam2VideoInferenceSession, obj_idx: int, frame_idx: int) -> Tensor | None:
-    """Return the last mask of an object in a frame [1, 1, h, w] as a prompt."""
-    for is_conditioning in (True, False):
-        logits = session.get_output(obj_idx, frame_idx, "pred_masks", is_conditioning)
-        if logits is not None:
-            return logits.clamp(-_PRIOR_LIMIT, _PRIOR_LIMIT)
-    return None
-
-
-def _closest(frames: Iterable[int], frame_idx: int, limit: int) -> set[int]:
-    """Select up to `limit` frames (-1 for all): the last before, the first at or after, then the closest others."""
-    remaining = list(frames)
-    if limit == -1 or len(remaining) <= limit:
-        return set(remaining)
-    before = [frame for frame in remaining if frame < frame_idx]
-    after = [frame for frame in remaining if frame >= frame_idx]
-    first = ([max(before)] if before else []) + ([min(after)] if after else [])
-    others = sorted((frame for frame in remaining if frame not in first), key=lambda frame: abs(frame - frame_idx))
-    return set((first + others)[: max(limit, len(first))])
 
 
 def _sine_of_time(time: Tensor, channels: int) -> Tensor:

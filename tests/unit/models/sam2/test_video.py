@@ -14,7 +14,8 @@ from torch import Tensor
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _closest, _fill_specks
+from vitruvian.models.sam2.video_memories import _closest
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _fill_specks
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession, TrackingOptions
 
