@@ -26,9 +26,9 @@ from vitruvian.training.synthetic.moving_shapes import Clip, draw_clip
 
 SIDE = 64
 _PHASES = (  # share of the time, frames of a clip, prompts
-    (0.35, 2, PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)),
-    (0.40, 4, PromptSimulation(mask=0.75, box=0.25, corrected_frames=0)),
-    (0.25, 7, PromptSimulation(mask=0.75, box=0.25, corrected_frames=0)),
+    (0.50, 2, PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)),
+    (0.30, 4, PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)),
+    (0.20, 7, PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)),
 )
 
 
@@ -102,6 +102,11 @@ def initialize(model: Sam2VideoModel) -> None:
         if "cross_attn_image" in name and name.startswith("memory_attention"):  # cells attend to memories near them
             query.bias.fill_(1.0)
             key.bias.fill_(1.0)
+    # Memories show masks more than the frame, and the frame attends to them strongly.
+    model.memory_encoder.mask_downsampler.final_conv.weight.mul_(4)
+    model.memory_encoder.feature_projection.weight.mul_(0.5)
+    for layer in model.memory_attention.layers:
+        layer.cross_attn_image.o_proj.weight.mul_(2)
 
 
 def normalized(frames: Tensor) -> Tensor:
@@ -153,7 +158,7 @@ def train(minutes: float, out: Path, *, seed: int = 0) -> Sam2VideoModel:
         while (elapsed := (time.perf_counter() - start) / (60 * minutes)) < end:
             for group in optimizer.param_groups:  # warmup, then half a cosine over all phases
                 group["lr"] = (
-                    2e-3 * min(1, (step + 1) / 50) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * min(1, elapsed))))
+                    1e-3 * min(1, (step + 1) / 50) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * min(1, elapsed))))
                 )
             clip = draw_clip(generator, size_hw=(SIDE, SIDE), length=8)
             first = int(torch.randint(8 - length + 1, (1,), generator=generator))
