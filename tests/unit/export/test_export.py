@@ -126,8 +126,8 @@ def test_other_families(
         pytest.importorskip(package)
     save(tmp_path)
     model = AutoModel.from_pretrained(tmp_path / name).eval()
-    inputs = example_inputs(model, size_hw=size_hw, batch=2)
-    export_onnx(model, tmp_path / "export", inputs=inputs, check=False)
+    export_onnx(model, tmp_path / "export", inputs=example_inputs(model, size_hw=size_hw, batch=2), check=False)
+    inputs = example_inputs(model, size_hw=size_hw, batch=3)
     with torch.inference_mode():
         want = model(**inputs)
     assert max(compare_outputs(OnnxModel(tmp_path / "export")(**inputs), want).values()) < 1e-3
