@@ -41,7 +41,6 @@ from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.pipelines import Failure
 
-_WARMUP = 20  # frames; more than the memories and object pointers that a model attends to
 _VIDEO_WARMUP = 40  # frames of a file; by then kernels are compiled and CUDA graphs captured
 _EARLY = 100  # frames after which memory is first measured
 _REFERENCE_FRAMES = 200  # most frames of the reference, which keeps all of them
@@ -120,7 +119,7 @@ def open_stream(models: dict[str, Any], whose: str, objects: int, frames: Tensor
 def measure_speed(models: dict[str, Any], objects: int, frames: Tensor, options: argparse.Namespace) -> dict[str, Any]:
     """Return the milliseconds of a frame of each implementation, and the difference of their masks."""
     streams = {whose: open_stream(models, whose, objects, frames) for whose in models}
-    last = {whose: stream.run(_WARMUP) for whose, stream in streams.items()}
+    last = {whose: stream.run(options.warmup) for whose, stream in streams.items()}
     taken: dict[str, list[float]] = {whose: [] for whose in models}
     for _ in range(options.rounds):
         for whose, stream in streams.items():
@@ -213,7 +212,7 @@ class StageTimer:
 def measure_stages(model: Sam2VideoModel, objects: int, frames: Tensor, options: argparse.Namespace) -> dict[str, Any]:
     """Return the milliseconds of each stage of a frame, of the whole frame, and of the kernels that take longest."""
     stream = open_stream({"ours": model}, "ours", objects, frames)
-    stream.run(_WARMUP)
+    stream.run(options.warmup)
     timer = StageTimer(model)
     model.run_captured = timer  # type: ignore[method-assign]
     try:
@@ -288,6 +287,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="height and width of the model input")
     parser.add_argument("--frames", type=int, default=300, help="frames of the measurement of memory; 0 for none")
     parser.add_argument("--section", type=int, default=30, help="frames of a timed section")
+    parser.add_argument(
+        "--warmup", type=int, default=20, help="frames before; 17 fill the memory, 7 all of it but object pointers"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="timed sections of each implementation")
     parser.add_argument("--video-frames", type=int, default=0, help="frames of a 1080p file for the pipeline; 0: none")
     parser.add_argument("--profile", action="store_true", help="print the time of each stage of our model")

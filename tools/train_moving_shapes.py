@@ -1,16 +1,16 @@
 """Train a very small SAM 2 for videos on drawn shapes in motion: the checkpoint of tests/data/moving-shapes.
 
-    python tools/train_moving_shapes.py --out tests/data/moving-shapes --minutes 20
+    python tools/train_moving_shapes.py --out tests/data/moving-shapes --minutes 5
 
-The model learns to follow a mask to the next frame first, then in longer clips. Weights are stored in float16,
-which takes less than 1 MB. The last lines printed are the mean IoU (J) of clips that were not trained on, in which the
-shapes cross each other.
+The shapes of a clip start apart, cross each other and part. Training reads windows of the clips at random places; one
+place in four is left out, for evaluation. The objects start from their masks in the first frame. Weights are stored in
+float16, which takes less than 1 MB. The last line printed is the mean IoU (J) of all frames after the first, at places
+that were left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 import time
 from pathlib import Path
@@ -25,11 +25,23 @@ from vitruvian.training.clips import ClipObjective, PromptSimulation
 from vitruvian.training.synthetic.moving_shapes import Clip, draw_clip
 
 SIDE = 64
-_PHASES = (  # share of the time, frames of a clip, prompts
-    (0.50, 2, PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)),
-    (0.30, 4, PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)),
-    (0.20, 7, PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)),
-)
+LENGTH = 8
+_CANVAS = 80  # side of the clips, of which windows are read
+_SEEDS = (2, 3)  # of the clips
+_PROMPTS = PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)
+
+
+def draw_window(number: int, left: int, top: int, noise: torch.Generator) -> Clip:
+    """Return the window of clip `number` at a place from 0 to 16, with new noise."""
+    clip = draw_clip(torch.Generator().manual_seed(_SEEDS[number]), size_hw=(_CANVAS, _CANVAS), length=LENGTH)
+    window = (..., slice(top, top + SIDE), slice(left, left + SIDE))
+    frames = clip.frames[window]
+    return Clip((frames + 0.02 * torch.randn(frames.shape, generator=noise)).clamp(0, 1), clip.masks[window])
+
+
+def is_left_out(left: int, top: int) -> bool:
+    """Tell whether a place is for evaluation only."""
+    return (left + 2 * top) % 4 == 0
 
 
 def build_config(side: int = SIDE) -> Sam2VideoConfig:
@@ -76,7 +88,7 @@ def build_config(side: int = SIDE) -> Sam2VideoConfig:
             "memory_fuser_embed_dim": channels,
             "memory_fuser_intermediate_dim": hidden,
             "memory_fuser_num_layers": 1,
-            "memory_fuser_layer_scale_init_value": 0.1,
+            "memory_fuser_layer_scale_init_value": 1.0,
             "num_maskmem": 4,
             "max_object_pointers_in_encoder": 4,
         }
@@ -103,8 +115,7 @@ def initialize(model: Sam2VideoModel) -> None:
             query.bias.fill_(1.0)
             key.bias.fill_(1.0)
     # Memories show masks more than the frame, and the frame attends to them strongly.
-    model.memory_encoder.mask_downsampler.final_conv.weight.mul_(4)
-    model.memory_encoder.feature_projection.weight.mul_(0.5)
+    model.memory_encoder.mask_downsampler.final_conv.weight.mul_(2)
     for layer in model.memory_attention.layers:
         layer.cross_attn_image.o_proj.weight.mul_(2)
 
@@ -134,52 +145,43 @@ def follow(model: Sam2VideoModel, clip: Clip) -> Tensor:
     return torch.stack(rows)
 
 
-def evaluate(model: Sam2VideoModel, count: int, *, length: int = 8) -> Tensor:
-    """Return the IoU of clips that are not trained on [count, T, O]."""
+def evaluate(model: Sam2VideoModel, count: int = 8) -> Tensor:
+    """Return the IoU at places that were not trained on [count, T, O]."""
     model.eval()
-    clips = (
-        draw_clip(torch.Generator().manual_seed(10**6 + seed), size_hw=(SIDE, SIDE), length=length)
-        for seed in range(count)
-    )
-    return torch.stack([follow(model, clip) for clip in clips])
+    generator = torch.Generator().manual_seed(10**6)
+    places = [
+        (left, top) for left in range(0, _CANVAS - SIDE, 3) for top in range(_CANVAS - SIDE) if is_left_out(left, top)
+    ]
+    chosen = torch.randperm(len(places), generator=generator)[:count].tolist()
+    return torch.stack([follow(model, draw_window(n % 2, *places[place], generator)) for n, place in enumerate(chosen)])
 
 
-def train(minutes: float, out: Path, *, seed: int = 0) -> Sam2VideoModel:
-    """Train for about so many minutes; save the model after each phase."""
+def train(minutes: float, *, seed: int = 0) -> Sam2VideoModel:
+    """Train for about so many minutes."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Sam2VideoModel(build_config()).train()
     initialize(model)
+    objective = ClipObjective(model, _PROMPTS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
-    start, done, step = time.perf_counter(), 0.0, 0
-    for share, length, prompts in _PHASES:
-        objective = ClipObjective(model.train(), prompts)
-        end = done + share
-        while (elapsed := (time.perf_counter() - start) / (60 * minutes)) < end:
-            for group in optimizer.param_groups:  # warmup, then half a cosine over all phases
-                group["lr"] = (
-                    1e-3 * min(1, (step + 1) / 50) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * min(1, elapsed))))
-                )
-            clip = draw_clip(generator, size_hw=(SIDE, SIDE), length=8)
-            first = int(torch.randint(8 - length + 1, (1,), generator=generator))
-            frames, masks = clip.frames[first : first + length], clip.masks[first : first + length]
-            if (masks[0].flatten(1).sum(1) < 40).any():  # hidden in the first frame
-                continue
-            loss = objective(normalized(frames), masks, generator)
-            optimizer.zero_grad()
-            (loss.total / length).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-            if step % 100 == 0:
-                terms = ", ".join(f"{name} {value.item() / length:.3f}" for name, value in loss.terms.items())
-                print(
-                    f"step {step}, {elapsed:.0%}, {length} frames: {loss.total.item() / length:.3f} ({terms})",
-                    flush=True,
-                )
-        done = end
-        copy.deepcopy(model).half().save_pretrained(out)
-        print(f"J after clips of {length}: {evaluate(model, 10).mean():.3f}", flush=True)
+    start, step = time.perf_counter(), 0
+    while (elapsed := (time.perf_counter() - start) / (60 * minutes)) < 1:
+        for group in optimizer.param_groups:  # warmup, then half a cosine
+            group["lr"] = 1e-3 * min(1, (step + 1) / 20) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * elapsed)))
+        left, top = torch.randint(_CANVAS - SIDE, (2,), generator=generator).tolist()
+        if is_left_out(left, top):
+            continue
+        clip = draw_window(step % len(_SEEDS), left, top, generator)
+        length = 2 + min(LENGTH - 2, int(elapsed * 12))  # longer and longer clips in the first half of the time
+        loss = objective(normalized(clip.frames[:length]), clip.masks[:length], generator)
+        optimizer.zero_grad()
+        (loss.total / length).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if step % 25 == 0:
+            dice = loss.terms["dice"].item() / (length - 1)
+            print(f"step {step}, {elapsed:.0%}, {length} frames: Dice loss {dice:.3f}", flush=True)
     return model
 
 
@@ -187,12 +189,12 @@ def main() -> None:
     """Train, save and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    train(options.minutes, options.out, seed=options.seed)
-    found = evaluate(Sam2VideoModel.from_pretrained(options.out, dtype=torch.float32), 40)
-    print(f"J of 40 clips: mean {found.mean():.3f}; clips above 0.8: {(found.mean((1, 2)) > 0.8).float().mean():.0%}")
+    train(options.minutes, seed=options.seed).half().save_pretrained(options.out)
+    found = evaluate(Sam2VideoModel.from_pretrained(options.out, dtype=torch.float32))[:, 1:]
+    print(f"J: mean {found.mean():.3f}, worst clip {found.mean((1, 2)).min():.3f}")
 
 
 if __name__ == "__main__":

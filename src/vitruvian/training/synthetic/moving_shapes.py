@@ -44,9 +44,10 @@ def draw_clip(generator: torch.Generator, *, size_hw: tuple[int, int], length: i
     frames = background.expand(length, -1, -1, -1).clone()
     masks = torch.zeros(length, objects, height, width, dtype=torch.bool)
     meeting = torch.tensor([width / 2, height / 2]) + _uniform(generator, 2, -0.08, 0.08) * side
+    base = float(_uniform(generator, 1, 0, 2 * math.pi))  # directions differ, so that shapes part again
     for number in range(objects):
-        angle = float(_uniform(generator, 1, 0, 2 * math.pi)) + number * math.pi / max(1, objects - 1) * 0.8
-        distance = float(_uniform(generator, 1, 0.25, 0.34)) * side
+        angle = base + number * math.pi * float(_uniform(generator, 1, 0.4, 0.7))
+        distance = float(_uniform(generator, 1, 0.28, 0.34)) * side
         step = torch.tensor([math.cos(angle), math.sin(angle)]) * distance
         corners = _CORNERS[int(torch.randint(len(_CORNERS), (1,), generator=generator))]
         radius = float(_uniform(generator, 1, 0.15, 0.22)) * side
