@@ -303,11 +303,11 @@ def in_box(
 def speed_report(source: str, image: Path) -> Report:
     """Time every task on one person, in Python and as a command: medians of seven."""
     report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=SPEED)
-    pipes = {task: pipeline(task, source, device="cpu", people="whole") for task in TASKS}
+    pipes = {task: pipeline(task, source, device="cpu", detect="whole") for task in TASKS}
     calls: dict[str, Callable[[], Any]] = {task: functools.partial(pipe, str(image)) for task, pipe in pipes.items()}
     with tempfile.TemporaryDirectory() as folder:
         rest = [str(image), "--model", source, "--device", "cpu", "--out", folder, "--overwrite", "--quiet"]
-        whole = ["--people", "whole"]
+        whole = ["--detect", "whole"]
         commands = {FROM_SHELL.format(task): ["-m", "vitruvian", task, *rest, *whole] for task in TASKS}
         commands["pose, with detection"] = ["-m", "vitruvian", "pose", *rest]
         commands["import torch, for comparison"] = ["-c", "import torch"]

@@ -83,7 +83,8 @@ def run_one(task: str, video: str, model: str, out: str) -> dict[str, Any]:
 
     printed = io.StringIO()
     with MemorySampler(0.05) as memory, contextlib.redirect_stdout(printed):
-        code = run([task, video, "--model", model, "--out", out, "--save", "json,mp4", "--json", "--quiet"])
+        arguments = [task, video, "--model", model, "--out", out, "--save", "json,mp4", "--json", "--quiet"]
+        code = run([*arguments, "--detect", "whole"])
     return {"code": code, "summary": json.loads(printed.getvalue().splitlines()[-1])} | memory.to_dict()
 
 

@@ -28,6 +28,7 @@ from vitruvian.devices import (
     checked_dtype,
     choose_devices,
     choose_dtype,
+    default_device,
     device_for,
     with_resident_modules,
 )
@@ -37,7 +38,9 @@ from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.cuda_graphs import GraphCache
+from vitruvian.ops.dispatch import is_wrapped
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.quantization import check_quantization, quantize
 from vitruvian.weights import (
     SAVED_FILES,
     KeyMatch,
@@ -78,7 +81,8 @@ class Model(AdapterMixin):
     main_input_name: ClassVar[str] = "pixel_values"
     no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes whose instances are not split over devices
     resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # regular expressions of names in files -> names here
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for saving: names here -> names in files
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
     supports_gradient_checkpointing: ClassVar[bool] = True
@@ -133,14 +137,15 @@ class Model(AdapterMixin):
         Args:
             config: The configuration.
             dtype: Data type of the weights; float32 by default. `torch_dtype` is the older spelling.
-            device: Device of the weights; the CPU by default.
+            device: Device of the weights; by default that of new tensors, which is the CPU outside of a `torch.device`
+                context.
             attn_implementation: As in `from_pretrained`.
         """
         with no_init_weights():
             model = cls(config)
         if (chosen := torch_dtype if dtype is None else dtype) is not None:
             model.to(checked_dtype(chosen))
-        model.to_empty(device=checked_device("cpu" if device is None else device))
+        model.to_empty(device=default_device() if device is None else checked_device(device))
         model.init_weights()
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
@@ -171,6 +176,7 @@ class Model(AdapterMixin):
         strict: bool = False,
         output_loading_info: bool = False,
         check_finite: bool = True,
+        quantization_config: Any = None,
         **keywords: Any,
     ) -> Self:
         """Open a checkpoint and return the model in evaluation mode.
@@ -180,7 +186,8 @@ class Model(AdapterMixin):
                 ``facebook/sapiens2-pose-0.4b``.
             config: Configuration, or where to read it, instead of that of the checkpoint.
             dtype: Data type of the weights; by default the checkpoint's. `torch_dtype` is the older spelling.
-            device: Device of the whole model.
+            device: Device of the whole model; by default that of new tensors, which is the CPU outside of a
+                `torch.device` context.
             device_map: ``"auto"`` for the best device (several, by accelerate, if one is too small), a device, or a
                 table of module name → device.
             max_memory: Memory of each device that ``device_map="auto"`` may use, as accelerate takes it.
@@ -196,12 +203,15 @@ class Model(AdapterMixin):
             output_loading_info: Return a pair: the model, and a dict with the sets `missing_keys`, `unexpected_keys`
                 and `mismatched_keys`.
             check_finite: Raise on weights with NaN or infinite values.
+            quantization_config: A `TorchAoConfig` of transformers: how torchao quantizes the linear layers.
             keywords: Options of the Hub such as `revision` and `token` (see `HubOptions`), fields of the
                 configuration to change, such as `num_labels`, and further arguments of the constructor.
                 `low_cpu_mem_usage` and `trust_remote_code` have no effect: weights are always read one at a time, and
                 no code of a checkpoint runs.
         """
         keywords = _checked_keywords(keywords)
+        if quantization_config is not None:
+            check_quantization(quantization_config)
         hub_options, overrides = split_hub_options(keywords)
         arguments = {name: overrides.pop(name) for name in _constructor_arguments(cls) if name in overrides}
         location = "state_dict" if pretrained_model_name_or_path is None else pretrained_model_name_or_path
@@ -238,6 +248,8 @@ class Model(AdapterMixin):
         model._init_missing(set(wanted) - loaded, weight_dtype, devices)
         settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
+        if quantization_config is not None:
+            quantize(model, quantization_config)
         add_device_hooks(model, devices, cls.no_split_modules)
         return (model, match.loading_info()) if output_loading_info else model  # type: ignore[return-value]
 
@@ -398,6 +410,11 @@ class Model(AdapterMixin):
             raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
         if not is_main_process:
             return []
+        if state_dict is None and self._has_wrapped_weights():
+            raise InputError(
+                "save_pretrained: expected plain weights, got quantized or distributed ones. Save the model before it "
+                "is quantized, or pass a state_dict."
+            )
         folder = Path(save_directory).expanduser()
         if self.active_adapters():
             written = self.save_adapter(folder, state_dict)
@@ -405,8 +422,9 @@ class Model(AdapterMixin):
             self.config.architectures = [type(self).__name__]
             self.config.dtype = self.dtype
             written = self.config.save_pretrained(folder)
+            state = self.state_dict() if state_dict is None else state_dict
             written += save_weights(
-                self.state_dict() if state_dict is None else state_dict,
+                {apply_renames(name, self.saved_keys): tensor for name, tensor in state.items()},
                 folder,
                 max_shard_size=max_shard_size,
                 names=WeightNames(safe=safe_serialization, variant=variant),
@@ -517,10 +535,13 @@ class Model(AdapterMixin):
         check_one_device(self, "optimize")
         if fp8 and self.active_adapters():
             raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
+        if fp8 and self._has_wrapped_weights():
+            raise InputError("optimize: fp8 needs plain weights, got quantized or distributed ones. Leave fp8 out.")
         if fp8 and (missing := self.missing_for_fp8()):
             raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
         self.fp8 = fp8
-        self.prepare_for_inference()
+        if not self._has_wrapped_weights():
+            self.prepare_for_inference()
         self.optimized = True
         self.graphs = self.new_graph_cache() if cuda_graphs else None
         # On the instance, so that models without graphs, such as a model inside another, call `forward` directly.
@@ -538,6 +559,10 @@ class Model(AdapterMixin):
     def new_graph_cache(self) -> GraphCache:
         """Return an empty cache of CUDA graphs for `optimize`. Subclasses override it."""
         return GraphCache()
+
+    def _has_wrapped_weights(self) -> bool:
+        """Whether weights are quantized by torchao, or distributed."""
+        return any(map(is_wrapped, self.parameters()))
 
     def missing_for_fp8(self) -> str:
         """Return what ``optimize(fp8=True)`` lacks, or an empty string. Subclasses that support fp8 override it."""
@@ -643,7 +668,6 @@ class Model(AdapterMixin):
 _UNSUPPORTED = {
     "offload_folder": "Weights on disk are not supported: use a smaller variant, or several devices.",
     "proxies": "Set the environment variable HTTPS_PROXY instead.",
-    "quantization_config": "Use `optimize(fp8=True)`, or int8 by `vitruvian export`.",
 }
 
 

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("devices",),
     ("ops",),
     ("layers", "images", "human"),
-    ("adapters", "image_utils", "losses"),
+    ("adapters", "quantization", "image_utils", "losses"),
     ("model", "processor"),
     ("models",),
     ("auto",),

@@ -14,6 +14,8 @@ import pytest
 
 av = pytest.importorskip("av")
 
+from PIL import Image  # noqa: E402
+
 from tests.integration.cli_case import command, json_lines, pixels  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import picture  # noqa: E402
@@ -58,7 +60,7 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "0 done, 1 skipped" in capsys.readouterr().err
     stamp = out.stat().st_mtime_ns
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl") == 0  # other settings
-    assert "1 again" in capsys.readouterr().err
+    assert "1 redone" in capsys.readouterr().err
     assert out.stat().st_mtime_ns > stamp
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl", "--overwrite") == 0
 
@@ -196,3 +198,20 @@ def test_a_camera_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     captured = capsys.readouterr().err
     assert "camera:77: expected a camera" in captured
     assert not list(tmp_path.glob("*.mp4"))
+
+
+def test_numbered_images_as_a_video(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    for number in range(4):
+        Image.fromarray(picture(number, (40, 56))).save(tmp_path / f"f_{number + 7:03d}.png")
+    source = str(tmp_path / "f_%03d.png")
+    assert command("pose", source, "-o", tmp_path / "video", "--save", "mp4,json", "-q") == 0
+    with av.open(str(tmp_path / "video/f_pose.mp4")) as container:
+        assert (container.streams.video[0].frames, container.streams.video[0].average_rate) == (4, 25)
+    lines = json_lines((tmp_path / "video/f_pose.jsonl").read_text())
+    assert [line["frame"] for line in lines] == [0, 1, 2, 3]
+    assert command("pose", source, "-o", tmp_path / "images", "--save", "json,plot", "-q") == 0
+    assert len(list((tmp_path / "images").glob("*.json"))) == 4
+    (tmp_path / "f_010.png").unlink()  # another video, which is made again
+    assert command("pose", source, "-o", tmp_path / "video", "--save", "mp4,json", "-q") == 0
+    assert len(json_lines((tmp_path / "video/f_pose.jsonl").read_text())) == 3

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
@@ -23,6 +24,13 @@ def check_pixels(pixel_values: Tensor, channels: int) -> None:
     """Raise `InputError` unless images have the shape [B, C, H, W]."""
     if pixel_values.ndim != 4 or pixel_values.shape[1] != channels:
         raise InputError(f"pixel_values: expected shape [B, {channels}, H, W], got {list(pixel_values.shape)}.")
+
+
+class BackboneType(Enum):
+    """Library whose conventions a backbone follows; those here follow transformers."""
+
+    TIMM = "timm"
+    TRANSFORMERS = "transformers"
 
 
 def channels_by_stage(stem: int, stages: Sequence[int]) -> dict[str, int]:
@@ -119,6 +127,7 @@ class BackboneMixin:
     """Properties of a backbone with a `BackboneConfig`: which stages it returns, and their channels."""
 
     config: BackboneConfig
+    backbone_type: ClassVar[BackboneType] = BackboneType.TRANSFORMERS
 
     @property
     def stage_names(self) -> list[str]:

@@ -97,3 +97,11 @@ def triton_jit(function: Callable[..., Any] | None = None, **options: Any) -> An
     import triton
 
     return triton.jit(function, **options)
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Tell whether a tensor wraps others, as a quantized weight of torchao or a DTensor does.
+
+    Such a weight supports the calls of its layer, and few other operations.
+    """
+    return hasattr(tensor, "__tensor_flatten__")

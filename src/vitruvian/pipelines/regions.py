@@ -120,7 +120,7 @@ class RegionBlender:
         size_hw: Size of the image.
         regions: All regions, whose maps are added one by one.
         channels: Channels of the maps.
-        blend: ``"mean"`` for colours, points and other values; ``"unit"`` for unit vectors; ``"alpha"`` for mattes,
+        blend: ``"mean"`` for colors, points and other values; ``"unit"`` for unit vectors; ``"alpha"`` for mattes,
             with alpha as the last channel and the others premultiplied; ``"labels"`` for class probabilities, of which
             the first is background.
         boxes_xyxy: Boxes of the people in the regions [P, 4], on which their weight is one. None for tiles.

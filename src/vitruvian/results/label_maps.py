@@ -15,6 +15,7 @@ from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
+from vitruvian.files.labels import write_png_zip
 from vitruvian.human import PART_COLORS, PART_NAMES
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
@@ -30,7 +31,7 @@ class LabelMap(Result):
         labels: Class of each pixel [H, W], from 0.
     """
 
-    endings = (".png", ".npz", ".json")
+    endings: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
     background: ClassVar[int | None] = None
     classes_key: ClassVar[str] = "classes"  # in `to_dict`
     supercategory: ClassVar[str] = "class"  # of COCO
@@ -126,6 +127,7 @@ class Parts(LabelMap):
     """
 
     task = "parts"
+    endings: ClassVar[tuple[str, ...]] = (*LabelMap.endings, ".parts.zip")
     background = 0
     classes_key = "parts"
     supercategory = "person"
@@ -150,6 +152,14 @@ class Parts(LabelMap):
 
     def _names(self) -> dict[int, str]:
         return dict(enumerate(self.names))
+
+    def write(self, path: Path, ending: str) -> None:
+        """Write what any map of labels can be, or a ZIP with a mask for each part that occurs, 255 where it is."""
+        if ending == ".parts.zip":
+            found = [label for label in count_labels(self.labels) if label != self.background]
+            write_png_zip(path, {self.name(one): (self.labels == one).astype(np.uint8) * 255 for one in found})
+        else:
+            super().write(path, ending)
 
     def palette(self) -> RgbImage:
         """Return `colours`."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from vitruvian.draw import class_colors, draw_masks
+from vitruvian.draw import class_colors, draw_boxes, draw_masks, draw_points
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
+from vitruvian.files.labels import write_lines, yolo_segment_lines
+from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
-from vitruvian.results.base import Result, array_of, check_array, check_choice, rounded_list
+from vitruvian.results.base import Result, array_of, box_window, check_array, check_choice, rounded_list
 from vitruvian.results.supervision import to_detections
 from vitruvian.text_files import JsonObject
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     import supervision
 
 MasksKind = Literal["segment", "mask-generation", "instance", "track"]
+# name in the mask-generation pipeline of transformers -> attribute
+_TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "runs", "bounding_boxes": "boxes_xyxy"}
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
@@ -43,7 +47,7 @@ class Masks(Result):
     """
 
     task = "segment"
-    endings = (".json", ".npz", ".png")
+    endings = (".json", ".npz", ".png", ".txt", ".crops.zip")
     info_fields = ("label_names",)
 
     kind: MasksKind
@@ -74,6 +78,15 @@ class Masks(Result):
     def __iter__(self) -> Iterator[NDArray[np.bool_]]:
         return (self.mask(index) for index in range(len(self)))
 
+    def __getitem__(self, key: int | str) -> Any:
+        """Return a mask by its index, or a value by its name in the mask-generation pipeline of transformers."""
+        if isinstance(key, str):
+            if key not in _TRANSFORMERS_NAMES:
+                raise KeyError(f"{key}: expected one of {', '.join(_TRANSFORMERS_NAMES)}.")
+            value = getattr(self, _TRANSFORMERS_NAMES[key])
+            return list(value) if key in ("masks", "rle_mask") else value
+        return self.mask(range(len(self))[key])
+
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return one mask, bool [H, W]."""
         return decode_rle(self.runs[index]).numpy()
@@ -88,6 +101,19 @@ class Masks(Result):
         """Pixels of each mask, int64 [N]."""
         return np.array([rle_area(rle) for rle in self.runs], np.int64)
 
+    def polygons(self, index: int, *, tolerance: float = 1.0) -> list[Polygon]:
+        """Return the outlines of one mask's parts, the largest first: float32 [N, 2] in pixels, without holes."""
+        return mask_polygons(self.mask(index), tolerance=tolerance)
+
+    def crops(self) -> list[NDArray[np.uint8]]:
+        """Return the bounding box of each object with the object cut out: RGBA, uint8 [h, w, 4]."""
+        cut = []
+        for mask, box in zip(self, self.boxes_xyxy, strict=True):
+            window = box_window(box, self.size_hw)
+            alpha = mask[window][..., None].astype(np.uint8) * np.uint8(255)
+            cut.append(np.concatenate([self.canvas()[window], alpha], axis=-1))
+        return cut
+
     def index_map(self) -> NDArray[np.uint16]:
         """Return 1 + index of each pixel's mask, the smallest where they overlap, 0 for none: uint16 [H, W]."""
         if len(self) > 65535:
@@ -97,21 +123,52 @@ class Masks(Result):
             numbers[self.mask(int(index))] = index + 1
         return numbers
 
-    def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image.Image:
-        """Draw the masks over the image, large ones below, with class and score where there are classes."""
+    def plot(
+        self,
+        *,
+        opacity: float = 0.5,
+        outline: bool = True,
+        boxes: bool = False,
+        points: ArrayLike | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> Image.Image:
+        """Draw the masks over the image, large ones below, with class, score and identity where there are some.
+
+        Args:
+            opacity: Of the colors.
+            outline: Whether to draw outlines.
+            boxes: Whether to draw the bounding boxes.
+            points: Points [N, 2] to mark, such as those that were clicked.
+            labels: 1 for points on an object, the default, and 0 for points off it.
+        """
+        ids = self._ids()
+        numbers = None if ids is None else ids.tolist()
         drawn = draw_masks(
             self.canvas(),
             iter(self),
             labels=self.label_names,
             scores=None if self.label_ids is None else self.scores.tolist(),
+            ids=numbers,
             opacity=opacity,
             outline=outline,
         )
+        if boxes:
+            drawn = draw_boxes(drawn, self.boxes_xyxy, ids=numbers)
+        if points is not None:
+            table = np.asarray(points, np.float64).reshape(-1, 2)  # [N, 2]
+            drawn = draw_points(drawn, table, [1] * len(table) if labels is None else labels)
         return Image.fromarray(drawn)
 
     def write(self, path: Path, ending: str) -> None:
-        """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
-        if ending == ".png":
+        """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), `index_map` as PNG, or labels.
+
+        TXT is YOLO's segment labels: the class (0 without classes) and the largest outline of each object.
+        """
+        if ending == ".txt":
+            outlines = (next(iter(self.polygons(index)), None) for index in range(len(self)))
+            classes = [0] * len(self) if self.label_ids is None else self.label_ids.tolist()
+            write_lines(path, yolo_segment_lines(outlines, classes, self.size_hw))
+        elif ending == ".png":
             numbers = self.index_map()
             colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
             write_label_png(path, numbers, colors)
@@ -168,7 +225,12 @@ class Masks(Result):
             scores=self.scores,
             label_ids=self.label_ids,
             names=None if self.label_names is None else list(self.label_names),
+            ids=self._ids(),
         )
+
+    def _ids(self) -> NDArray[np.int64] | None:
+        """Return the identity of each object [N], where they have some."""
+        return None
 
 
 def _as_runs(runs: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:

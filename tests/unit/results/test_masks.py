@@ -143,3 +143,14 @@ class TestPanoptic:
         sample("panoptic").save(tmp_path / "a.json")
         actual = json.loads((tmp_path / "a.json").read_text())["segments"]
         assert [(one["id"], one["label"], one["area"]) for one in actual] == [(1, "sky", 300), (300, "person", 100)]
+
+
+def test_boxes_and_clicks_are_drawn() -> None:
+    masks = sample("instance")
+    plain = np.asarray(masks.plot())
+    boxed = np.asarray(masks.plot(boxes=True))
+    clicked = np.asarray(masks.plot(points=[[20, 10], [8, 10]], labels=[1, 0])).astype(int)
+    assert (plain != boxed).any()
+    assert clicked[12, 18, 1] > clicked[12, 18, 0] + 50  # green beside the plus
+    assert clicked[13, 8, 0] > clicked[13, 8, 1] + 50  # red below the minus
+    np.testing.assert_array_equal(plain[:, 28:], clicked[:, 28:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from typer import Option
 
@@ -40,24 +40,26 @@ if TYPE_CHECKING:
 class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
     """Find 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
 
-    --save takes json, npz, png, jpg, webp, plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json, npz, png, jpg, jpeg, webp, txt (YOLO pose labels), crops.zip (an image of each person), plot,
+    plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "pose"
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
     panel = "Poses"
+    basic: ClassVar[tuple[str, ...]] = ("layout",)
     call_names = ("flip",)
 
     layout: Annotated[
         Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Which keypoints to write and draw.")
     ] = "sapiens308"
-    threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
+    keypoint_threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
     draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.")] = False
     flip: Annotated[bool, Option("--flip", help="Average with mirrored crops: more stable, at twice the work.")] = False
 
     def plot_options(self) -> dict[str, object]:
-        """Return the threshold and whether boxes are drawn."""
-        return {"threshold": self.threshold, "boxes": self.draw_boxes}
+        """Return the threshold of keypoints and whether boxes are drawn."""
+        return {"threshold": self.keypoint_threshold, "boxes": self.draw_boxes}
 
     def convert(self, result: Result) -> Result:
         """Convert the keypoints to the layout."""
@@ -72,8 +74,8 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
 class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
     """Segment 29 parts of the body and clothing. With Sapiens2.
 
-    --save takes png (the numbers, with colours as palette), npz, json (areas and masks), plot, plot.jpg; of videos also
-    mp4, webm, mov.
+    --save takes png (the numbers, with colors as palette), npz, json (areas and masks), parts.zip (a mask of each
+    part), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "parts"
@@ -90,12 +92,13 @@ class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
 class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Estimate the surface normal of each pixel. With Sapiens2.
 
-    --save takes png (the usual colours), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
+    --save takes png (the usual colors), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
     """
 
     name = "normals"
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
     panel = "Normals"
+    basic: ClassVar[tuple[str, ...]] = ("convention",)
     call_names = ("convention", "background")
 
     convention: Convention = "opencv"
@@ -108,13 +111,14 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     Points are in metres where the camera is known or the model tells the scale.
 
-    --save takes ply, glb, npz, exr, png (depth in colours), 16.png (depth in millimetres), json (the camera), plot,
-    plot.jpg; of videos also mp4, webm, mov.
+    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth in colors), 16.png (depth in millimetres), json
+    (the camera), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
     panel = "Camera"
+    basic: ClassVar[tuple[str, ...]] = ("intrinsics", "fov")
     call_names = ("fov", "exif", "convention", "background")
 
     intrinsics: Annotated[
@@ -126,6 +130,10 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     convention: Convention = "opencv"
     background: Background = "mask"
 
+    def plot_options(self) -> dict[str, object]:
+        """Draw the color bar."""
+        return {"color_bar": True}
+
     def call_options(self) -> dict[str, object]:
         """Add the camera matrix."""
         matrix = None if self.intrinsics is None else _read_intrinsics(self.intrinsics)
@@ -134,20 +142,21 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Cut people out, hair and all: the opacity and the colour of each pixel. With Sapiens2.
+    """Cut people out, hair and all: the opacity and the color of each pixel. With Sapiens2.
 
-    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, plot, plot.jpg; of videos webm and mov
-    with alpha, mp4 over a ground, json.
+    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out), plot,
+    plot.jpg; of videos webm and mov with alpha, mp4 over a background, json.
     """
 
     name = "matte"
     example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
     panel = "Matte"
+    basic: ClassVar[tuple[str, ...]] = ("over",)
 
     over: Annotated[
         str | None,
         Option(
-            help="In drawings, put people over this: a colour (white, #00ff00) or an image, rather than a "
+            help="In drawings, put people over this: a color (white, #00ff00) or an image, rather than a "
             "checkerboard. Videos then come as mp4."
         ),
     ] = None
@@ -160,7 +169,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
             return self
         if file_kind(self.task, Path(self.out or OUT).expanduser(), None) is not None:
             return self
-        return dataclasses.replace(self, save="png,plot,mp4")
+        return dataclasses.replace(self, save="png,plot")
 
     @property
     def transparent(self) -> bool:
@@ -168,7 +177,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
         return self.over is None
 
     def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
-        """Draw people over a colour or an image, or over the checkerboard."""
+        """Draw people over a color or an image, or over the checkerboard."""
         from vitruvian.results import Matte
 
         if self.over is None or not isinstance(result, Matte):
@@ -178,7 +187,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the colour of each surface without light and shadow. With Sapiens2.
+    """Estimate the color of each surface without light and shadow. With Sapiens2.
 
     --save takes png, npz, exr (linear), plot, plot.jpg; of videos also mp4, webm, mov, json.
     """
@@ -209,12 +218,14 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 
     Points and boxes are pixels of the upright image, and hold for every image and frame.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "segment"
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
     panel = "Prompts and masks"
+    basic: ClassVar[tuple[str, ...]] = ("points", "boxes")
     call_names = ("mask_threshold", "max_hole_area", "max_sprinkle_area")
 
     points: Annotated[
@@ -229,6 +240,12 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     mask_threshold: Annotated[float, Option(help="Logit of the outline: higher is tighter.")] = 0.0
     max_hole_area: HoleArea = 0.0
     max_sprinkle_area: IslandArea = 0.0
+
+    def plot_options(self) -> dict[str, object]:
+        """Draw the boxes that were given, and mark the points."""
+        rows = [row for text in self.points or () for row in read_points(text)]
+        labels = [int(row[2]) if len(row) == 3 else 1 for row in rows]
+        return {"boxes": bool(self.boxes), "points": [row[:2] for row in rows], "labels": labels}
 
     def call_options(self) -> dict[str, object]:
         """Add the prompts."""
@@ -248,12 +265,14 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 class MasksCommand(CocoGroup, TaskCommand):
     """Segment everything in an image, without prompts. With SAM 2.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "masks"
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
     panel = "Masks"
+    basic: ClassVar[tuple[str, ...]] = ("points_per_side", "quality")
     call_names = (
         "points_per_crop",
         "points_per_batch",
@@ -292,7 +311,8 @@ class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
 class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     """Find objects: a mask, a class and a score each. With Mask2Former or MaskFormer.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "instances"
@@ -303,7 +323,7 @@ class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
 class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     """Divide images into objects, one by one, and regions such as sky. With Mask2Former or MaskFormer.
 
-    --save takes png (COCO's numbers as colours), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
+    --save takes png (COCO's numbers as colors), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
     mov.
     """
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from typer import Option
 
@@ -40,6 +40,7 @@ class TrackCommand(TaskCommand):
     name = "track"
     example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
     panel = "Prompts and masks"
+    basic: ClassVar[tuple[str, ...]] = ("points", "box", "everyone", "cutout")
     call_names = ("detect_every", "max_people", "max_hole_area", "max_sprinkle_area", "non_overlapping_masks")
     plot_names = ("opacity",)
 
@@ -198,7 +199,7 @@ class TrackCommand(TaskCommand):
         if self.out is not None and not Path(self.out).is_dir():
             shared["out"] = str(records.parent)
         return [
-            TASK_COMMANDS[name](sources=[source], model=model, boxes=[str(records)], nobody="none", **shared)  # type: ignore[call-arg]
+            TASK_COMMANDS[name](sources=[source], model=model, boxes=[str(records)], on_empty="none", **shared)  # type: ignore[call-arg]
             for name, model in self._following_names().items()
         ]
 

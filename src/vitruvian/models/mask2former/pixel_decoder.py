@@ -14,7 +14,7 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.sine_positions import sine_positions
@@ -100,7 +100,7 @@ class DeformableEncoder(nn.Module):
         """Map tokens [B, N, C] with positions [N, C] to the same."""
         with_positions = tokens + positions  # [B, N, C]
         for layer in self.layers:
-            tokens, with_positions = layer(tokens, with_positions, positions, level_hw)
+            tokens, with_positions = checkpointed(layer)(tokens, with_positions, positions, level_hw)
         return tokens
 
 

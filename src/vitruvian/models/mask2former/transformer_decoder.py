@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
@@ -105,7 +105,9 @@ class Decoder(nn.Module):
                 logits = _resize(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
             else:
                 logits = embeddings.detach() @ resized[level]  # [B, Q, h·w]
-            queries, weights = layer(queries, query_positions, tokens[level], keys[level], logits, need_weights)
+            queries, weights = checkpointed(layer)(
+                queries, query_positions, tokens[level], keys[level], logits, need_weights
+            )
             queries = output.add_state(queries)
             output.normed.append(self.layernorm(queries))
             if weights is not None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
-from vitruvian.layers.mlp import activation
+from vitruvian.layers.mlp import FeedForward
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask_classification.layers import QueryAttention, pointwise
 from vitruvian.models.mask_classification.outputs import DecoderOutput
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         queries = torch.zeros_like(query_positions, requires_grad=self.training and torch.is_grad_enabled())
         output = DecoderOutput([queries])
         for layer in self.layers:
-            queries, weights = layer(queries, tokens, keys, query_positions, need_weights)
+            queries, weights = checkpointed(layer)(queries, tokens, keys, query_positions, need_weights)
             output.states.append(queries)
             if weights is not None:
                 output.attentions.append(weights)
@@ -75,19 +75,19 @@ class DecoderLayer(CheckpointedLayer):
     def __init__(self, config: DetrConfig, *, first: bool) -> None:
         super().__init__()
         channels, heads = config.d_model, config.decoder_attention_heads
-        self.self_attn = QueryAttention(channels, heads, dropout=config.attention_dropout)
+        self.self_attn = QueryAttention(channels, heads, dropout=config.attention_dropout, output_name="o_proj")
         if first:
             # Queries are zero here, where the norm is so steep that training from scratch is unstable. A random bias
             # moves them away from zero.
-            with_init(self.self_attn.out_proj, "normal", bias_std=1.0)
+            with_init(self.self_attn.get_submodule("o_proj"), "normal", bias_std=1.0)
         self.self_attn_layer_norm = nn.LayerNorm(channels)
-        self.encoder_attn = QueryAttention(channels, heads, dropout=config.attention_dropout)
+        self.encoder_attn = QueryAttention(channels, heads, dropout=config.attention_dropout, output_name="o_proj")
         self.encoder_attn_layer_norm = nn.LayerNorm(channels)
-        self.fc1 = nn.Linear(channels, config.decoder_ffn_dim)
-        self.fc2 = nn.Linear(config.decoder_ffn_dim, channels)
+        self.mlp = FeedForward(
+            channels, config.decoder_ffn_dim, act=config.activation_function, dropout=config.activation_dropout
+        )
         self.final_layer_norm = nn.LayerNorm(channels)
-        self.act = activation(config.activation_function)
-        self.drop_rate, self.inner_drop_rate = config.dropout, config.activation_dropout
+        self.drop_rate = config.dropout
 
     def forward(
         self, queries: Tensor, tokens: Tensor, keys: Tensor, query_positions: Tensor, need_weights: bool
@@ -98,8 +98,7 @@ class DecoderLayer(CheckpointedLayer):
         queries = layer_norm_of_sum(queries, self._drop(attended), self.self_attn_layer_norm)
         attended, _ = self.encoder_attn(queries + query_positions, keys, tokens)
         queries = layer_norm_of_sum(queries, self._drop(attended), self.encoder_attn_layer_norm)
-        inner = F.dropout(self.act(self.fc1(queries)), self.inner_drop_rate, self.training)
-        return layer_norm_of_sum(queries, self._drop(self.fc2(inner)), self.final_layer_norm), weights
+        return layer_norm_of_sum(queries, self._drop(self.mlp(queries)), self.final_layer_norm), weights
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.drop_rate, self.training)

@@ -7,8 +7,6 @@ which halves the grid, and widens the channels. Blocks carry the residual stream
 the sum and the next layer norm are one operation.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.errors import InputError
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig, check_image_size, pair
 from vitruvian.models.sam2.layers import FeedForward
@@ -92,16 +90,16 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
         self.post_init()
 
-    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
         _check_pixels(pixel_values, self.config)
-        need_states, need_weights, return_dict = self.output_flags(**options)
+        need_states, need_weights, return_dict = self.output_flags(**kwargs)
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
         branch: Tensor | None = None
         states, weights, maps = [x] if need_states else [], [], []
         for index, block in enumerate(self.blocks):
-            x, branch, block_weights = block(x, branch, need_weights)
+            x, branch, block_weights = checkpointed(block)(x, branch, need_weights)
             if branch is not None and (need_states or index in self.stage_ends):
                 x, branch = x + branch, None  # [B, h, w, C]
             if need_states:

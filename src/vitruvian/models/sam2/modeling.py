@@ -7,8 +7,6 @@ The image embedding is the expensive part and serves any number of prompts: pass
 instead of `pixel_values`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
@@ -104,9 +102,9 @@ class Sam2BaseModel(Sam2PreTrainedModel):
         levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
         return levels
 
-    def get_image_features(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
+    def get_image_features(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         vision: Sam2VisionEncoderOutput = self.vision_encoder(pixel_values, **flags.for_inner())
         levels = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
         vision.fpn_hidden_states = tuple(level.flatten(2).permute(2, 0, 1) for level in levels)  # [h·w, B, C]
@@ -189,7 +187,7 @@ class Sam2Model(Sam2BaseModel):
         *,
         labels: Tensor | None = None,
         original_sizes: object = None,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> Sam2ImageSegmentationOutput:
         """Predict masks of P objects in each of B images. Coordinates are in pixels of the model input.
 
@@ -206,12 +204,12 @@ class Sam2Model(Sam2BaseModel):
             target_embedding: Embedding of the target concept, added to the tokens [..., C] (PerSAM).
             labels: True masks [B, P, h, w], or [B, h, w] with one object an image; adds `loss`.
             original_sizes: Ignored, so that all outputs of the processor can be passed.
-            options: See `OutputOptions`; hidden states are those of the vision encoder.
+            kwargs: See `OutputOptions`; hidden states are those of the vision encoder.
         """
         del original_sizes
         if (pixel_values is None) == (image_embeddings is None):
             raise InputError("pixel_values and image_embeddings: expected exactly one of them. Drop or add one.")
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         vision: Sam2VisionEncoderOutput | None = None
         if pixel_values is None:
             levels = self._check_embeddings(image_embeddings)

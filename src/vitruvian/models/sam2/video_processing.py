@@ -152,9 +152,15 @@ class Sam2VideoProcessor(Sam2Processor):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
+        """Read from a folder or the Hub.
+
+        Keywords are options of the Hub, such as `revision`, or override fields of the processor, or of its image and
+        video processors.
+        """
         hub_options, overrides = split_hub_options(options)
-        video = Sam2VideoVideoProcessor.from_dict(_read_video_settings(pretrained_model_name_or_path, hub_options))
+        settings_of_video = _read_video_settings(pretrained_model_name_or_path, hub_options)
+        of_video = overrides.keys() & Sam2VideoVideoProcessor.__dataclass_fields__.keys()
+        video = Sam2VideoVideoProcessor.from_dict(settings_of_video, **{name: overrides[name] for name in of_video})
         return super().from_pretrained(
             pretrained_model_name_or_path, **dataclasses.asdict(hub_options), **({"video_processor": video} | overrides)
         )

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.layers.backbone_stages import check_pixels
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP
 from vitruvian.layers.norm import RMSNorm
@@ -123,7 +123,7 @@ class WindowTokenizer(nn.Module):
         x = x + self.position_embeddings
         branch: Tensor | None = None
         for layer in self.layer:
-            x, branch, _ = layer(x, branch, None)
+            x, branch, _ = checkpointed(layer)(x, branch, None)
         tokens = x[:, 0] if branch is None else x[:, 0] + branch[:, 0]  # [B·h·w, C]
         return tokens.view(batch, -1, channels)  # [B, h·w, C]
 

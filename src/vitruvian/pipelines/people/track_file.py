@@ -50,7 +50,7 @@ class TrackFile:
             boxes_xyxy=np.array([box for _, box, _ in rows], np.float32).reshape(-1, 4),
             scores=np.array([presence for _, _, presence in rows], np.float32),
             ids=np.array([object_id for object_id, _, _ in rows], np.int64),
-            finder=self.name,
+            detector=self.name,
         )
 
     def _read(self, line: bytes, number: int, threshold: float) -> None:

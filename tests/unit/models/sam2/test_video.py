@@ -331,6 +331,14 @@ def test_sessions_from_videos_of_any_form(form: str) -> None:
     assert large[0].shape == (1, 1, 40, 50)
 
 
+def test_options_reach_the_image_and_the_video_processor(tmp_path: Path) -> None:
+    Sam2VideoProcessor().save_pretrained(tmp_path)
+    opened = Sam2VideoProcessor.from_pretrained(tmp_path, do_normalize=False, target_size=64)
+    assert not opened.image_processor.do_normalize
+    assert not opened.video_processor.do_normalize
+    assert opened.target_size == 64
+
+
 def test_processor_files(tmp_path: Path) -> None:
     PROCESSOR.save_pretrained(tmp_path)
     names = {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}

@@ -78,24 +78,28 @@ class TestPrompts:
 
 
 class TestMasks:
-    def test_call_returns_the_output_of_transformers(self) -> None:
+    def test_a_call_and_run_return_the_same(self) -> None:
         pipe = opened("masks")
-        found = pipe(SHOWN)
-        assert set(found) == {"masks", "scores"}
-        assert len(found["masks"]) == len(found["scores"]) > 0
-        assert found["masks"][0].shape == (50, 70)
-        several = pipe([SHOWN, SHOWN], output_bboxes_mask=True, output_rle_mask=True)
-        assert [set(one) for one in several] == [{"masks", "scores", "rle_mask", "bounding_boxes"}] * 2
+        found, again = pipe(SHOWN), pipe.run(SHOWN)
+        assert (type(found), found.kind) == (type(again), "mask-generation")
+        np.testing.assert_array_equal(found.masks, again.masks)
+        fewer = list(pipe([SHOWN] * 2, points_per_crop=1))
+        assert [len(one) for one in fewer] == [len(pipe.run(SHOWN, points_per_crop=1))] * 2
 
-    def test_run_gives_masks_of_any_source(self) -> None:
+    def test_masks_are_those_of_the_generator(self) -> None:
         pipe = opened("masks")
-        known = pipe(SHOWN)
-        result = pipe.run(SHOWN)
-        assert result.kind == "mask-generation"
-        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), torch.stack(known["masks"]).numpy())
-        np.testing.assert_array_equal(result.scores, known["scores"].float().numpy())
-        fewer = list(pipe.run([SHOWN] * 2, points_per_crop=1))
-        assert [len(one.scores) for one in fewer] == [len(pipe(SHOWN, points_per_crop=1)["scores"])] * 2
+        known, found = pipe.generator(SHOWN), pipe(SHOWN)
+        np.testing.assert_array_equal(decode_rles(found.runs).numpy(), torch.stack(list(known.masks)).numpy())
+        np.testing.assert_array_equal(found.scores, known.scores.float().numpy())
+
+    def test_names_of_transformers(self) -> None:
+        found = opened("masks")(SHOWN, output_bboxes_mask=True, output_rle_mask=True)
+        assert len(found["masks"]) == len(found["scores"]) == len(found["rle_mask"]) == len(found) > 0
+        assert found["masks"][0].shape == (50, 70)
+        np.testing.assert_array_equal(found[-1], found["masks"][-1])
+        np.testing.assert_array_equal(found["bounding_boxes"], found.boxes_xyxy)
+        with pytest.raises(KeyError, match="expected one of masks, scores"):
+            found["labels"]
 
     def test_points_per_batch_are_reduced_when_memory_runs_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe = opened("masks")

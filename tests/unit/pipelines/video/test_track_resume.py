@@ -41,7 +41,7 @@ class OnePerson:
 
     def find_in(self, image: Any, /, *, source: str, frame: int | None) -> People:
         boxes = np.array([[10, 5, 30, 35]] if (frame or 0) >= 7 else [], np.float32).reshape(-1, 4)
-        return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), finder=self.name)
+        return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), detector=self.name)
 
 
 @pytest.fixture(scope="module")
