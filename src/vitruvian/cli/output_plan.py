@@ -24,6 +24,7 @@ from vitruvian.tasks import PLOTS, Task, file_ending
 OUT = "out"  # the default of --out
 VIDEO_KINDS = ("mp4", "webm", "mov")
 VIDEO_DATASET = "vis.json"  # of tasks for videos only: all records as one YouTube-VIS dataset
+CROPS = "crops"  # of tasks for videos only: a folder with an image of each visible object in each frame
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
 
@@ -35,8 +36,8 @@ def image_kinds(task: Task) -> tuple[str, ...]:
 
 def _save_kinds(task: Task) -> tuple[str, ...]:
     """Return everything that `--save` takes for a task; for videos there is always json."""
-    dataset = () if task.image_files else (VIDEO_DATASET,)
-    return tuple(dict.fromkeys((*image_kinds(task), *VIDEO_KINDS, "json", *dataset)))
+    of_objects = () if task.image_files else (VIDEO_DATASET, CROPS)
+    return tuple(dict.fromkeys((*image_kinds(task), *VIDEO_KINDS, "json", *of_objects)))
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,8 @@ class OutputPlan:
     def files(self, item: Input) -> dict[str, Path]:
         """Return the file of each kind for an input; of kinds with a file a frame, their pattern."""
         moving = item.kind in ("video", "camera")
-        if self.file is not None and self._file_kind == VIDEO_DATASET:
-            raise InputError(f"--out {self.file}: expected a folder for {VIDEO_DATASET}, got a file. Name a folder.")
+        if self.file is not None and self._file_kind in (VIDEO_DATASET, CROPS):
+            raise InputError(f"--out {self.file}: expected a folder for {self._file_kind}, got a file. Name a folder.")
         if self.file is not None and self._file_kind is not None:
             return {self._file_kind: self.file} if moving or self._file_kind in image_kinds(self.task) else {}
         if not moving:
@@ -183,6 +184,8 @@ class OutputPlan:
     def _video_path(self, stem: str, kind: str) -> Path:
         if kind in (*VIDEO_KINDS, "json", VIDEO_DATASET):
             return self._path(stem, ".jsonl" if kind == "json" else f".{kind}")
+        if kind == CROPS:
+            return output_path(self._path(stem, f"_{CROPS}"), FRAME_FORMAT, ".png")
         folder = self._path(stem, "")
         return output_path(folder, folder.name, f"_{FRAME_FORMAT}{file_ending(kind)}")
 

@@ -6,13 +6,14 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,22 @@ def open_video(path: str | Path) -> VideoReader | SequenceReader:
 # -------------------------------------------------------------------------------------------------------- reading
 
 
+class DecodedFrame(NamedTuple):
+    """A frame of a video as the decoder returns it.
+
+    Attributes:
+        number: Its number.
+        time: Seconds since the first frame.
+        nbytes: Bytes of its RGB image.
+        to_rgb: Converts it to RGB, uint8 [H, W, 3]. May be called from any thread.
+    """
+
+    number: int
+    time: float
+    nbytes: int
+    to_rgb: Callable[[], _RgbImage]
+
+
 class VideoReader:
     """Iterate over the frames of a video, upright and in order, with constant memory.
 
@@ -123,12 +140,17 @@ class VideoReader:
         Times are the timestamps of the file, also for a variable frame rate. `start` is exact: by seeking where the
         timestamps of the file allow it, by decoding and skipping otherwise.
         """
+        return ((frame.number, frame.time, frame.to_rgb()) for frame in self.decoded_frames(start))
+
+    def decoded_frames(self, start: int = 0) -> Iterator[DecodedFrame]:
+        """Yield the frames that `frames` yields before their conversion to RGB, which other threads may do."""
         if start < 0:
             raise InputError(f"start: expected a frame number of at least 0, got {start}.")
         self.damaged = 0
         frames = self._seek(start) if start else None
         for index, (time, frame) in enumerate(frames or itertools.islice(self._timed(), start, None), start):
-            yield index, float(time) if time is not None else float(index / self.rate), self._to_rgb(frame)
+            seconds = float(time) if time is not None else float(index / self.rate)
+            yield DecodedFrame(index, seconds, 3 * frame.height * frame.width, partial(self._to_rgb, frame))
 
     @contextmanager
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:

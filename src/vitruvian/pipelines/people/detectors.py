@@ -95,9 +95,9 @@ def open_detector(
 
     Args:
         spec: ``None`` or ``"whole"`` for the whole image; ``"builtin"`` for the small model inside the package, or a
-            folder that is packed like it; a file of boxes (.json, .csv); an ONNX detector (.onnx: YOLOX, RTMDet); a
-            folder or Hub name of a Mask2Former or MaskFormer with the class person; a function image → boxes; or a
-            detector.
+            folder that is packed like it; a file of boxes (.json, .csv); the records of tracked objects (.jsonl); an
+            ONNX detector (.onnx: YOLOX, RTMDet); a folder or Hub name of a Mask2Former or MaskFormer with the class
+            person; a function image → boxes; or a detector.
         device: Device of its model; by default the best one available.
         dtype: Data type of its weights; by default the checkpoint's.
         threshold: Lowest score of a person; by default the detector's.
@@ -125,6 +125,10 @@ def open_detector(
         from vitruvian.pipelines.people.boxes_file import BoxesFile
 
         return BoxesFile(spec, **options)
+    if suffix == ".jsonl":
+        from vitruvian.pipelines.people.track_file import TrackFile
+
+        return TrackFile(spec, **options)
     from vitruvian.auto import packed_tasks
 
     if is_builtin(spec) or packed_tasks(spec):

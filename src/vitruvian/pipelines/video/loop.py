@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,23 @@ Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
 VideoTask = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
 _CAMERA_RATE = Fraction(30)
 _MAX_QUEUED = 4  # frames that wait to be drawn and written
+
+
+@runtime_checkable
+class ResumableResults(Protocol):
+    """Results of a task with a state of its own, such as objects that are tracked."""
+
+    def checkpoint(self, every: int) -> None:
+        """Store the state before each frame whose number is a multiple of `every`."""
+        ...
+
+    def state_before(self, frame: int) -> State:
+        """Return the state before a frame, and drop older ones."""
+        ...
+
+    def restore(self, state: State, frame: int) -> None:
+        """Continue with `frame` from a state that `state_before` returned. Called before the first result is taken."""
+        ...
 
 
 class _Pipeline(Protocol):
@@ -63,6 +80,9 @@ class VideoOptions:
         settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
         overwrite: Start again, and replace existing output.
         max_frames: Stop after so many frames.
+        keep_state: Folder to keep segments and states in, for `refine`.
+        refine: A folder that `keep_state` named, and the first frame that is to change: everything before the segment
+            of that frame is taken over.
     """
 
     out: str | Path | None = None
@@ -80,6 +100,8 @@ class VideoOptions:
     settings: Mapping[str, object] | None = None
     overwrite: bool = False
     max_frames: int | None = None
+    keep_state: Path | None = None
+    refine: tuple[Path, int] | None = None
 
     def __post_init__(self) -> None:
         if self.out is None and self.records is None:
@@ -138,16 +160,21 @@ def run_video(
     live = isinstance(source, int) or str(source).startswith("camera:")
     reader = None if live else open_video(str(source))
     folder = _open_folder(options, reader)
-    if options.overwrite or live:
+    if options.refine is not None:
+        folder.adopt(options.refine[0], before=options.refine[1])
+    elif options.overwrite or live:
         folder.clear(finished=True)
     elif folder.finished():
         return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=folder.out, records=folder.records)
     done = folder.resume()
     start = done[-1].stop if done else 0
+    state = folder.state(done[-1]) if done else None
     output = _Output(folder, options, start)
-    if done:
-        output.restore(folder.state(done[-1]))
+    if state is not None:
+        output.restore(state)
     results = task(open_source(source) if reader is None else _read_frames(reader, start), output.detector)
+    if isinstance(results, ResumableResults):
+        output.follow(results, state)
     ending = _consume(results, output, live=live, total=None if reader is None else reader.count)
     segments = [*done, *output.segments]
     if segments:
@@ -184,6 +211,7 @@ def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | N
             "detect_every": options.detect_every,
             "smooth": options.smooth,
         },
+        keep=options.keep_state,
     )
 
 
@@ -253,6 +281,7 @@ class _Output:
         self._smoother = ResultSmoother() if options.smooth else None
         self._draw, self._record = options.draw or _plot, options.record or methodcaller("to_dict")
         self._preview = options.preview
+        self._resumable: ResumableResults | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
         self._queued: deque[Future[None]] = deque()
         self._files: SegmentFiles | None = None  # of the segment that is being written
@@ -267,6 +296,13 @@ class _Output:
             self.detector.restore(substate("detector.", state))
         if self._smoother is not None:
             self._smoother.restore(substate("smoother.", state))
+
+    def follow(self, results: ResumableResults, state: State | None) -> None:
+        """Store the state of results with each segment; they continue from `state`, if there is one."""
+        self._resumable = results
+        results.checkpoint(self._folder.length)
+        if state is not None:
+            results.restore(substate("task.", state), self._start)
 
     def add(self, result: Result | Failure) -> None:
         """Add the result of the next frame, or its `Failure`."""
@@ -303,6 +339,8 @@ class _Output:
             state |= prefixed("detector.", self.detector.state_before(number))
         if self._smoother is not None:
             state |= prefixed("smoother.", self._smoother.state())
+        if self._resumable is not None:
+            state |= prefixed("task.", self._resumable.state_before(number))
         self._submit(partial(self._finish, number, state))
 
     def _submit(self, work: Callable[[], None]) -> None:

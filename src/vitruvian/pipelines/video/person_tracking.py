@@ -10,6 +10,8 @@ person is remembered for a while. The state is one array of T tracks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -178,7 +180,8 @@ class TrackedDetector(Stateful):
     """A people detector for the frames of one video, in order, that assigns identities.
 
     Args:
-        detector: The detector. Give it a low threshold: the tracker handles low scores.
+        detector: The detector. Give it a low threshold: the tracker handles low scores. Identities that it knows, such
+            as those of a `TrackFile`, are kept.
         every: Run the detector in every so many frames, and after a scene cut; in between, tracks are predicted.
         checkpoint_every: Store the state before each frame whose number is a multiple of this, for `state_before`; 0
             for none.
@@ -219,6 +222,9 @@ class TrackedDetector(Stateful):
         sides = detected.boxes_xyxy[:, 2:] - detected.boxes_xyxy[:, :2]  # [P, 2]
         valid = np.isfinite(detected.boxes_xyxy).all(1) & np.isfinite(detected.scores) & (sides > 0).all(1)  # [P]
         boxes, scores = detected.boxes_xyxy[valid], detected.scores[valid]
+        if detected.ids is not None:
+            self._since = self._every  # detects in each frame
+            return replace(detected, boxes_xyxy=boxes, scores=scores, ids=detected.ids[valid])
         ids = self._tracker.update(boxes, scores)
         self._since = 0
         tracked = ids != UNTRACKED
