@@ -442,7 +442,7 @@ class Model(AdapterMixin, TransformersMixin):
         if not self._has_wrapped_weights():
             self.prepare_for_inference()
         self.optimized = True
-        self.graphs = GraphCache() if cuda_graphs else None
+        self.graphs = self.new_graph_cache() if cuda_graphs else None
         # On the instance, so that models without graphs, such as a model inside another, call `forward` directly.
         self.__dict__.pop("forward", None)
         if cuda_graphs and self.captures_forward:
@@ -454,6 +454,10 @@ class Model(AdapterMixin, TransformersMixin):
         for module in self.modules():
             if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
                 module.prepare_for_inference()
+
+    def new_graph_cache(self) -> GraphCache:
+        """Return an empty cache of CUDA graphs for `optimize`. Subclasses override it."""
+        return GraphCache()
 
     def _has_wrapped_weights(self) -> bool:
         """Return whether weights are quantized by torchao, or distributed."""

@@ -18,7 +18,7 @@ from PIL import Image
 import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, save_images, wait_until
 from tests.tiny_checkpoints import working_in
-from tests.unit.pipelines.case import picture
+from tests.unit.pipelines.case import sample_image
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("workspace")
 
 def save_image(path: Path, size_hw: tuple[int, int], number: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture(number, size_hw)).save(path, "PNG")
+    Image.fromarray(sample_image(number, size_hw)).save(path, "PNG")
     return path
 
 
@@ -313,7 +313,7 @@ def clip(tmp_path: Path) -> Path:
 def make_short_clip(path: Path, count: int) -> Path:
     from tests.unit.files.clips import make_clip
 
-    scene = picture(4, (48, 64))
+    scene = sample_image(4, (48, 64))
     make_clip(path, [np.roll(scene, number, 1) for number in range(count)], rate=10)
     return path
 

@@ -33,9 +33,9 @@ def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(code) >= 5
     names: dict[str, Any] = {}
     values = [shown(source, names) for source in code]
-    pictures = [value for value in values if hasattr(value, "_repr_png_")]
-    assert pictures
-    for value in pictures:
+    images = [value for value in values if hasattr(value, "_repr_png_")]
+    assert images
+    for value in images:
         assert not isinstance(value, Result) or value._repr_png_().startswith(b"\x89PNG")
 
 

@@ -73,7 +73,7 @@ def _commands_for(class_names: Iterable[str]) -> list[str]:
 
 
 def _accepts(task: Task, class_name: str) -> bool:
-    """Whether a task takes a model of this class; features come from any Sapiens2."""
+    """Return whether a task takes a model of this class; features come from any Sapiens2."""
     accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts()]
     if class_name == "Sam2VideoModel" and "Sam2Model" in accepted:  # it opens the same checkpoints
         return True

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
-from vitruvian.files.video import NUMBERED, numbered_files
+from vitruvian.files.video import FRAME_PATTERN, numbered_files
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.pipelines.sources import (
     CAMERA,
@@ -121,11 +121,11 @@ def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Ite
         yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
     elif os.path.isdir(path):
         yield from _files_in(path, recursive=recursive)
-    elif not os.path.exists(path) and NUMBERED.search(path.name):
+    elif not os.path.exists(path) and FRAME_PATTERN.search(path.name):
         if sequences_are_videos:
             frames = tuple(file for _, file in numbered_files(path))
             identity = os.path.join(_real_path(path.parent), path.name)
-            stem = safe_name(NUMBERED.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
+            stem = safe_name(FRAME_PATTERN.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
             yield Input(identity=identity, name=text, kind="video", source=str(path), frames=frames, stem=stem)
             return
         for loader in open_source(text).loaders():

@@ -30,7 +30,7 @@ from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
 from vitruvian.cli.locks import OutputLock, remove_unused_locks
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
-from vitruvian.cli.outputs import OutputPlan, result_paths
+from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import Report
 from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand
@@ -55,7 +55,15 @@ _VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain 
 
 
 def run_task(command: TaskCommand) -> None:
-    """Run a task's command, report, and end the command with its exit code."""
+    """Run a task's command and those that follow it, report, and end the command with its exit code."""
+    code, following = _run_command(command)
+    for other in following:
+        code = max(code, _run_command(other)[0])
+    raise typer.Exit(code)
+
+
+def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
+    """Run a task's command and report; return its exit code, and the commands that follow it."""
     with TaskRun(command, Report(command, each=command.watch)) as run:
         interrupted = False
         try:
@@ -67,7 +75,8 @@ def run_task(command: TaskCommand) -> None:
             interrupted = True
         if run.dataset is not None:
             run.dataset.close()
-        raise typer.Exit(run.report.finish(interrupted=interrupted))
+        code = run.report.finish(interrupted=interrupted)
+        return code, [] if interrupted else run.following
 
 
 class _AlreadyDoneError(Exception):
@@ -87,6 +96,7 @@ class TaskRun:
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
+        self.following: list[TaskCommand] = []  # of videos that are done
         self._read_journal = functools.cache(Journal)
         if command.preview is not None:
             Preview(command.preview)
@@ -169,7 +179,17 @@ class TaskRun:
             pipe = self.pipe  # an error of the model is not one of the video
             with self._attempt(item):
                 run(self, pipe, item, changed=item.identity in changed)
+        self._add_following(inputs)
         self._compare_with_disk()
+
+    def _add_following(self, inputs: Sequence[Input]) -> None:
+        """Note the commands that follow this one on videos that are done, now or before."""
+        for item in inputs:
+            records = self._files.get(item.identity, {}).get("json")
+            if item.kind != "video" or item.path is None or records is None or not records.is_file():
+                continue
+            if self.journal.state(item, [records], self.settings) == "done":
+                self.following += self.command.following(str(item.path), records)
 
     @contextmanager
     def _attempt(self, item: Input) -> Iterator[None]:
@@ -186,7 +206,7 @@ class TaskRun:
             self.release(item)
 
     def is_result(self, item: Input) -> bool:
-        """Whether a listed file is a result itself, of this run or of others."""
+        """Return whether a listed file is a result itself, of this run or of others."""
         if not item.listed or item.path is None:
             return False
         path = item.path.absolute()

@@ -15,7 +15,10 @@ from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_p
 from vitruvian.version import __version__
 
 # Options that do not change results, or of which a digest is taken
-_INDEPENDENT = {"revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"} | {
+_INDEPENDENT = {
+    *("revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"),
+    *("then", "keep_state", "refine"),
+} | {
     field.name
     for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, MessageGroup)
     for field in dataclasses.fields(group)
@@ -37,6 +40,7 @@ def settings_digest(command: TaskCommand) -> str:
         "model": _checkpoint_digest(command.model or BUILTIN, command.revision),
         "detector": None if detector is None else _checkpoint_digest(detector),
         "files": {path: _file_digest(Path(path)) for path in paths if os.path.isfile(path)},
+        "inputs": [_file_digest(path) for path in command.input_files()],
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

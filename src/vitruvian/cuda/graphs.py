@@ -29,6 +29,7 @@ Key = tuple[object, ...]
 
 # Batches with at most this many pixel values are captured, however many images they hold.
 _MAX_VALUES = 8 * 3 * 1024 * 768
+_MAX_COUNTED = 256  # shapes whose calls without a graph are counted
 _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  # None: all small batches
 
 
@@ -66,22 +67,25 @@ class GraphCache:
     Args:
         max_graphs: Number of graphs to keep.
         max_batch: Batch size up to which calls are captured, whatever the size of images.
+        calls_before: Number of calls of the same shapes that run before one is captured: for models that are called
+            with many shapes, of which few come again.
 
     Attributes:
         replays: Number of replays by batch size.
         failed: Calls that cannot be captured, and why. They run without a graph.
     """
 
-    def __init__(self, *, max_graphs: int = 4, max_batch: int = 4) -> None:
-        self.max_graphs, self.max_batch = max_graphs, max_batch
+    def __init__(self, *, max_graphs: int = 4, max_batch: int = 4, calls_before: int = 0) -> None:
+        self.max_graphs, self.max_batch, self.calls_before = max_graphs, max_batch, calls_before
         self.captured: OrderedDict[Key, CapturedCall] = OrderedDict()
         self.replays: Counter[int] = Counter()
         self.failed: dict[Key, str] = {}
+        self._calls: Counter[Key] = Counter()  # that ran without a graph
         self._pool: CapturePool | None = None  # of all graphs, which never run at the same time
         self._lock = threading.RLock()  # a graph has one set of static inputs; calls may be nested
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _empty_cache, (self.max_graphs, self.max_batch)  # copies of a model capture for themselves
+    def __reduce__(self) -> tuple[object, ...]:  # copies of a model capture for themselves
+        return _empty_cache, (self.max_graphs, self.max_batch, self.calls_before)
 
     def accepts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Return whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested."""
@@ -114,7 +118,9 @@ class GraphCache:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (function.__qualname__, str(structure), tuple(_describe(leaf) for leaf in leaves))
         with self._lock:
-            call = self.captured.get(key) or self._capture(key, function, leaves, structure)
+            call = self.captured.get(key)
+            if call is None and not self._is_too_early(key):
+                call = self._capture(key, function, leaves, structure)
             if call is None:
                 return function(*args, **kwargs)
             self.captured.move_to_end(key)
@@ -125,6 +131,13 @@ class GraphCache:
             outputs = [value.clone() if isinstance(value, Tensor) else value for value in call.outputs]
         result: R = pytree.tree_unflatten(outputs, call.structure)
         return result
+
+    def _is_too_early(self, key: Key) -> bool:
+        """Count a call without a graph; tell whether `calls_before` such calls are not reached yet."""
+        if len(self._calls) >= _MAX_COUNTED:
+            self._calls.clear()
+        self._calls[key] += 1
+        return self._calls[key] <= self.calls_before
 
     def _capture(
         self, key: Key, function: Callable[..., object], leaves: list[object], structure: pytree.TreeSpec
@@ -205,8 +218,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _empty_cache(max_graphs: int, max_batch: int) -> GraphCache:
-    return GraphCache(max_graphs=max_graphs, max_batch=max_batch)
+def _empty_cache(max_graphs: int, max_batch: int, calls_before: int) -> GraphCache:
+    return GraphCache(max_graphs=max_graphs, max_batch=max_batch, calls_before=calls_before)
 
 
 def _describe(leaf: object) -> object:

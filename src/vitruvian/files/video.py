@@ -6,13 +6,14 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,8 @@ _Packet = Any
 _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
 
-NUMBERED = re.compile(r"%(?:0?(\d+))?d")  # the number in the name of numbered images
+FRAME_FORMAT = "%05d"  # the number of a frame in file names that commands choose
+FRAME_PATTERN = re.compile(r"%(?:0?(\d+))?d")  # where a file name has the number of a frame
 _SEQUENCE_RATE = Fraction(25)  # frames per second of numbered images
 _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
@@ -60,12 +62,28 @@ def open_video(path: str | Path) -> VideoReader | SequenceReader:
     Raises:
         ImageError: No frame can be decoded.
     """
-    if NUMBERED.search(Path(path).name) and not Path(path).exists():
+    if FRAME_PATTERN.search(Path(path).name) and not Path(path).exists():
         return SequenceReader(path)
     return VideoReader(path)
 
 
 # -------------------------------------------------------------------------------------------------------- reading
+
+
+class DecodedFrame(NamedTuple):
+    """A frame of a video as the decoder returns it.
+
+    Attributes:
+        number: Its number.
+        time: Seconds since the first frame.
+        nbytes: Bytes of its RGB image.
+        to_rgb: Converts it to RGB, uint8 [H, W, 3]. May be called from any thread.
+    """
+
+    number: int
+    time: float
+    nbytes: int
+    to_rgb: Callable[[], RgbImage]
 
 
 class VideoReader:
@@ -122,12 +140,17 @@ class VideoReader:
         Times are the timestamps of the file, also for a variable frame rate. `start` is exact: by seeking where the
         timestamps of the file allow it, by decoding and skipping otherwise.
         """
+        return ((frame.number, frame.time, frame.to_rgb()) for frame in self.decoded_frames(start))
+
+    def decoded_frames(self, start: int = 0) -> Iterator[DecodedFrame]:
+        """Yield the frames that `frames` yields before their conversion to RGB, which other threads may do."""
         if start < 0:
             raise InputError(f"start: expected a frame number of at least 0, got {start}.")
         self.damaged = 0
         frames = self._seek(start) if start else None
         for index, (time, frame) in enumerate(frames or itertools.islice(self._timed(), start, None), start):
-            yield index, float(time) if time is not None else float(index / self.rate), self._to_rgb(frame)
+            seconds = float(time) if time is not None else float(index / self.rate)
+            yield DecodedFrame(index, seconds, 3 * frame.height * frame.width, partial(self._to_rgb, frame))
 
     @contextmanager
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:
@@ -471,8 +494,8 @@ class VideoWriter(Writer):
 def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
     """List the files ``name_%05d.png`` with their numbers, in that order, with or without gaps."""
     path = Path(pattern)
-    number = NUMBERED.search(path.name)
-    if number is None or NUMBERED.search(path.name[number.end() :]):
+    number = FRAME_PATTERN.search(path.name)
+    if number is None or FRAME_PATTERN.search(path.name[number.end() :]):
         raise InputError(f"{path}: expected one %d or %04d in the name.")
     before, after = re.escape(path.name[: number.start()]), re.escape(path.name[number.end() :])
     file_name = re.compile(f"{before}(\\d{{{int(number.group(1) or 1)},}}){after}")
@@ -524,13 +547,13 @@ class SequenceWriter(Writer):
 
     def __init__(self, path: str | Path, *, start: int = 0) -> None:
         self.path = Path(path)
-        if len(NUMBERED.findall(self.path.name)) != 1:
+        if len(FRAME_PATTERN.findall(self.path.name)) != 1:
             raise InputError(f"{self.path.name}: expected one number such as %05d in the name, got another form.")
         self.count, self._start = 0, start
 
     def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:
         """Write a frame, uint8 [H, W, 3] or [H, W, 4] with straight alpha, as the next file."""
-        name = NUMBERED.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
+        name = FRAME_PATTERN.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
         write_image(self.path.with_name(name), image)
         self.count += 1
 

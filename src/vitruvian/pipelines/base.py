@@ -27,7 +27,7 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Unit
 from vitruvian.pipelines.options import Options, replace_options
 from vitruvian.pipelines.people.detectors import (
     DetectorSpec,
@@ -75,7 +75,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
     # Options that `forward` reads; units of calls that agree on them can share a batch. None: `forward` reads others.
     forward_options: ClassVar[tuple[str, ...] | None] = None
 
@@ -214,18 +213,20 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
         options = replace_options(self.options, changes)
+        self._prepare_model(options)
+        call = copy.copy(self)
+        call.options = options
+        call.detector = self.choose_detector(options)
+        call.detects_people = call.detector is not None
+        return call
+
+    def _prepare_model(self, options: OptionsT) -> None:
+        """Optimize the model if that is to be done and is not done yet, and open the upload stream of its device."""
         if not self.model.optimized and (
             options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
         ):
             self.model.optimize(cuda_graphs=self.fixed_input_size)
         self.upload_stream = upload_stream(self.device, self.upload_stream)
-        call = copy.copy(self)
-        call.options = options
-        call.detector = self.choose_detector(options)
-        call.detects_people = call.detector is not None
-        on_host = self.device.type == "cpu" and self.upload_stream is None
-        call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
-        return call
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
         """Return the batch size of a call. Later calls use what "auto" shrank to."""
@@ -275,9 +276,11 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         height, width = self.processor.size_hw
         return height, width
 
-    def forward_decodes(self) -> bool:
-        """Return whether `forward` queues all device work of `decode` too."""
-        return False
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread calls `decode`. Tasks whose `decode` waits for the device return "worker"."""
+        if self.upload_stream is not None:
+            return "stream"
+        return "worker" if self.device.type == "cpu" else "consumer"
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""

@@ -33,7 +33,7 @@ from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
 
-DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.sapiens2_head and task.pipeline)
+DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.sapiens2_head and task.has_pipeline)
 _IMAGES = hub.BUILTIN_FOLDER  # beside the model
 _TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
 _ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
@@ -138,8 +138,8 @@ class _Row:
         for kind in TASKS[task].image_files:
             self.files.append(output_path(self.folder, self.stem, f"_{task}{file_ending(kind)}"))
             save_as(kind, result, self.files[-1], draw=lambda one: one.plot())
-        options = {"legend": False} if task == "parts" else {}  # too small to read on the sheet
-        self.drawings[task] = np.asarray(result.plot(**options).convert("RGB"))
+        # A legend would be too small to read on the sheet.
+        self.drawings[task] = np.asarray(result.plot_frame().convert("RGB"))
 
 
 def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:

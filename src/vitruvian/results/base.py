@@ -7,15 +7,16 @@ column x and row y is the point (x, y). P people, H W pixels.
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
 import os
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, ClassVar, Self, overload
+from typing import IO, Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from vitruvian.text_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
+T = TypeVar("T")
 
 
 def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:
@@ -40,6 +42,29 @@ def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type
     return {"array": (dtype, shape)}
 
 
+def accept_earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator for dataclasses whose constructor takes fields under earlier names too.
+
+    Args:
+        names: The name of a field by its earlier name.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def initialize(self: T, **values: Any) -> None:
+            for earlier in values.keys() & names.keys():
+                values[names[earlier]] = values.pop(earlier)
+            construct(self, **values)
+
+        setattr(cls, "__init__", initialize)  # noqa: B010 - mypy refuses the assignment
+        return cls
+
+    return decorate
+
+
+@accept_earlier_names(finder="detector")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:
     """The people that a task was run on.
@@ -50,6 +75,7 @@ class People:
         ids: Identities in a video, int64 [P].
         detector: "given", "whole image", or the name of the detector.
         note: What a reader should know, for instance that no person was detected and the whole image was used.
+        fallback: Whether no one was detected, and the only person is the whole image instead.
     """
 
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", 4))
@@ -57,6 +83,7 @@ class People:
     ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "P"))
     detector: str
     note: str | None = None
+    fallback: bool = False
 
     def __post_init__(self) -> None:
         _check_arrays(self, {}, prefix="people.")
@@ -124,6 +151,11 @@ class Result:
     def plot(self) -> Image:
         """Draw the result, over its image where that helps, at the size of the source."""
         raise NotImplementedError
+
+    def plot_frame(self, **options: Any) -> Image:
+        """Draw the result as `plot` does with these options, but always at the size of the source: without a legend."""
+        plot: Callable[..., Image] = self.plot
+        return plot(**options)
 
     @overload
     def save(self, path: str | Path, format: str | None = None) -> Path: ...

@@ -19,26 +19,36 @@ from vitruvian.files.labels import write_lines, yolo_segment_lines
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.results.base import Result, array_of, box_window, check_array, check_choice, rounded_list
+from vitruvian.results.base import (
+    Result,
+    accept_earlier_names,
+    array_of,
+    box_window,
+    check_array,
+    check_choice,
+    rounded_list,
+)
 from vitruvian.results.supervision import to_detections
 from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
     import supervision
 
-MasksKind = Literal["segment", "mask-generation", "instance", "track"]
+MasksKind = Literal["segment", "masks", "instances", "track"]
+_EARLIER_KINDS = {"mask-generation": "masks", "instance": "instances"}
 # name in the mask-generation pipeline of transformers -> attribute
-_TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "runs", "bounding_boxes": "boxes_xyxy"}
+_TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "rles", "bounding_boxes": "boxes_xyxy"}
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
+@accept_earlier_names(runs="rles")
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Masks(Result):
     """Masks of N objects; they may overlap.
 
     Attributes:
-        kind: The task: "segment" (by prompts), "mask-generation" (everything), "instance" (by class) or "track".
-        runs: The masks as COCO RLE, N of them, counts as strings. The constructor also takes RLE of any form or an
+        kind: The task: "segment" (by prompts), "masks" (everything), "instances" (by class) or "track".
+        rles: The masks as COCO RLE, N of them, counts as strings. The constructor also takes RLE of any form or an
             array bool [N, H, W]; `masks` decodes them.
         scores: Confidence of the model, float32 [N].
         boxes_xyxy: Corners, float32 [N, 4].
@@ -51,21 +61,22 @@ class Masks(Result):
     info_fields = ("label_names",)
 
     kind: MasksKind
-    runs: Sequence[Rle] | NDArray[np.bool_]
+    rles: Sequence[Rle] | NDArray[np.bool_]
     scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "N"))
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "N", 4))
     label_ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "N"))
     label_names: tuple[str, ...] | None = None
 
     def _normalize_fields(self) -> dict[str, int]:
+        object.__setattr__(self, "kind", _EARLIER_KINDS.get(self.kind, self.kind))
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # several tasks share this class
-        object.__setattr__(self, "runs", _as_runs(self.runs, self.size_hw))
-        return {"N": len(self.runs)}
+        object.__setattr__(self, "rles", _as_rles(self.rles, self.size_hw))
+        return {"N": len(self.rles)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = len(self.runs)
+        count = len(self.rles)
         if self.label_names is not None and (self.label_ids is None or len(self.label_names) != count):
             raise InputError(
                 f"label_names: expected one for each of the {count} masks beside label_ids, "
@@ -73,7 +84,7 @@ class Masks(Result):
             )
 
     def __len__(self) -> int:
-        return len(self.runs)
+        return len(self.rles)
 
     def __iter__(self) -> Iterator[NDArray[np.bool_]]:
         return (self.mask(index) for index in range(len(self)))
@@ -89,7 +100,7 @@ class Masks(Result):
 
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return one mask, bool [H, W]."""
-        return decode_rle(self.runs[index]).numpy()
+        return decode_rle(self.rles[index]).numpy()
 
     @property
     def masks(self) -> NDArray[np.bool_]:
@@ -97,9 +108,14 @@ class Masks(Result):
         return np.stack(list(self)) if len(self) else np.zeros((0, *self.size_hw), bool)
 
     @property
+    def runs(self) -> Sequence[Rle] | NDArray[np.bool_]:
+        """`rles` under its earlier name."""
+        return self.rles
+
+    @property
     def areas(self) -> NDArray[np.int64]:
         """Pixels of each mask, int64 [N]."""
-        return np.array([rle_area(rle) for rle in self.runs], np.int64)
+        return np.array([rle_area(rle) for rle in self.rles], np.int64)
 
     def polygons(self, index: int, *, tolerance: float = 1.0) -> list[Polygon]:
         """Return the outlines of one mask's parts, the largest first: float32 [N, 2] in pixels, without holes."""
@@ -192,7 +208,7 @@ class Masks(Result):
                 "label_id": None if self.label_ids is None else int(self.label_ids[index]),
                 "label": None if self.label_names is None else self.label_names[index],
             }
-            for index, (rle, area, score, box) in enumerate(zip(self.runs, areas, scores, boxes, strict=True))
+            for index, (rle, area, score, box) in enumerate(zip(self.rles, areas, scores, boxes, strict=True))
         ]
         return super().to_dict() | {"objects": objects}
 
@@ -206,7 +222,7 @@ class Masks(Result):
                 category_id=_OBJECT_CATEGORY if self.label_ids is None else int(self.label_ids[index]),
                 score=float(self.scores[index]),
             )
-            for index, rle in enumerate(self.runs)
+            for index, rle in enumerate(self.rles)
         ]
 
     def coco_categories(self) -> list[JsonObject]:
@@ -233,18 +249,18 @@ class Masks(Result):
         return None
 
 
-def _as_runs(runs: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:
+def _as_rles(rles: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:
     """Return masks, bool [N, H, W] or RLE of any form, as RLE with counts as strings."""
-    if isinstance(runs, np.ndarray):
-        check_array("runs", runs, dtype=np.bool_, shape=("N", *size_hw))
-        return tuple(encode_rles(runs, compress=True))
-    if not isinstance(runs, (list, tuple)):
-        raise InputError(f"runs: expected a list of RLE or bool [N, H, W], got {type(runs).__name__}.")
+    if isinstance(rles, np.ndarray):
+        check_array("rles", rles, dtype=np.bool_, shape=("N", *size_hw))
+        return tuple(encode_rles(rles, compress=True))
+    if not isinstance(rles, (list, tuple)):
+        raise InputError(f"rles: expected a list of RLE or bool [N, H, W], got {type(rles).__name__}.")
     encoded = []
-    for rle in runs:
+    for rle in rles:
         height, width, counts = read_rle(rle)
         if (height, width) != size_hw:
-            raise InputError(f"runs: expected masks of {size_hw[0]}×{size_hw[1]} pixels, got {height}×{width}.")
+            raise InputError(f"rles: expected masks of {size_hw[0]}×{size_hw[1]} pixels, got {height}×{width}.")
         text = rle["counts"] if isinstance(rle["counts"], str) else compress_counts(counts)
         encoded.append(Rle(size=[height, width], counts=text))
     return tuple(encoded)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 from vitruvian.serving.errors import RequestError, too_large
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitruvian.cli import _option_names, program, run
+from vitruvian.cli.app import _option_names, program, run
 from vitruvian.cli.options import MessageGroup
 from vitruvian.cli.report import Report, error_text, json_line, option_names, printable
 from vitruvian.errors import InputError, MissingExtraError
@@ -100,7 +100,7 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
     pty = pytest.importorskip("pty")
     code = (
         "import time, warnings\n"
-        "from vitruvian.cli import _show_warning\n"
+        "from vitruvian.cli.app import _show_warning\n"
         "from vitruvian.cli.options import MessageGroup\n"
         "from vitruvian.cli.report import Report\n"
         "from vitruvian.errors import VitruvianWarning\n"

@@ -49,7 +49,7 @@ def test_yolo_poses(tmp_path: Path) -> None:
 
 
 def test_yolo_segments(tmp_path: Path) -> None:
-    masks = sample("instance")
+    masks = sample("instances")
     path = masks.save(tmp_path / "7.txt")
     lines = [numbers(line) for line in path.read_text().splitlines()]
     assert [line[0] for line in lines] == [4, 2, 4]
@@ -61,7 +61,7 @@ def test_yolo_segments(tmp_path: Path) -> None:
 
 
 def test_label_studio(tmp_path: Path) -> None:
-    write_label_studio(tmp_path / "ls.json", dataset(tmp_path, sample("instance")), image_root="/data/")
+    write_label_studio(tmp_path / "ls.json", dataset(tmp_path, sample("instances")), image_root="/data/")
     (task,) = json.loads((tmp_path / "ls.json").read_text())
     assert task["data"] == {"image": "/data/a/7.jpg"}
     shapes = task["predictions"][0]["result"]
@@ -78,7 +78,7 @@ def test_label_studio(tmp_path: Path) -> None:
 
 
 def test_cvat(tmp_path: Path) -> None:
-    write_cvat(tmp_path / "a.xml", dataset(tmp_path, sample("instance")))
+    write_cvat(tmp_path / "a.xml", dataset(tmp_path, sample("instances")))
     image = ElementTree.parse(tmp_path / "a.xml").getroot().find("image")
     assert image is not None
     assert (image.get("name"), image.get("width"), image.get("height")) == ("a/7.jpg", "30", "20")
@@ -92,7 +92,7 @@ def test_cvat(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset(tmp_path, sample("instance"))
+    dataset(tmp_path, sample("instances"))
     source = str(tmp_path / "all.json")
     for form, name in (("yolo", "labels"), ("label-studio", "ls.json"), ("cvat", "a.xml")):
         assert cli.run(["labels", source, "--to", form, "--out", str(tmp_path / name)]) == 0
@@ -128,7 +128,7 @@ def test_crops_of_people(tmp_path: Path) -> None:
 
 
 def test_crops_of_objects(tmp_path: Path) -> None:
-    masks: Masks = sample("instance")
+    masks: Masks = sample("instances")
     cut = read_zip(masks.save(tmp_path / "a.crops.zip"))
     np.testing.assert_array_equal(cut["02.png"][..., :3], IMAGE[10:, 15:])
     np.testing.assert_array_equal(cut["02.png"][..., 3] > 0, masks.mask(1)[10:, 15:])

@@ -166,7 +166,9 @@ def _read_models(texts: Sequence[str]) -> dict[str, str]:
         checkpoint = _absolute(text)
         heads = local_packed_tasks(checkpoint)
         served = [
-            row.name for row in TASKS.values() if row.pipeline and (row.sapiens2_head in heads or row.name == "embed")
+            row.name
+            for row in TASKS.values()
+            if row.has_pipeline and (row.sapiens2_head in heads or row.name == "embed")
         ]
         if not heads:
             raise InputError(

@@ -269,6 +269,11 @@ class Sam2VideoInferenceSession:
         """Number of frames so far; None before the first."""
         return None if self.processed_frames is None else len(self.processed_frames) + self._dropped_frames
 
+    def skip_frames(self, count: int) -> None:
+        """Count frames of a stream that were processed earlier, and are not stored."""
+        self.processed_frames = self.processed_frames or {}
+        self._dropped_frames += count
+
     def add_new_frame(self, pixel_values: Tensor, frame_idx: int | None = None) -> int:
         """Add a prepared frame [3, H, W] or [1, 3, H, W]; return its index, by default the number of frames."""
         frame = pixel_values.to(self.video_storage_device, dtype=self.dtype)

@@ -208,7 +208,8 @@ class InferenceEngine(Generic[ResultT]):
         self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
         self._decode_pool: ThreadPoolExecutor | None = None  # one thread, which synchronizes with the device
-        if task.upload_stream is not None and not task.decodes_in_workers:
+        self._decode_thread = task.decode_thread()
+        if self._decode_thread == "stream":
             self._decode_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
             self._download_stream = CudaStream(task.device)
         self._reader = threading.Thread(target=self._read_source, name="vitruvian-source", daemon=True)
@@ -443,7 +444,7 @@ class InferenceEngine(Generic[ResultT]):
                 if self._decode_pool is not None:
                     computed = StreamEvent(self._task.device)
                     decode = self._decode_pool.submit(self._decode_on_stream, computed, prepared, outputs).result
-                elif not self._task.decodes_in_workers:
+                elif self._decode_thread == "consumer":
                     decode = _completed(decode()).result
                 item.finishing = self._submit(self._pool, self._finish, prepared, decode)
             except Exception as error:  # noqa: BLE001 - becomes the outcome of this image

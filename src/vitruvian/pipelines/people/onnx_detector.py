@@ -200,7 +200,7 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
 
 
 def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
-    """Resize an image to fit the top left of a grey one [H, W, 3], float32; return it and the resized size.
+    """Resize an image to fit the top left of a gray one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
     """

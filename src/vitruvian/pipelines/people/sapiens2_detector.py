@@ -1,6 +1,6 @@
 """People detector with Sapiens2: the small model inside the package, or any Sapiens2 with a detection head.
 
-    image ── resize to a long side of 384 ── model ──▶ centres and sides ── decode_people ──▶ boxes in source pixels
+    image ── resize to a long side of 384 ── model ──▶ centers and sides ── decode_people ──▶ boxes in source pixels
 
 Images much longer than wide (or the other way round) are processed a second time, in tiles: in the whole image, people
 are too small to detect.

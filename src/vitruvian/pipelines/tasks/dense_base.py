@@ -36,7 +36,7 @@ from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
-from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
+from vitruvian.pipelines.people.detectors import PeopleDetector, whole_image
 from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import (
     Blend,
@@ -186,7 +186,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             regions = plan_tiles(frame.size_hw, self._tile_hw(), overlap=self.options.overlap)
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
-        if crops is None or is_fallback(crops):  # not as a crop of one person: that would be padded differently
+        if crops is None or crops.fallback:  # not as a crop of one person: that would be padded differently
             return DenseContext(crops or whole_image(frame.size_hw, note=self.options.whole_image_note))
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 

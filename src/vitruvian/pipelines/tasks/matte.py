@@ -17,7 +17,7 @@ from vitruvian.results import Matte
 class MattePipeline(DensePipeline[Matte, DenseOptions]):
     """Alpha and premultiplied foreground; both are zero outside of the people that are processed.
 
-    Colours are those of the image, without the background's at the fringe; with ``refine=False`` the model's.
+    Colors are those of the image, without the background's at the fringe; with ``refine=False`` the model's.
     """
 
     task = "matte"

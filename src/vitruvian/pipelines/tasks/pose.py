@@ -27,7 +27,7 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.people.detectors import whole_image
 from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import boxes_xywh
@@ -134,12 +134,13 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
             mirrored = None if pairs is None else self.model(crops.flip(-1), return_dict=True).heatmaps
             return _decode(heatmaps, mirrored, pairs, kernel_size)
 
-    def forward_decodes(self) -> bool:
-        """Return whether a kernel decodes in `forward`."""
-        if self.upload_stream is None:
-            return False
-        example = torch.empty(0, self.input_hw[1], dtype=self.model.dtype, device=self.device)
-        return decodes_without_sync(example, kernel_size=self.options.kernel_size)
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker" if a kernel decodes in `forward`, else as for other tasks."""
+        if self.upload_stream is not None:
+            example = torch.empty(0, self.input_hw[1], dtype=self.model.dtype, device=self.device)
+            if decodes_without_sync(example, kernel_size=self.options.kernel_size):
+                return "worker"
+        return super().decode_thread()
 
     def _flip_pairs(self) -> Tensor:
         """Return the pairs of keypoints that swap in a mirrored image [P, 2]."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits, _closest
+from vitruvian.models.sam2.video_memories import _closest
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession, TrackingOptions
 
@@ -161,6 +162,37 @@ def test_flat_memory_gives_the_same_masks() -> None:
     assert len(flat.processed_frames) == 1
     assert len(set(sizes[20:])) == 1
     assert len(flat.frames_tracked_per_obj[0]) == MODEL.config.max_object_pointers_in_encoder
+
+
+def stored_bytes(value: Any, seen: dict[int, int]) -> int:
+    """Bytes of the memory behind all tensors in nested containers, shared memory counted once."""
+    if isinstance(value, Tensor):
+        seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    elif isinstance(value, dict):
+        for one in value.values():
+            stored_bytes(one, seen)
+    elif isinstance(value, list | tuple | set):
+        for one in value:
+            stored_bytes(one, seen)
+    return sum(seen.values())
+
+
+@torch.inference_mode()
+def test_bytes_of_a_session_do_not_grow() -> None:
+    state = session(streaming=True, keep_history=False, corrections_as_conditioning=True, objects_start_at_prompt=True)
+    add(state, 0, [1, 2], [[POINT_A[0][0], POINT_B[0][0]]], [[[1], [1]]], original_size=(SIDE, SIDE))
+    sizes, entries = [], []
+    for index in range(200):
+        if index == 30:
+            add(state, 30, 3, POINT_B, ONE, original_size=(SIDE, SIDE))
+        MODEL(state, frame=FRAMES[index % len(FRAMES)])
+        if index == 35:
+            state.remove_object(2)
+        if index in (60, 199):
+            sizes.append(stored_bytes(vars(state), {}))
+            entries.append([len(frames) for frames in state.frames_tracked_per_obj.values()])
+    assert sizes[0] == sizes[1] > 0
+    assert entries[0] == entries[1]
 
 
 def test_prior_logits_are_given_with_further_points() -> None:

@@ -2,6 +2,8 @@
 
 plan.json                          source, outputs and settings; another plan is not resumed
 00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json is written last and completes it
+
+Only the last state is stored, unless the segments are kept for changes that start at some frame.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.video import (
-    NUMBERED,
+    FRAME_PATTERN,
     SequenceReader,
     SequenceWriter,
     Sound,
@@ -36,7 +38,7 @@ from vitruvian.pipelines.video.smoothing import State
 from vitruvian.text_files import json_text, write_json
 
 _PLAN = "plan.json"
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class VideoSegment:
     stop: int
     time: float
     failures: int
+
+
+def segments_path(output: Path) -> Path:
+    """Return the folder with the segments of a video or a file of records that is being written."""
+    return output.with_name(output.name + ".parts")
 
 
 class SegmentFolder:
@@ -60,6 +67,7 @@ class SegmentFolder:
         length: Frames in a segment.
         alpha: Whether the video has an alpha channel.
         settings: What else the output depends on, as JSON values.
+        keep: Folder in which all segments stay, with their states; None to remove them when they are joined.
     """
 
     def __init__(
@@ -72,13 +80,14 @@ class SegmentFolder:
         length: int,
         alpha: bool,
         settings: Mapping[str, object],
+        keep: Path | None = None,
     ) -> None:
-        self.out, self.records, self.reader = out, records, reader
+        self.out, self.records, self.reader, self.keep = out, records, reader, keep
         self.rate, self.length, self.alpha = rate, length, alpha
         first = out or records
         assert first is not None  # run_video checks it
-        self.path = first.with_name(first.name + ".parts")
-        self.numbered = out is not None and bool(NUMBERED.search(out.name))
+        self.path = segments_path(first)
+        self.numbered = out is not None and bool(FRAME_PATTERN.search(out.name))
         if out is not None and not self.numbered:
             codec_for(out, alpha=alpha)  # raises for a wrong suffix
         self.plan = {
@@ -116,6 +125,28 @@ class SegmentFolder:
         write_json(self.path / _PLAN, self.plan)
         return segments
 
+    def adopt(self, kept: Path, *, before: int) -> None:
+        """Start from segments that an earlier run kept: those that end at or before a frame.
+
+        Does nothing if this output was begun already.
+        """
+        plan = _read_json(kept / _PLAN)
+        if not isinstance(plan, dict) or {**plan, "settings": None} != {**self.plan, "settings": None}:
+            raise InputError(
+                f"{kept}: expected segments of the same video and outputs, got "
+                f"{'others' if plan else 'none'}. Run it again with the same source, --out and --save."
+            )
+        if _read_json(self.path / _PLAN) == self.plan:
+            return
+        self.clear()
+        self.path.mkdir(parents=True)
+        for description in sorted(kept.glob("[0-9]*.json")):
+            values = _read_json(description)
+            if isinstance(values, dict) and values.get("stop", before + 1) <= before:
+                for file in (*self.files(values["start"]), description):
+                    shutil.copyfile(kept / file.name, self.path / file.name)
+        write_json(self.path / _PLAN, self.plan)
+
     def files(self, start: int) -> list[Path]:
         """Return the files of the segment that starts with a frame: video, records, and the state at its end."""
         name = f"{start:08d}"
@@ -139,7 +170,7 @@ class SegmentFolder:
                     path.unlink(missing_ok=True)
 
     def join(self, segments: Sequence[VideoSegment], *, sound: bool) -> None:
-        """Join all segments, and remove the folder."""
+        """Join all segments, and remove or keep the folder."""
         if self.records is not None:
             with atomic_write(self.records) as temporary, temporary.open("wb") as whole:
                 for segment in segments:
@@ -150,7 +181,13 @@ class SegmentFolder:
             videos = [(path, time) for path, time in videos if path.exists()]  # a camera may fail in all its frames
             sound_from = self.reader.path if sound and self.reader is not None and self.reader.has_sound else None
             _join_videos(videos, self.out, alpha=self.alpha, sound_from=sound_from)
-        shutil.rmtree(self.path)
+        if self.keep is None:
+            shutil.rmtree(self.path)
+            return
+        if self.keep.exists() and not (self.keep / _PLAN).exists():
+            raise InputError(f"{self.keep}: expected a folder of this program, got something else. Move it away.")
+        shutil.rmtree(self.keep, ignore_errors=True)
+        self.path.rename(self.keep)
 
 
 class SegmentFiles:
@@ -188,7 +225,7 @@ class SegmentFiles:
             self._lines.close()
         write_npz(self._state_path, state)
         write_json(self._state_path.with_suffix(".json"), asdict(segment))
-        if self._start >= self._folder.length:
+        if self._start >= self._folder.length and self._folder.keep is None:
             self._folder.files(self._start - self._folder.length)[-1].unlink(missing_ok=True)
         return segment
 

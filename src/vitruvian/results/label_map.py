@@ -1,25 +1,23 @@
-"""Maps of class numbers: `Parts`, the body part of each pixel, and `Semantic`, its class."""
+"""`LabelMap`: what maps of class numbers share, `Parts` and `Semantic`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw import class_colors, draw_labels
+from vitruvian.draw import draw_labels
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
-from vitruvian.files.labels import write_png_zip
-from vitruvian.human import PART_COLORS, PART_NAMES
 from vitruvian.images.class_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.images.types import RgbImage
-from vitruvian.results.base import Result, array_of
+from vitruvian.results.base import Result
 from vitruvian.text_files import JsonObject
 
 
@@ -83,6 +81,10 @@ class LabelMap(Result):
         )
         return Image.fromarray(drawn)
 
+    def plot_frame(self, **options: Any) -> Image.Image:
+        """Draw the result as `plot` does with these options, without the legend."""
+        return self.plot(**options | {"legend": False})
+
     def write(self, path: Path, ending: str) -> None:
         """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""
         if ending == ".png":
@@ -113,86 +115,3 @@ class LabelMap(Result):
 
     def _rle(self, label: int) -> Rle:
         return encode_rle(self.labels == label, compress=True)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Parts(LabelMap):
-    """The body part of each pixel. Left and right are the person's own.
-
-    Attributes:
-        labels: Number of the part, uint8 [H, W]; 0 is the background.
-        names: Names of the K parts, by default the 29 of Sapiens2.
-        colours: RGB of each, uint8 [K, 3].
-        score: Confidence of the model at each pixel, float16 [H, W], 0 to 1.
-    """
-
-    task = "parts"
-    endings: ClassVar[tuple[str, ...]] = (*LabelMap.endings, ".parts.zip")
-    background = 0
-    classes_key = "parts"
-    supercategory = "person"
-    info_fields = ("names",)
-
-    labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
-    names: tuple[str, ...] = PART_NAMES
-    colours: NDArray[np.uint8] = field(
-        default_factory=lambda: np.array(PART_COLORS, np.uint8), metadata=array_of(np.uint8, "K", 3)
-    )
-    score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
-
-    def _normalize_fields(self) -> dict[str, int]:
-        return {"K": len(self.names)}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.labels.max() >= len(self.names):
-            raise InputError(
-                f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Add names for all."
-            )
-
-    def _names(self) -> dict[int, str]:
-        return dict(enumerate(self.names))
-
-    def write(self, path: Path, ending: str) -> None:
-        """Write what any map of labels can be, or a ZIP with a mask for each part that occurs, 255 where it is."""
-        if ending == ".parts.zip":
-            found = [label for label in count_labels(self.labels) if label != self.background]
-            write_png_zip(path, {self.name(one): (self.labels == one).astype(np.uint8) * 255 for one in found})
-        else:
-            super().write(path, ending)
-
-    def palette(self) -> RgbImage:
-        """Return `colours`."""
-        return self.colours
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Semantic(LabelMap):
-    """The class of each pixel.
-
-    Attributes:
-        labels: Number of the class, int32 [H, W], from 0.
-        id2label: Names by number. Numbers without a name are called "class N".
-    """
-
-    task = "semantic"
-
-    labels: NDArray[np.int32] = field(metadata=array_of(np.int32, "H", "W"))
-    id2label: dict[int, str]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        low, high = int(self.labels.min()), int(self.labels.max())
-        if low < 0 or high > 65535:
-            raise InputError(f"labels: expected numbers from 0 to 65535, got {low} to {high}.")
-
-    def _names(self) -> dict[int, str]:
-        return self.id2label
-
-    def palette(self) -> RgbImage:
-        """Return a color for each class up to the largest that is named or occurs, uint8 [K, 3]."""
-        return class_colors(max(int(self.labels.max()), *self.id2label, 0) + 1)
-
-    def info(self) -> JsonObject:
-        """Return everything but the arrays."""
-        return super().info() | {"id2label": {str(label): name for label, name in self.id2label.items()}}

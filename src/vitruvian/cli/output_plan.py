@@ -17,21 +17,22 @@ from vitruvian.cli.options import STDIO
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
+from vitruvian.files.video import FRAME_FORMAT
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.tasks import PLOTS, Task, file_ending
 
 OUT = "out"  # the default of --out
 VIDEO_KINDS = ("mp4", "webm", "mov")
 VIDEO_DATASET = "vis.json"  # of tasks for videos only: all records as one YouTube-VIS dataset
+CROPS = "crops"  # of tasks for videos only: a folder with an image of each visible object in each frame
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
-FRAME_NUMBER = "%05d"
 _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
 
 
 def _save_kinds(task: Task) -> tuple[str, ...]:
     """Return everything that `--save` takes for a task; for videos there is always json."""
-    dataset = () if task.image_files else (VIDEO_DATASET,)
-    return tuple(dict.fromkeys((*task.image_kinds(), *VIDEO_KINDS, "json", *dataset)))
+    of_objects = () if task.image_files else (VIDEO_DATASET, CROPS)
+    return tuple(dict.fromkeys((*task.image_kinds(), *VIDEO_KINDS, "json", *of_objects)))
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,8 @@ class OutputPlan:
     def files(self, item: Input) -> dict[str, Path]:
         """Return the file of each kind for an input; of kinds with a file a frame, their pattern."""
         moving = item.kind in ("video", "camera")
-        if self.file is not None and self._file_kind == VIDEO_DATASET:
-            raise InputError(f"--out {self.file}: expected a folder for {VIDEO_DATASET}, got a file. Name a folder.")
+        if self.file is not None and self._file_kind in (VIDEO_DATASET, CROPS):
+            raise InputError(f"--out {self.file}: expected a folder for {self._file_kind}, got a file. Name a folder.")
         if self.file is not None and self._file_kind is not None:
             return {self._file_kind: self.file} if moving or self._file_kind in self.task.image_kinds() else {}
         if not moving:
@@ -178,11 +179,13 @@ class OutputPlan:
     def _video_path(self, stem: str, kind: str) -> Path:
         if kind in (*VIDEO_KINDS, "json", VIDEO_DATASET):
             return self._path(stem, ".jsonl" if kind == "json" else f".{kind}")
+        if kind == CROPS:
+            return output_path(self._path(stem, f"_{CROPS}"), FRAME_FORMAT, ".png")
         folder = self._path(stem, "")
-        return output_path(folder, folder.name, f"_{FRAME_NUMBER}{file_ending(kind)}")
+        return output_path(folder, folder.name, f"_{FRAME_FORMAT}{file_ending(kind)}")
 
 
 def result_paths(files: Mapping[str, Path]) -> list[Path]:
     """Return the files of a result, and the folder of those that come a file a frame."""
     paths: Iterable[Path] = files.values()
-    return list(dict.fromkeys(path.parent if FRAME_NUMBER in path.name else path for path in paths))
+    return list(dict.fromkeys(path.parent if FRAME_FORMAT in path.name else path for path in paths))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.pipelines.video.tracking import Tracker
+from vitruvian.pipelines.video.person_tracking import PersonTracker
 
 Floats = NDArray[np.float64]
 
@@ -21,13 +21,13 @@ def box(x: float, y: float = 100.0, w: float = 40.0, h: float = 100.0) -> list[f
     return [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
 
 
-def follow(tracker: Tracker, *people: list[float], scores: list[float] | None = None) -> list[int]:
+def follow(tracker: PersonTracker, *people: list[float], scores: list[float] | None = None) -> list[int]:
     found: list[int] = tracker.update(list(people), scores or [0.9] * len(people)).tolist()
     return found
 
 
 def test_ids_do_not_depend_on_the_order_of_boxes() -> None:
-    tracker = Tracker()
+    tracker = PersonTracker()
     assert follow(tracker, box(100), box(300)) == [1, 2]
     assert follow(tracker, box(302), box(101)) == [2, 1]
     assert follow(tracker, box(103), box(303), box(500)) == [1, 2, 3]
@@ -35,7 +35,7 @@ def test_ids_do_not_depend_on_the_order_of_boxes() -> None:
 
 def test_ids_of_people_who_cross() -> None:
     """They walk through each other; where they are closest only the one in front is found."""
-    tracker = Tracker()
+    tracker = PersonTracker()
     left, right = 100.0, 300.0
     first = follow(tracker, box(left), box(right))
     for step in range(50):
@@ -48,7 +48,7 @@ def test_ids_of_people_who_cross() -> None:
 
 
 def test_velocity_is_predicted_through_a_gap() -> None:
-    tracker = Tracker()
+    tracker = PersonTracker()
     for step in range(10):
         follow(tracker, box(100 + 10 * step))
     for _ in range(8):
@@ -58,7 +58,7 @@ def test_velocity_is_predicted_through_a_gap() -> None:
 
 def test_size_is_constant_through_a_gap() -> None:
     """Someone walks behind a wall: the box shrinks from one side, is gone, and comes back as it was."""
-    tracker = Tracker()
+    tracker = PersonTracker()
     for _ in range(5):
         follow(tracker, box(100))
     for cut in range(0, 25, 5):
@@ -72,7 +72,7 @@ def test_size_is_constant_through_a_gap() -> None:
 
 def test_lost_tracks_expire() -> None:
     for gap, expected in ((5, [1]), (6, [2])):
-        tracker = Tracker(max_age=5)
+        tracker = PersonTracker(max_age=5)
         for _ in range(3):
             follow(tracker, box(100))
         for _ in range(gap):
@@ -82,7 +82,7 @@ def test_lost_tracks_expire() -> None:
 
 def test_tentative_tracks_expire_early() -> None:
     for gap, expected in ((2, [1]), (3, [2])):
-        tracker = Tracker()
+        tracker = PersonTracker()
         follow(tracker, box(100))
         for _ in range(gap):
             follow(tracker)
@@ -90,39 +90,39 @@ def test_tentative_tracks_expire_early() -> None:
 
 
 def test_entries_and_exits() -> None:
-    tracker = Tracker(max_age=3)
+    tracker = PersonTracker(max_age=3)
     for step in range(30):
         people = {1: box(100), **({2: box(200)} if step < 15 else {}), **({3: box(300)} if step >= 5 else {})}
         assert follow(tracker, *people.values()) == list(people), step
 
 
 def test_boxes_of_low_confidence_continue_tracks_but_start_none() -> None:
-    tracker = Tracker()
+    tracker = PersonTracker()
     follow(tracker, box(100))
     assert follow(tracker, box(102), scores=[0.9]) == [1]
     assert follow(tracker, box(104), box(300), box(106), scores=[0.2, 0.3, 0.05]) == [1, -1, -1]
     assert follow(tracker, box(106), scores=[0.9]) == [1]
-    assert follow(Tracker(), box(100), scores=[0.3]) == [-1]
+    assert follow(PersonTracker(), box(100), scores=[0.3]) == [-1]
 
 
 def test_boxes_of_high_confidence_are_matched_first() -> None:
-    tracker = Tracker()
+    tracker = PersonTracker()
     for _ in range(3):
         follow(tracker, box(100))
     assert follow(tracker, box(100), box(104), scores=[0.4, 0.8]) == [-1, 1]
 
 
 def test_fast_people_are_matched_without_overlap() -> None:
-    tracker = Tracker()
+    tracker = PersonTracker()
     follow(tracker, box(100))
     assert follow(tracker, box(150)) == [1]  # no overlap: 40 wide, moved by 50
-    other = Tracker()
+    other = PersonTracker()
     follow(other, box(100))
     assert follow(other, box(150, h=300, w=120, y=200)) == [2]  # three times as large: someone else
 
 
 def test_predictions_between_detections() -> None:
-    tracker = Tracker()
+    tracker = PersonTracker()
     for step in range(6):
         follow(tracker, box(100 + 10 * step), box(500))
     ids, boxes, _ = tracker.predict()
@@ -136,7 +136,7 @@ def test_predictions_between_detections() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    tracker = Tracker(max_occluded=10, max_age=1000)
+    tracker = PersonTracker(max_occluded=10, max_age=1000)
     rng = np.random.default_rng(0)
     for _ in range(200):
         place = rng.uniform(0, 50000, 2)
@@ -147,7 +147,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_reset_drops_tracks_and_does_not_reuse_ids() -> None:
-    tracker = Tracker()
+    tracker = PersonTracker()
     for _ in range(3):
         follow(tracker, box(100))
     tracker.reset()
@@ -155,13 +155,13 @@ def test_reset_drops_tracks_and_does_not_reuse_ids() -> None:
 
 
 def test_a_restored_tracker_continues_identically() -> None:
-    whole, first = Tracker(), Tracker()
+    whole, first = PersonTracker(), PersonTracker()
     rng = np.random.default_rng(1)
     frames = [[box(100 + 9 * t + rng.normal()), box(600 - 9 * t + rng.normal())][: 1 + (t % 5 > 0)] for t in range(40)]
     for people in frames[:20]:
         follow(whole, *people)
         follow(first, *people)
-    second = Tracker()
+    second = PersonTracker()
     second.restore(first.state())
     for people in frames[20:]:
         assert follow(second, *people) == follow(whole, *people)
@@ -171,7 +171,7 @@ def walk(seed: int) -> tuple[int, int]:
     """Let twelve people walk about and return how often one changed its number, and how many numbers there were."""
     rng = np.random.default_rng(seed)
     places, speeds = rng.uniform(100, 1800, (12, 2)), rng.uniform(-6, 6, (12, 2))
-    tracker = Tracker()
+    tracker = PersonTracker()
     history: list[list[int]] = [[] for _ in range(12)]
     for _ in range(100):
         speeds = speeds + rng.normal(0, 0.2, (12, 2))
@@ -203,7 +203,7 @@ def test_many_people_with_noise_and_misses() -> None:
 )
 def test_invalid_boxes_are_errors(boxes: Any, scores: Any) -> None:
     with pytest.raises(InputError, match="expected"):
-        Tracker().update(boxes, scores)
+        PersonTracker().update(boxes, scores)
 
 
 FRAMES = SHARED / "photos/video/bedroom"
@@ -216,7 +216,7 @@ def test_two_children_of_a_real_clip() -> None:
 
     images = [np.asarray(Image.open(path).convert("L"), np.float32) for path in sorted(FRAMES.glob("*.jpg"))]
     background = np.median(np.stack(images), axis=0)
-    tracker, numbers = Tracker(), set()
+    tracker, numbers = PersonTracker(), set()
     for image in images:
         moving = np.abs(image - background) > 40
         boxes = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitruvian.cli.outputs import _read_save
+from vitruvian.cli.output_plan import _read_save
 from vitruvian.errors import InputError
 from vitruvian.tasks import TASKS
 

@@ -2,13 +2,15 @@
 
     boxes, scores ──▶ predict all tracks ──▶ match in three rounds ──▶ update the matched, start new ones, drop old ones
 
-Each track is a Kalman filter with constant velocity on centre, width and height; noise is relative to the person's
+Each track is a Kalman filter with constant velocity on center, width and height; noise is relative to the person's
 height. The rounds match high-score boxes by IoU; low-score boxes with the remaining visible tracks, since occluded
 people have low scores; and high-score boxes again with enlarged boxes, for fast people and low frame rates. An occluded
 person is remembered for a while. The state is one array of T tracks.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +26,7 @@ from vitruvian.results.base import People
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Rows = NDArray[np.intp]
-# A track. Boxes and velocities are of centre x, centre y, width and height.
+# A track. Boxes and velocities are of center x, center y, width and height.
 _TRACK = np.dtype(
     [
         ("id", np.int64),
@@ -48,7 +50,7 @@ _INFEASIBLE = 1e6  # cost of a pair below the minimum IoU
 _GROWTH = 0.03  # of a predicted box for each frame since the last detection
 
 
-class Tracker(Stateful):
+class PersonTracker(Stateful):
     """Assigns identities to people in a video.
 
     Call `update` for each frame with detections, and `predict` for each frame without.
@@ -179,7 +181,8 @@ class TrackedDetector(Stateful):
     """A people detector for the frames of one video, in order, that assigns identities.
 
     Args:
-        detector: The detector. Give it a low threshold: the tracker handles low scores.
+        detector: The detector. Give it a low threshold: the tracker handles low scores. Identities that it knows, such
+            as those of a `TrackFile`, are kept.
         every: Run the detector in every so many frames, and after a scene cut; in between, tracks are predicted.
         checkpoint_every: Store the state before each frame whose number is a multiple of this, for `state_before`; 0
             for none.
@@ -192,7 +195,7 @@ class TrackedDetector(Stateful):
             raise InputError(f"every, checkpoint_every: expected at least 1 and 0, got {every} and {checkpoint_every}.")
         self._detector, self._every, self._checkpoint_every = detector, every, checkpoint_every
         self.name = detector.name
-        self._tracker = Tracker()
+        self._tracker = PersonTracker()
         self._cuts = SceneCuts()
         self._since = every  # frames since the last detection
         self._number = 0
@@ -220,6 +223,9 @@ class TrackedDetector(Stateful):
         sides = detected.boxes_xyxy[:, 2:] - detected.boxes_xyxy[:, :2]  # [P, 2]
         valid = np.isfinite(detected.boxes_xyxy).all(1) & np.isfinite(detected.scores) & (sides > 0).all(1)  # [P]
         boxes, scores = detected.boxes_xyxy[valid], detected.scores[valid]
+        if detected.ids is not None:
+            self._since = self._every  # detects in each frame
+            return replace(detected, boxes_xyxy=boxes, scores=scores, ids=detected.ids[valid])
         ids = self._tracker.update(boxes, scores)
         self._since = 0
         tracked = ids != UNTRACKED
@@ -262,10 +268,10 @@ def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, in
 
 
 def _to_centers(corners: Floats) -> Floats:
-    """Convert corners to centre x, centre y, width and height: [P, 4] -> [P, 4]."""
+    """Convert corners to center x, center y, width and height: [P, 4] -> [P, 4]."""
     return np.concatenate(((corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]), axis=1)
 
 
 def _to_corners(centers: Floats) -> Floats:
-    """Convert centre x, centre y, width and height to corners: [P, 4] -> [P, 4]."""
+    """Convert center x, center y, width and height to corners: [P, 4] -> [P, 4]."""
     return np.concatenate((centers[:, :2] - centers[:, 2:] / 2, centers[:, :2] + centers[:, 2:] / 2), axis=1)
