@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
-from vitruvian.cuda.graphs import CapturedCall, GraphCache
 
 from tests.families.sam2 import SIDE, video_fields
+from vitruvian.cuda.graphs import CapturedCall, GraphCache
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
