@@ -57,7 +57,7 @@ def write_inputs(root: Path, options: argparse.Namespace) -> None:
     from PIL import Image
     from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
 
-    from vitruvian.benchmarking.models import Workload, benchmark_model
+    from vitruvian.benchmarking.workloads import Workload, benchmark_model
 
     if options.model == "small":
         model = small_sapiens2("pose", (256, 192), channels=(32, 32), hidden_size=256, layers=6, intermediate_size=1024)
