@@ -321,12 +321,12 @@ def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from measure import run_in_new_process
 
-    from vitruvian.benchmarking.timing import machine
+    from vitruvian.benchmarking.timing import describe_machine
 
     packages = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
     if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise SystemExit(f"vitruvian serve needs {', '.join(lacking)}, which this environment lacks.")
-    print(machine(torch.device(options.device)))
+    print(describe_machine(torch.device(options.device)))
     arguments = [f"--device={options.device}", f"--seconds={options.seconds}"]
     alone = run_in_new_process(__file__, "--one", "pipeline", str(root), *arguments)
     if "error" in alone:
