@@ -85,9 +85,14 @@ class TaskOptions(BaseModel):
 
     def call_options(self) -> dict[str, object]:
         """Return the arguments of the pipeline's call."""
-        others = self.plot_names | self.save_names | self.result_names
-        values = self.model_dump(exclude_none=True)
-        return {self.renamed.get(name, name): value for name, value in values.items() if name not in others}
+        names, values = self.call_names(), self.model_dump(exclude_none=True)
+        return {names[name]: value for name, value in values.items() if name in names}
+
+    @classmethod
+    def call_names(cls) -> dict[str, str]:
+        """Return the pipeline's argument for each option that is one."""
+        others = cls.plot_names | cls.save_names | cls.result_names
+        return {name: cls.renamed.get(name, name) for name in cls.model_fields if name not in others}
 
     def convert(self, result: Result) -> Result:
         """Convert a result before it is written and drawn."""
