@@ -236,7 +236,10 @@ class Page {
       if (controller.signal.aborted) return;
       Object.assign(run, { status: "error", error });
     }
-    this.refresh();
+    this.renderTasks();
+    this.renderStatus();
+    this.renderResult();
+    this.showLayers();
   }
 
   // ------------------------------------------------------------------------------------------ prompts
@@ -350,7 +353,8 @@ class Page {
       const job = await startJob(video.file, run.task, options);
       this.card?.close();
       this.card = new JobCard(job, { onEnd: (ended) => this.jobEnded(run, ended), onDelete: () => this.forgetJob() });
-      this.renderPanel();
+      this.renderResult();
+      this.renderStatus();
     } catch (error) {
       Object.assign(run, { status: "error", error });
       this.renderTasks();
@@ -523,32 +527,46 @@ class Page {
       return;
     }
     const status = make("div", { id: "status", "aria-live": "polite" });
+    const hidden = active === "pose" && this.image ? ["threshold"] : []; // the page draws keypoints itself
+    const options = open && optionControls(this.image ? model.options : model.job_options, run.options, hidden, () => this.optionsChanged(run));
     this.code = new CodeSection(() => this.call());
-    const body = !open ? [] : this.video ? this.videoSections(run, model) : this.imageSections(run, model);
-    panel.replaceChildren(head, status, ...body.filter(Boolean), this.code.element);
+    panel.replaceChildren(head, status, make("div", { id: "controls" }), options || "", make("div", { id: "files" }), this.code.element);
     this.renderStatus();
+    this.renderResult();
   }
 
-  /** @param {Run} run @param {any} model @returns {(HTMLElement | null)[]} @private */
-  imageSections(run, model) {
+  /** @param {Run} run @private */
+  optionsChanged(run) {
+    this.code?.update();
+    if (this.image && run.task !== "segment") this.execute(run.task);
+  }
+
+  /** Draw what depends on the result; the options stay as they are, with the focus. @private */
+  renderResult() {
+    const run = this.run(this.active);
+    const model = this.models.get(run.task);
+    if (!model || !document.querySelector("#controls")) return;
+    if (this.image) {
+      find("#controls").replaceChildren(...this.imageControls(run));
+      const any = run.layer || run.task === "segment";
+      const ask = (/** @type {string} */ kind) => this.askFor(run, kind);
+      find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.viewer.snapshot()) : "");
+    } else if (this.video) {
+      find("#controls").replaceChildren(...(run.task === "track" ? this.trackSections() : []));
+      find("#files").replaceChildren(this.jobSection(run));
+    }
+  }
+
+  /** @param {Run} run @returns {HTMLElement[]} @private */
+  imageControls(run) {
     const parts = [];
-    const changed = () => {
-      this.showLayers();
-      this.code?.update();
-    };
     if (run.task === "segment") {
       this.promptControls = new PromptControls(this.prompts, { video: false });
       parts.push(this.promptControls.element);
-      queueMicrotask(() => this.showDetails());
+      this.showDetails();
     }
     if (run.task === "pointmap" && run.layer) parts.push(this.spaceButton());
-    if (run.layer) parts.push(...layerControls(run, changed));
-    const hidden = run.task === "pose" ? ["threshold"] : [];
-    parts.push(optionControls(model.options, run.options, hidden, () => {
-      this.code?.update();
-      if (run.task !== "segment") this.execute(run.task);
-    }));
-    if (run.layer || run.task === "segment") parts.push(downloads(model, /** @type {any} */ (this.image).file.name, (kind) => this.askFor(run, kind), () => this.viewer.snapshot()));
+    if (run.layer || run.task === "segment") parts.push(...layerControls(run, () => this.showLayers()));
     return parts;
   }
 
@@ -564,25 +582,22 @@ class Page {
       icon: "cube", text: this.space ? "Back to the image" : "Open in 3D", kind: "primary", id: "open-3d",
       onclick: async () => {
         await this.showSpace(!this.space);
-        this.renderPanel();
+        this.renderResult();
         find(this.space ? "#space-view canvas" : "#open-3d").focus();
       },
     });
     return section("3D", made);
   }
 
-  /** @param {Run} run @param {any} model @returns {(HTMLElement | null)[]} @private */
-  videoSections(run, model) {
-    const parts = [];
-    const start = button({ icon: "play", text: run.task === "track" ? "Track" : "Run on the video", kind: "primary", id: "start-job", onclick: () => this.startVideoJob() });
+  /** @param {Run} run @returns {HTMLElement} @private */
+  jobSection(run) {
+    const text = run.task === "track" ? "Track" : "Run on the video";
+    const start = button({ icon: "play", text, kind: "primary", id: "start-job", onclick: () => this.startVideoJob() });
     this.updateStart = () => {
       start.disabled = run.task === "track" && !this.everyone && !this.prompts.objects.length;
     };
     this.updateStart();
-    if (run.task === "track") parts.push(...this.trackSections());
-    parts.push(optionControls(model.job_options, run.options, run.task === "pose" ? [] : ["threshold"], () => this.code?.update()));
-    parts.push(section("Video", start, this.card ? this.card.element : make("p.muted", {}, "The result is a video and a file of data.")));
-    return parts;
+    return section("Video", start, this.card ? this.card.element : make("p.muted", {}, "The result is a video and a file of data."));
   }
 
   /** @private */
@@ -591,7 +606,8 @@ class Page {
       label: "Follow everyone", checked: this.everyone,
       onchange: (on) => {
         this.everyone = on;
-        this.renderPanel();
+        this.renderResult();
+        this.code?.update();
         this.showLayers();
         /** @type {HTMLElement | null} */ (document.querySelector("#everyone input"))?.focus();
       },
@@ -599,7 +615,7 @@ class Page {
     everyone.id = "everyone";
     if (this.everyone) return [section("Follow", everyone)];
     this.promptControls = new PromptControls(this.prompts, { video: true });
-    queueMicrotask(() => this.showDetails());
+    this.showDetails();
     return [this.promptControls.element, everyone];
   }
 

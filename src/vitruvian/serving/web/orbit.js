@@ -143,15 +143,18 @@ export class OrbitView {
     return [normal.x, normal.y, normal.z];
   }
 
-  /** Look from the camera of the photo. */
+  /** Look from the camera of the photo, at most of the points: single ones may be far away. */
   reset() {
-    const box = new this.three.Box3().setFromObject(this.points);
-    const [near, far] = depthRange(/** @type {Cloud} */ (this.cloud));
-    const center = box.getCenter(new this.three.Vector3());
-    center.z = -(near + far) / 2;
-    this.radius = Math.max(far - near, (box.max.y - box.min.y) / 2, 1e-3);
+    const step = Math.max(1, Math.floor(this.indices.length / 20_000));
+    const sample = this.indices.filter((_, i) => i % step === 0).map((index) => this.position(index));
+    const ranges = [0, 1, 2].map((axis) => {
+      const values = sample.map((point) => point[axis]).sort((a, b) => a - b);
+      return [values[Math.floor(values.length * 0.03)] ?? 0, values[Math.floor(values.length * 0.97)] ?? 0];
+    });
+    const center = new this.three.Vector3(...ranges.map(([low, high]) => (low + high) / 2));
+    this.radius = Math.max(...ranges.map(([low, high]) => (high - low) / 2), 1e-3);
     this.controls.target.copy(center);
-    this.camera.position.set(center.x, center.y, center.z + this.radius * 3.2);
+    this.camera.position.set(center.x, center.y, center.z + this.radius * 3.6);
     this.camera.near = this.radius / 100;
     this.camera.far = this.radius * 100;
     this.controls.update();

@@ -33,7 +33,12 @@ export function errorBox(error) {
 
 /** @param {string} text @param {string} label @returns {HTMLElement} */
 export function copyBlock(text, label) {
-  return make("div.code", {}, make("pre", { tabindex: 0, "aria-label": "Code" }, make("code", {}, text)), copyButton(() => text, label));
+  return make("div.code", {}, make("pre", { tabindex: 0, "aria-label": "Code" }, make("code", {}, ...words(text))), copyButton(() => text, label));
+}
+
+/** Return a text whose short words are not broken at hyphens. @param {string} text @returns {(HTMLElement | string)[]} */
+function words(text) {
+  return text.split(/(\s+)/).map((word) => (word.trim() && word.length < 34 ? make("span.word", {}, word) : word));
 }
 
 /** @param {() => string} text @param {string} label */
@@ -100,8 +105,8 @@ export function itemList(layer, title, onChange) {
     update();
   };
   const actions = make("div.row", {},
-    button({ text: "All", kind: "small", label: `Show all ${title.toLowerCase()}`, onclick: setAll(true) }),
-    button({ text: "None", kind: "small", label: `Hide all ${title.toLowerCase()}`, onclick: setAll(false) }),
+    button({ text: "All", kind: "small", label: `All ${title.toLowerCase()}`, onclick: setAll(true) }),
+    button({ text: "None", kind: "small", label: `None of the ${title.toLowerCase()}`, onclick: setAll(false) }),
   );
   const head = make("div.section-head", {}, make("h3", {}, `${title} `, make("span.count", {}, String(items.length))), items.length > 1 ? actions : null);
   return make("section.section", {}, head, items.length ? make("ul.items", {}, ...rows) : make("p.muted", {}, "Nothing was found."));
@@ -157,7 +162,7 @@ export function layerControls(run, onChange) {
     })),
   ];
   if (layer instanceof MatteLayer) parts.push(backgroundControls(layer, onChange));
-  else if (layer.items && task !== "segment") {
+  else if (layer?.items && task !== "segment") {
     const titles = { pose: "People", parts: "Parts", semantic: "Classes", panoptic: "Segments", instances: "Objects", masks: "Masks" };
     parts.push(itemList(layer, titles[/** @type {keyof titles} */ (task)], onChange));
   }
@@ -246,7 +251,7 @@ export class CodeSection {
   /** Write it anew. */
   update() {
     const write = { shell: commandLine, python, curl }[this.language] ?? commandLine;
-    this.text.textContent = write(this.call());
+    this.text.replaceChildren(...words(write(this.call())));
   }
 }
 

@@ -82,13 +82,20 @@ export class Viewer {
   fit() {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     if (!this.base || !width || !height) return this.render();
-    const margin = width < 600 ? 12 : 28;
-    const room = [(width - 2 * margin) / this.size.width, (height - 2 * margin) / this.size.height];
+    const margin = width < 600 ? 12 : 24;
+    const covered = this.canvas.getBoundingClientRect().bottom - this.lowestFree(); // by the bars below
+    const room = [(width - 2 * margin) / this.size.width, (height - covered - 2 * margin) / this.size.height];
     this.scale = Math.min(...room, MAX_ZOOM);
     this.offset.x = (width - this.size.width * this.scale) / 2;
-    this.offset.y = (height - this.size.height * this.scale) / 2;
+    this.offset.y = (height - covered - this.size.height * this.scale) / 2;
     this.fitted = true;
     return this.render();
+  }
+
+  /** Return the top of the bars over the stage, on the screen. @private */
+  lowestFree() {
+    const bars = [find(".toolbar"), find("#player")].filter((bar) => bar.offsetHeight);
+    return Math.min(this.canvas.getBoundingClientRect().bottom, ...bars.map((bar) => bar.getBoundingClientRect().top));
   }
 
   /**
@@ -132,7 +139,7 @@ export class Viewer {
     const ratio = canvas.width / Math.max(1, canvas.clientWidth);
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.clearRect(0, 0, canvas.width, canvas.height);
-    this.stage.dataset.zoom = this.scale.toFixed(3);
+    this.stage.dataset.view = [this.offset.x, this.offset.y, this.scale].map((value) => value.toFixed(3)).join();
     find("#zoom-level").textContent = this.base ? `${Math.round(this.scale * 100)} %` : "";
     if (!this.base) return;
     context.setTransform(ratio * this.scale, 0, 0, ratio * this.scale, ratio * this.offset.x, ratio * this.offset.y);
