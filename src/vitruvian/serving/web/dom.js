@@ -56,6 +56,7 @@ export function icon(name) {
  * @returns {HTMLButtonElement}
  */
 export function button({ icon: name, text, label, kind = "", pressed, disabled, onclick, id }) {
+  /** @type {Object<string, any>} */
   const attributes = { type: "button", id, title: text ? undefined : label, "aria-label": label, disabled, onclick };
   if (pressed !== undefined) attributes["aria-pressed"] = String(pressed);
   const made = make(`button.button${kind ? `.${kind}` : ""}`, attributes, name ? icon(name) : null, text ?? null);

@@ -48,8 +48,8 @@ export class ImageLayer {
     context.drawImage(this.image, 0, 0, this.width, this.height);
   }
 
-  /** @returns {Hover | null} */
-  hover() {
+  /** @type {Layer["hover"]} */
+  hover(_x, _y) {
     return null;
   }
 }
@@ -217,7 +217,7 @@ function paintMask({ data, width, height }, mask, [red, green, blue]) {
 export class PoseLayer {
   /**
    * @param {any} result  of the server
-   * @param {{bones: {start: number, end: number, colour: Rgb}[]}} layout
+   * @param {{bones: {name: string, start: number, end: number}[]}} layout
    */
   constructor(result, layout) {
     this.names = result.names;
@@ -233,11 +233,7 @@ export class PoseLayer {
       colour: objectColour(index),
       on: true,
     }));
-    this.pointColours = this.names.map(() => /** @type {Rgb} */ ([255, 255, 255]));
-    for (const bone of this.bones) {
-      this.pointColours[bone.start] = bone.colour;
-      this.pointColours[bone.end] = bone.colour;
-    }
+    this.pointColours = this.names.map(sideColour);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} scale */
@@ -248,10 +244,10 @@ export class PoseLayer {
       if (!this.items[index].on) return;
       const shown = (/** @type {number} */ point) =>
         pose.scores[point] >= this.threshold && pose.keypoints[point][0] !== null;
-      for (const { start, end, colour } of this.bones) {
+      for (const { name, start, end } of this.bones) {
         if (!shown(start) || !shown(end)) continue;
-        context.strokeStyle = css(colour);
-        context.lineWidth = 2.5 / scale;
+        context.strokeStyle = css(sideColour(name));
+        context.lineWidth = 3 / scale;
         context.beginPath();
         context.moveTo(...toPair(pose.keypoints[start]));
         context.lineTo(...toPair(pose.keypoints[end]));
@@ -289,6 +285,13 @@ export class PoseLayer {
     });
     return found;
   }
+}
+
+/** Return the colour of a side of the body. @param {string} name  of a keypoint or bone @returns {Rgb} */
+function sideColour(name) {
+  if (/(^|_)left_/.test(name)) return [56, 163, 255];
+  if (/(^|_)right_/.test(name)) return [255, 138, 31];
+  return [255, 255, 255];
 }
 
 /** @param {number[]} point @returns {[number, number]} */

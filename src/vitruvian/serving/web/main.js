@@ -55,6 +55,12 @@ class Page {
     this.everyone = false;
     /** @type {OrbitView | null} */
     this.orbit = null;
+    /** @type {PromptControls | null} */
+    this.promptControls = null;
+    /** @type {CodeSection | null} */
+    this.code = null;
+    /** @type {(() => void) | null} after prompts have changed */
+    this.updateStart = null;
     this.space = false; // whether the 3D view is shown
   }
 
@@ -139,7 +145,7 @@ class Page {
     }
     this.closeSource();
     this.video = video;
-    video.buildBar();
+    video.showControls();
     this.opened(file.name, video.width, video.height);
     this.viewer.setBase(video.element, video.width, video.height);
     if (!this.models.get(this.active)?.jobs) this.active = TASK_ORDER.find((task) => this.models.get(task)?.jobs) ?? "pose";
@@ -561,7 +567,7 @@ class Page {
   imageControls(run) {
     const parts = [];
     if (run.task === "segment") {
-      this.promptControls = new PromptControls(this.prompts, { video: false });
+      this.promptControls = new PromptControls(this.prompts);
       parts.push(this.promptControls.element);
       this.showDetails();
     }
@@ -614,9 +620,9 @@ class Page {
     });
     everyone.id = "everyone";
     if (this.everyone) return [section("Follow", everyone)];
-    this.promptControls = new PromptControls(this.prompts, { video: true });
+    this.promptControls = new PromptControls(this.prompts);
     this.showDetails();
-    return [this.promptControls.element, everyone];
+    return [section("Follow", everyone), this.promptControls.element];
   }
 
   /** Ask for files of a result. @param {Run} run @param {string} kind @returns {Promise<Response>[]} @private */

@@ -41,8 +41,13 @@ export class OrbitView {
     element.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => this.keyDown(event));
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(host);
+    /** @type {any} */
     this.points = null;
+    /** @type {any} */
     this.lines = null;
+    /** @type {number[]} pixels of the image whose points are shown */
+    this.indices = [];
+    this.radius = 1;
   }
 
   /**

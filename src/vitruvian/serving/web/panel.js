@@ -276,13 +276,9 @@ export async function missingModel(task) {
 
 /** The tools for points and boxes, and the list of objects. */
 export class PromptControls {
-  /**
-   * @param {import("./prompts.js").Prompts} prompts
-   * @param {{video: boolean}} options
-   */
-  constructor(prompts, { video }) {
+  /** @param {import("./prompts.js").Prompts} prompts */
+  constructor(prompts) {
     this.prompts = prompts;
-    this.video = video;
     const tools = choice({
       label: "Tool", value: prompts.tool, values: [["point", "Add"], ["remove", "Remove"], ["box", "Box"]],
       onchange: (value) => {
@@ -292,8 +288,8 @@ export class PromptControls {
     this.undo = button({ icon: "undo", text: "Undo", kind: "small", onclick: () => prompts.undo() });
     const add = button({ icon: "plus", text: "New object", kind: "small", onclick: () => prompts.addObject() });
     this.list = make("ul.items.objects");
-    const hint = "Click on a thing to select it. Add points on it, or remove with points off it (also right-click). With the keyboard: focus the image, move with the arrow keys, press Enter.";
-    this.element = section(video ? "Follow" : "Prompts", tools, make("p.muted.hint", {}, hint), this.list, make("div.row", {}, add, this.undo));
+    const hint = "Click on a thing. Remove, or a right click, takes a part away. On the keyboard: arrow keys and Enter on the image.";
+    this.element = section("Objects", tools, make("p.muted.hint", {}, hint), this.list, make("div.row", {}, add, this.undo));
     this.update(new Map());
   }
 

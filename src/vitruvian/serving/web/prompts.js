@@ -4,27 +4,31 @@ import { css, objectColour } from "./colours.js";
 
 /**
  * @typedef {import("./viewer.js").PointPrompt} PointPrompt
+ * @typedef {import("./viewer.js").Prompter} Prompter
  * @typedef {[number, number, number, number]} Box
  * @typedef {{id: number, frame: number, points: PointPrompt[], box: Box | null}} PromptedObject
  */
 
-/** The prompts of an image, or of frames of a video. @implements {import("./viewer.js").Prompter} */
+/** The prompts of an image, or of frames of a video. @implements {Prompter} */
 export class Prompts {
   /** @param {(id: number) => void} onChange  called with the object whose prompts changed */
   constructor(onChange) {
     this.onChange = onChange;
     /** @type {import("./viewer.js").Tool} */
     this.tool = "point";
-    this.clear();
-  }
-
-  /** Remove everything. */
-  clear() {
     /** @type {PromptedObject[]} */
     this.objects = [];
     this.active = 1; // id of the object that gets the next prompt
     this.frame = 0; // frame that is shown
     /** @type {string[]} */
+    this.history = [];
+  }
+
+  /** Remove everything. */
+  clear() {
+    this.objects = [];
+    this.active = 1;
+    this.frame = 0;
     this.history = [];
   }
 

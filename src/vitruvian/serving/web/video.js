@@ -31,7 +31,6 @@ export class Video {
     this.element.addEventListener("seeked", () => this.changed());
     this.element.addEventListener("pause", () => this.changed());
     this.element.addEventListener("play", () => this.tick());
-    this.buildBar();
   }
 
   get width() {
@@ -134,8 +133,8 @@ export class Video {
     this.onFrame();
   }
 
-  /** @private */
-  buildBar() {
+  /** Show the controls under the image. */
+  showControls() {
     this.play = button({ icon: "play", label: "Play", kind: "tool", onclick: () => this.playOrPause() });
     const back = button({ icon: "back", label: "One frame back", kind: "tool", onclick: () => this.seek(this.frame - 1) });
     const next = button({ icon: "next", label: "One frame on", kind: "tool", onclick: () => this.seek(this.frame + 1) });
