@@ -73,7 +73,7 @@ class Client:
         if isinstance(body, dict):
             body, sent = json.dumps(body).encode(), sent | {"Content-Type": "application/json"}
         with contextlib.closing(self.connect()) as connection:
-            connection.request(method, quote(path) + ("?" + urlencode(texts) if texts else ""), body, sent)
+            connection.request(method, quote(path, safe="/%") + ("?" + urlencode(texts) if texts else ""), body, sent)
             answer = connection.getresponse()
             return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
 

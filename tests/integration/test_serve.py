@@ -231,19 +231,24 @@ def test_a_click_on_a_stored_image(client: Client) -> None:
 
 def test_an_archive_of_images(client: Client) -> None:
     files = {
-        "x/../../beach.jpg": jpeg(1),
-        "y/beach.png": jpeg(2),
+        "x/../../my beach.jpg": jpeg(1),
+        "y/my beach.png": jpeg(2),
         "bad.jpg": b"no image",
         "notes.txt": b"",
         ".hidden.jpg": IMAGE,
     }
     created = client.post("/v1/jobs", archive(files), task="embed", name="a.zip", save="json,npz")
     assert created.status == 201
-    assert created.json["sources"] == ["beach.jpg", "beach.png", "bad.jpg"]
+    assert created.json["sources"] == ["my beach.jpg", "my beach.png", "bad.jpg"]
     job = client.wait_for_job(created.json["id"])
     assert (job["state"], job["done"], job["failed"], job["progress"]) == ("done", 2, 1, 1.0)
     assert job["failures"][0].startswith("bad.jpg: expected an image")
-    names = ["beach_0001_embed.json", "beach_0001_embed.npz", "beach_0002_embed.json", "beach_0002_embed.npz"]
+    names = [
+        "my beach_0001_embed.json",
+        "my beach_0001_embed.npz",
+        "my beach_0002_embed.json",
+        "my beach_0002_embed.npz",
+    ]
     assert sorted(file["name"] for file in job["files"]) == names
     for file in job["files"]:
         answer = client.get(file["href"])

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
+from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
 from vitruvian.devices import checked_device, checked_dtype, devices_of
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
@@ -147,6 +147,12 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Device of the model."""
         return torch.device(self.model.device)
 
+    @functools.cached_property
+    def packed_tasks(self) -> tuple[str, ...]:
+        """The tasks of the model's checkpoint under their Sapiens2 names, if it has several. Read once."""
+        source = self.model.config.name_or_path
+        return packed_tasks(source) if source else ()
+
     @property
     def name(self) -> str:
         """Name of the model in results."""
@@ -222,8 +228,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions):
             return None
-        model = self.model.config.name_or_path
-        spec = detector_spec(options, model, detects_by_default=self.detects_by_default)
+        own = self.model.config.name_or_path if "people" in self.packed_tasks else None
+        spec = detector_spec(options, own, detects_by_default=self.detects_by_default)
         return None if spec is None else self.open_detector(spec)
 
     def open_detector(self, spec: DetectorSpec) -> PeopleDetector:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Path, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
@@ -586,7 +587,7 @@ def _job_info(service: Service, job: Job, *, running_files: bool = False) -> Job
     for name, path in service.jobs.files(job).items() if running_files or job.state in FINAL else ():
         with contextlib.suppress(OSError):
             size = path.stat().st_size
-            href = f"/v1/jobs/{job.id}/files/{name}"
+            href = f"/v1/jobs/{job.id}/files/{quote(name)}"
             files.append(JobFile(name=name, bytes=size, media_type=_file_type(name), href=href))
     return JobInfo(
         id=job.id,

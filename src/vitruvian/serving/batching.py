@@ -201,11 +201,11 @@ class ModelQueue:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept nothing more, and wait until everything that was accepted is answered."""
+        """Accept nothing more, and wait until everything that was accepted is answered; not for a model that loads."""
         with self._changed:
             self.state = "closed" if self.state != "failed" else "failed"
             self._changed.notify_all()
-        if self._thread.is_alive():
+        if self._pipe.done():
             self._thread.join()
 
     def __len__(self) -> int:

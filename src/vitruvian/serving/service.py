@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 import torch
 from fastapi import Request
 
+from vitruvian.auto import packed_tasks
+from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
+from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
 from vitruvian.pipelines.people.selection import PeopleOptions
 from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
@@ -54,6 +57,8 @@ class Service:
         self._clicks_waiting = 0
         self._open_lock, device_lock = threading.Lock(), threading.Lock()
         self._loaded: dict[object, tuple[Any, Any]] = {}  # models and processors, by checkpoint and class
+        self._encoders: dict[str, Any] = {}  # of packed checkpoints
+        self._detectors: dict[str, PeopleDetector] = {}
         self.queues = {
             task: ModelQueue(
                 task,
@@ -98,19 +103,27 @@ class Service:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _open(self, task: str) -> TaskPipeline[Any, Any]:
-        """Open the pipeline of a task; tasks with the same checkpoint and kind of model share the model."""
+        """Open the pipeline of a task. What several tasks have in common is in memory once.
+
+        Tasks with the same checkpoint and class share the model; tasks of a packed checkpoint the people detector, and
+        on a CPU the encoder. Models of a device run one at a time.
+        """
         settings, cls = self.settings, pipeline_class(task)
+        checkpoint = settings.models[task]
         options: dict[str, Any] = {}
-        if settings.finder is not None and issubclass(cls.options_class, PeopleOptions):
-            options["finder"] = settings.finder
         with self._open_lock:
-            key = settings.models[task], cls.auto
+            if issubclass(cls.options_class, PeopleOptions):
+                finder = settings.finder or (checkpoint if "people" in packed_tasks(checkpoint) else None)
+                if finder is not None and finder not in self._detectors:
+                    self._detectors[finder] = open_detector(finder, device=settings.device)
+                options["finder"] = None if finder is None else self._detectors[finder]
             opened: TaskPipeline[Any, Any]
-            if key in self._loaded:
-                opened = cls(*self._loaded[key], **options)
-            else:
-                opened = pipeline(task, key[0], device=settings.device, dtype=settings.dtype, **options)
-                self._loaded[key] = opened.model, opened.processor
+            if (checkpoint, cls.auto) in self._loaded:
+                return cls(*self._loaded[checkpoint, cls.auto], **options)  # type: ignore[no-any-return]
+            opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
+            self._loaded[checkpoint, cls.auto] = opened.model, opened.processor
+            if packed_tasks(checkpoint) and isinstance(opened.model, Sapiens2TaskModel) and opened.device.type == "cpu":
+                opened.model.model = self._encoders.setdefault(checkpoint, opened.model.model)
             return opened
 
     def queue(self, task: str) -> ModelQueue:

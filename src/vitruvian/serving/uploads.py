@@ -88,7 +88,8 @@ class UploadReader:
                     else:
                         upload.fields[name] = value
         elif kind == _JSON:
-            upload.fields |= read_json_object(await limited.body())
+            options = LimitedRequest(request, _MAX_FIELD_BYTES, self._limits.upload_seconds, reserve)
+            upload.fields |= read_json_object(await options.body())
         else:
             upload.body = await limited.body()
         url = upload.fields.pop("url", None)

@@ -207,7 +207,7 @@ def test_finished_jobs_are_removed_after_a_time(
     with serve(models, tmp_path, limits={"job_seconds": 1}) as (client, _):
         job = client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
         wait(lambda: client.get(f"/v1/jobs/{job}").status == 404)
-        assert not list((tmp_path / "jobs").iterdir())
+        wait(lambda: not list((tmp_path / "jobs").iterdir()))
 
 
 def test_a_folder_belongs_to_one_server(models: dict[str, str], tmp_path: Path) -> None:

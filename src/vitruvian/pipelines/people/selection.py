@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError, near_matches
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.limits import get_limits
@@ -72,12 +71,12 @@ class PeopleOptions(Options):
         return isinstance(self.people, str) and self.people == "crop"
 
 
-def detector_spec(options: PeopleOptions, model: str | None, *, detects_by_default: bool) -> DetectorSpec | None:
+def detector_spec(options: PeopleOptions, own: str | None, *, detects_by_default: bool) -> DetectorSpec | None:
     """Return what `open_detector` opens for these options; None if no one is to be detected.
 
     Args:
         options: The options.
-        model: The checkpoint of the task. A packed one may detect people itself.
+        own: The checkpoint of the task, if it detects people itself.
         detects_by_default: Whether the task detects people if no option says whom to process.
     """
     if options.crops_are_disabled or options.boxes is not None:
@@ -86,7 +85,7 @@ def detector_spec(options: PeopleOptions, model: str | None, *, detects_by_defau
         return options.people
     if options.finder is not None or not (options.crops_are_required or detects_by_default):
         return options.finder
-    return model if model and "people" in packed_tasks(model) else None
+    return own
 
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:

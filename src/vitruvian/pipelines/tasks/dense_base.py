@@ -154,9 +154,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     def _load_matting(self) -> Sapiens2TaskModel | None:
         """Load the matting head of a packed checkpoint; None if it has none."""
-        source = self.model.config.name_or_path
-        if not source or "matting" not in packed_tasks(source):
+        if "matting" not in self.packed_tasks:
             return None
+        source = self.model.config.name_or_path
         loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)
         if self.model.optimized:
             loaded.optimize(cuda_graphs=self.model.graphs is not None)
