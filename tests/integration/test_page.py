@@ -20,11 +20,13 @@ from PIL import Image
 pytest.importorskip("av")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 
-from tests.serve_case import ServerProcess, jpeg
+from tests.serve_case import ServerProcess, jpeg, local_server
 from tests.tiny_checkpoints import working_in
 from tests.unit.files.clips import make_clip
 from tests.unit.pipelines.case import picture
 from vitruvian.cli import run
+from vitruvian.serving.auth import add_key, read_keys
+from vitruvian.serving.settings import Settings
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
@@ -79,7 +81,7 @@ def page(context: Any) -> Iterator[Any]:
 
 def shot(page: Any, name: str) -> None:
     SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / f"{name}.png")
+    page.screenshot(path=SHOTS / f"{name}.png", animations="disabled")
 
 
 def open_file(page: Any, path: Path | dict[str, Any]) -> None:
@@ -521,6 +523,25 @@ def _axe(page: Any) -> list[str]:
     page.evaluate(Path(path).read_text())
     found = page.evaluate("() => axe.run()")["violations"]
     return [f"{one['id']} ({one['impact']}): {[node['html'] for node in one['nodes']]}" for one in found]
+
+
+def test_a_server_with_api_keys(context: Any, checkpoints: Path, tmp_path: Path) -> None:
+    key = add_key(tmp_path / "keys", "ada")
+    model = str(checkpoints / "facebook/sapiens2-normal-0.4b")
+    settings = Settings(models={"normals": model}, data=tmp_path / "data", keys=read_keys(tmp_path / "keys"))
+    with local_server(settings) as (client, _):
+        page = context.new_page()
+        page.goto(client.address)
+        dialog = page.locator("#key")
+        for text in ("another", key):
+            playwright.expect(dialog).to_be_visible()
+            dialog.get_by_label("API key").last.fill(text)
+            with page.expect_response("**/v1/models"):
+                page.keyboard.press("Enter")
+        page.click("#empty [data-action=example]")
+        done(page, "normals")
+        assert page.evaluate("() => sessionStorage.length") == 1
+        page.close()
 
 
 def test_files_are_cached_and_no_others_are_served(server: ServerProcess) -> None:

@@ -4,7 +4,7 @@ import { depthColour } from "./colours.js";
 import { depthRange } from "./layers.js";
 
 const MAX_POINTS = 400_000;
-const LINES = 2500; // normals that are drawn
+const LINES = 1200; // normals that are drawn
 const SMOOTH_JUMP = 0.05; // share of the depth: neighbours farther apart are another surface
 
 /**
@@ -72,7 +72,7 @@ export class OrbitView {
     const { three } = this;
     const geometry = new three.BufferGeometry();
     geometry.setAttribute("position", new three.BufferAttribute(positions, 3));
-    const material = new three.PointsMaterial({ size: 2.2, sizeAttenuation: false, vertexColors: true });
+    const material = new three.PointsMaterial({ size: 2.6 * this.spacing() * step, vertexColors: true });
     if (this.points) this.scene.remove(this.points);
     this.points = new three.Points(geometry, material);
     this.scene.add(this.points);
@@ -80,6 +80,17 @@ export class OrbitView {
     this.showLines(false);
     this.reset();
     this.host.dataset.points = String(indices.length);
+  }
+
+  /** Return the usual distance of neighbouring points. @private */
+  spacing() {
+    const { Vector3 } = this.three;
+    const distances = [];
+    for (let i = 0; i + 1 < this.indices.length; i += 50) {
+      if (this.indices[i + 1] !== this.indices[i] + 1) continue;
+      distances.push(new Vector3(...this.position(this.indices[i])).distanceTo(new Vector3(...this.position(this.indices[i + 1]))));
+    }
+    return distances.sort((a, b) => a - b)[Math.floor(distances.length / 2)] ?? 0.01;
   }
 
   /** Return a point in the axes of three.js: y is up and the camera looks along −z. @param {number} index @private */
@@ -152,12 +163,11 @@ export class OrbitView {
   reset() {
     const step = Math.max(1, Math.floor(this.indices.length / 20_000));
     const sample = this.indices.filter((_, i) => i % step === 0).map((index) => this.position(index));
-    const ranges = [0, 1, 2].map((axis) => {
-      const values = sample.map((point) => point[axis]).sort((a, b) => a - b);
-      return [values[Math.floor(values.length * 0.03)] ?? 0, values[Math.floor(values.length * 0.97)] ?? 0];
-    });
-    const center = new this.three.Vector3(...ranges.map(([low, high]) => (low + high) / 2));
-    this.radius = Math.max(...ranges.map(([low, high]) => (high - low) / 2), 1e-3);
+    const axes = [0, 1, 2].map((axis) => sample.map((point) => point[axis]).sort((a, b) => a - b));
+    const at = (/** @type {number[]} */ values, /** @type {number} */ share) => values[Math.floor(values.length * share)] ?? 0;
+    const [x, y] = axes.map((values) => (at(values, 0.04) + at(values, 0.96)) / 2);
+    const center = new this.three.Vector3(x, y, at(axes[2], 0.5));
+    this.radius = Math.max(...axes.slice(0, 2).map((values) => (at(values, 0.96) - at(values, 0.04)) / 2), 1e-3);
     this.controls.target.copy(center);
     this.camera.position.set(center.x, center.y, center.z + this.radius * 3.6);
     this.camera.near = this.radius / 100;
