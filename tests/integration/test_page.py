@@ -18,7 +18,9 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("av")
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+pytest.importorskip("playwright", reason="needs Playwright")
+
+from playwright import sync_api as playwright
 
 from tests.serve_case import ServerProcess, jpeg, local_server
 from tests.tiny_checkpoints import working_in
@@ -210,7 +212,7 @@ def test_errors_are_shown_in_place(page: Any, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ results
 
 
-def test_overlays_compare_zoom_and_hover(page: Any) -> None:
+def test_overlays_compare_zoom_and_hover(page: Any, server: ServerProcess) -> None:
     open_example(page)
     select(page, "parts")
     assert page.locator("#panel .items li").count() > 5
@@ -264,8 +266,11 @@ def test_overlays_compare_zoom_and_hover(page: Any) -> None:
 
     page.get_by_role("button", name="Show Pose").click()  # beside the parts
     assert page.get_attribute("#stage", "data-layers") == "2"
-    page.mouse.move(*place(page, 0.55, 0.25))  # near the face
-    assert "score" in tooltip.text_content()
+    pose = server.client.post("/v1/pose", EXAMPLE.read_bytes()).json
+    person = max(pose["poses"], key=lambda one: one["box_xyxy"][2] - one["box_xyxy"][0])
+    nose = pose["names"].index("nose")
+    page.mouse.move(*place(page, *(value / 512 for value in person["keypoints"][nose])))
+    assert tooltip.text_content() == f"Nosescore {person['scores'][nose]:.2f}"
     set_slider(page, "Opacity", 0.5)
     page.click("[data-task=pose]")
     assert page.get_attribute("#stage", "data-layers") == "1"
@@ -282,6 +287,10 @@ def test_a_matte_over_a_colour_and_a_picture(page: Any) -> None:
     corner = round(y - box["y"]), round(x - box["x"])
     page.get_by_role("button", name="Green").click()
     assert np.abs(pixels(page)[corner] - [0, 177, 64]).max() < 3
+    assert "--over '#00b140' --save png,plot" in page.locator("#code").text_content()
+    _, body = download(page, page.get_by_role("button", name="Download Drawing", exact=True).click)
+    with Image.open(io.BytesIO(body)) as image:
+        assert image.getpixel((50, 50)) == (0, 177, 64)
     page.set_input_files("#background-file", {"name": "b.png", "mimeType": "image/png", "buffer": _flat((200, 30, 90))})
     page.wait_for_function("() => document.querySelectorAll('.colours [aria-pressed=true]').length === 0")
     assert np.abs(pixels(page)[corner] - [200, 30, 90]).max() < 3

@@ -23,9 +23,10 @@ function stem(name) {
 }
 
 /** @param {Call} call @returns {string} */
-export function commandLine({ model, source, options, prompts, trackPrompts }) {
+export function commandLine({ model, source, options, prompts, trackPrompts, video }) {
   const start = ["vitruvian", model.task, quoted(source.startsWith("-") ? `./${source}` : source), "--model", quoted(model.model)];
   for (const [name, value] of Object.entries(options)) start.push(...optionWords(name, value));
+  if (options.over && !video) start.push("--save", "png,plot"); // only the drawing is over the colour
   for (const prompt of trackPrompts ?? []) start.push(...trackWords(prompt));
   const calls = prompts.length ? prompts : [{}];
   return calls.map((prompt) => [...start, ...promptWords(prompt)].join(" ")).join("\n");
@@ -76,6 +77,7 @@ export function python(call) {
     const given = [text(source), ...keywords({ ...options, ...prompt })].join(", ");
     lines.push(`result = ${model.task}(${given})`);
     if (call.options.layout) lines.push(`result = result.to_layout(${text(call.options.layout)})`);
+    if (call.options.over) lines.push(`over = result.over(${text(call.options.over)})  # uint8 [H, W, 3]`);
     const number = calls.length > 1 ? `_${index + 1}` : "";
     lines.push(`result.save(${text(`${stem(source)}_${model.task}${number}.${TASK_VIEWS[model.task].save}`)})`);
   });

@@ -4,7 +4,7 @@ import { ApiError, requestJson, setApiKey } from "./api.js";
 import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
 import { StoredImage } from "./images.js";
 import { JobCard, listJobs, startJob } from "./jobs.js";
-import { ColourLayer, DepthLayer, MaskLayer } from "./layers.js";
+import { ColourLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
 import {
   CodeSection, PromptControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
@@ -236,6 +236,7 @@ class Page {
       const response = await image.stored.run(task, { ...view.options, ...run.options, as: view.kind }, controller.signal);
       const layer = await view.read(response, this.layouts);
       if (controller.signal.aborted) return;
+      if (layer instanceof MatteLayer) layer.background = run.options.over ?? null;
       Object.assign(run, { status: "done", layer, seconds: (performance.now() - started) / 1000 });
       announce(`${view.title}: done.`);
     } catch (error) {
@@ -572,8 +573,14 @@ class Page {
       this.showDetails();
     }
     if (run.task === "pointmap" && run.layer) parts.push(this.spaceButton());
-    if (run.layer || run.task === "segment") parts.push(...layerControls(run, () => this.showLayers()));
+    if (run.layer || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
     return parts;
+  }
+
+  /** @private */
+  layerChanged() {
+    this.showLayers();
+    this.code?.update();
   }
 
   /** @private */

@@ -113,11 +113,12 @@ export function itemList(layer, title, onChange) {
 }
 
 /**
- * Backgrounds of a matte.
+ * Backgrounds of a matte; a colour is an option of drawings and of the code too.
  * @param {MatteLayer} layer
+ * @param {Object<string, any>} options
  * @param {() => void} onChange
  */
-function backgroundControls(layer, onChange) {
+function backgroundControls(layer, options, onChange) {
   const swatches = COLOURS.map(([colour, name]) => {
     const one = button({ label: name, kind: "colour", pressed: (layer.background ?? "") === colour, onclick: () => choose(colour || null, one) });
     if (colour) one.style.background = colour;
@@ -131,6 +132,8 @@ function backgroundControls(layer, onChange) {
   });
   const choose = (/** @type {string | ImageBitmap | null} */ value, /** @type {HTMLElement | null} */ pressed) => {
     layer.background = value;
+    delete options.over;
+    if (typeof value === "string") options.over = value;
     for (const one of swatches) one.setAttribute("aria-pressed", String(one === pressed));
     onChange();
   };
@@ -161,7 +164,7 @@ export function layerControls(run, onChange) {
       },
     })),
   ];
-  if (layer instanceof MatteLayer) parts.push(backgroundControls(layer, onChange));
+  if (layer instanceof MatteLayer) parts.push(backgroundControls(layer, run.options, onChange));
   else if (layer?.items && task !== "segment") {
     const titles = { pose: "People", parts: "Parts", semantic: "Classes", panoptic: "Segments", instances: "Objects", masks: "Masks" };
     parts.push(itemList(layer, titles[/** @type {keyof titles} */ (task)], onChange));
