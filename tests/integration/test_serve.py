@@ -135,7 +135,7 @@ def test_headers(client: Client) -> None:
         ("POST", "/v1/pose", b"no image at all", {}, 415, "image"),
         ("POST", "/v1/pose", IMAGE[:200], {}, 415, "image"),
         ("POST", "/v1/pose", b"", {}, 422, "image"),
-        ("POST", "/v1/pose?colour=1", IMAGE, {}, 422, "colour"),
+        ("POST", "/v1/pose?color=1", IMAGE, {}, 422, "color"),
         ("POST", "/v1/pose?boxes=[[99,99,120,120]]", IMAGE, {}, 422, "boxes[0]"),
         ("POST", "/v1/segment", IMAGE, {}, 422, "prompts"),
         ("POST", "/v1/segment?points=[99,99]", IMAGE, {}, 422, None),

@@ -27,7 +27,7 @@ def one_request(client: Client, rng: random.Random, statuses: Counter[int]) -> N
     dice = rng.random()
     if dice < 0.1:
         bad = rng.choice(
-            [{"body": b"no image"}, {"body": body[:300]}, {"body": body, "colour": "1"}, {"body": body, "as": "x"}]
+            [{"body": b"no image"}, {"body": body[:300]}, {"body": body, "color": "1"}, {"body": body, "as": "x"}]
         )
         answer = client.post(f"/v1/{task}", **bad)  # type: ignore[arg-type]
         assert 400 <= answer.status < 500, answer.body

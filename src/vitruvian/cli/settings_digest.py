@@ -11,7 +11,7 @@ from pathlib import Path
 from vitruvian.cli.options import BatchGroup, CocoGroup, MessageGroup, OutputGroup, PeopleGroup, SourceGroup
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import VitruvianError
-from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_path, pinned
+from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_path, pin_revision
 from vitruvian.version import __version__
 
 # Options that do not change results, or of which a digest is taken
@@ -49,7 +49,7 @@ def _checkpoint_digest(name: str, revision: str | None = None) -> str | None:
     """
     try:
         if not is_local(name):
-            return pinned(name, HubOptions(revision=revision)).revision
+            return pin_revision(name, HubOptions(revision=revision)).revision
         path = local_path(name)
     except (VitruvianError, OSError):
         return None

@@ -21,7 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from vitruvian.errors import InputError, VitruvianError
-from vitruvian.human import LAYOUTS, PART_COLOURS, PART_NAMES
+from vitruvian.human import LAYOUTS, PART_COLORS, PART_NAMES
 from vitruvian.serving.content import FILE_TYPES, MEDIA_TYPES, choose_kind, kinds_of
 from vitruvian.serving.errors import ErrorBody, RequestError, error_response, not_found, status_of
 from vitruvian.serving.images import StoredImage
@@ -211,13 +211,13 @@ def _add_status(app: FastAPI, service: Service) -> None:
             limits=vars(settings.limits),
         )
 
-    @app.get("/v1/layouts", summary="Names and bones of keypoints, names and colours of parts.")
+    @app.get("/v1/layouts", summary="Names and bones of keypoints, names and colors of parts.")
     async def layouts() -> JSONResponse:
         keypoints = {
             name: {"names": list(layout.names), "bones": [dataclasses.asdict(bone) for bone in layout.skeleton]}
             for name, layout in LAYOUTS.items()
         }
-        parts = {"names": list(PART_NAMES), "colours": [list(colour) for colour in PART_COLOURS]}
+        parts = {"names": list(PART_NAMES), "colors": [list(color) for color in PART_COLORS]}
         return JSONResponse({"keypoints": keypoints, "parts": parts})
 
 

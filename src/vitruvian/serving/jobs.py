@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-from vitruvian.errors import InputError
-from vitruvian.files.video import open_video
-from vitruvian.images.decode import is_image, one_line
+from vitruvian.errors import InputError, one_line
+from vitruvian.files.video import VideoReader
+from vitruvian.images.decode import is_image
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.serving.errors import RequestError, not_found, too_large, too_many
 from vitruvian.serving.options import JOB_OPTIONS, PeopleOptions
@@ -204,7 +204,7 @@ class Intake:
     def _check_video(self, path: Path, name: str) -> None:
         """Raise an error for a file that is no video, or one with too many frames."""
         try:
-            count = open_video(path).count
+            count = VideoReader(path).count
         except InputError as error:
             detail = str(error).replace(str(path), name)
             raise RequestError(415, message=detail.removeprefix(f"{name}: "), subject=name) from None

@@ -200,7 +200,7 @@ class PartsOptions(TileOptions):
     plot_names = frozenset({"opacity", "legend", "outline"})
     image_names = frozenset({"legend", "outline"})
     with_score: bool = Field(False, description="The score of each pixel too, in NPZ.")
-    opacity: Share = Field(0.55, description="Of the colours in the drawing.")
+    opacity: Share = Field(0.55, description="Of the colors in the drawing.")
     legend: bool = Field(True, description="Draw a legend beside the image.")
     outline: bool = Field(True, description="Draw outlines.")
 
@@ -246,20 +246,20 @@ class MatteOptions(TileOptions):
     """Options of mattes."""
 
     result_names = frozenset({"over"})
-    over: str | None = Field(None, max_length=64, description="Colour behind people in the drawing: white, #00ff00.")
+    over: str | None = Field(None, max_length=64, description="Color behind people in the drawing: white, #00ff00.")
 
     @field_validator("over")
     @classmethod
-    def _check_colour(cls, value: str | None) -> str | None:
+    def _check_color(cls, value: str | None) -> str | None:
         if value is not None:
             try:
-                ImageColor.getrgb(value)  # a text that is no colour would be the name of a file
+                ImageColor.getrgb(value)  # a text that is no color would be the name of a file
             except ValueError:
-                raise ValueError("a colour such as white or #00ff00") from None
+                raise ValueError("a color such as white or #00ff00") from None
         return value
 
     def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
-        """Draw people over the colour, or over a checkerboard."""
+        """Draw people over the color, or over a checkerboard."""
         from vitruvian.results import Matte
 
         return result.over(self.over) if isinstance(result, Matte) and self.over is not None else result.plot()
@@ -282,7 +282,7 @@ class MasksPostOptions(TaskOptions):
     image_names = frozenset({"opacity", "outline"})
     max_hole_area: Area = Field(0.0, description="Fill holes of up to so many pixels.")
     max_sprinkle_area: Area = Field(0.0, description="Remove islands of up to so many pixels.")
-    opacity: Share = Field(0.5, description="Of the colours in the drawing.")
+    opacity: Share = Field(0.5, description="Of the colors in the drawing.")
     outline: bool = Field(True, description="Draw outlines.")
 
 
@@ -347,7 +347,7 @@ class SemanticOptions(TaskOptions):
 
     plot_names = frozenset({"opacity", "legend", "outline"})
     image_names = frozenset({"legend", "outline"})
-    opacity: Share = Field(0.55, description="Of the colours in the drawing.")
+    opacity: Share = Field(0.55, description="Of the colors in the drawing.")
     legend: bool = Field(True, description="Draw a legend beside the image.")
     outline: bool = Field(True, description="Draw outlines.")
 
@@ -361,7 +361,7 @@ class InstancesOptions(TaskOptions):
     threshold: Share = Field(0.5, description="Lowest score of an object.")
     mask_threshold: Share = Field(0.5, description="Lowest probability of a pixel in a mask.")
     keep_share: Share = Field(0.8, description="Share of its mask that an object must keep against others.")
-    opacity: Share = Field(0.5, description="Of the colours in the drawing.")
+    opacity: Share = Field(0.5, description="Of the colors in the drawing.")
     outline: bool = Field(True, description="Draw outlines.")
 
 
@@ -370,7 +370,7 @@ class PanopticOptions(InstancesOptions):
 
     renamed: ClassVar[Mapping[str, str]] = {"fuse": "label_ids_to_fuse", **InstancesOptions.renamed}
     fuse: list[int] | None = Field(None, description="Classes of which there is one segment at most, as JSON: [0, 1].")
-    opacity: Share = Field(0.6, description="Of the colours in the drawing.")
+    opacity: Share = Field(0.6, description="Of the colors in the drawing.")
 
 
 class VideoOptions(TaskOptions):
@@ -411,7 +411,7 @@ class TrackJobOptions(TaskOptions):
     detect_every: int = Field(0, ge=0, description="With everyone, look for new people in every so many frames.")
     max_people: int | None = Field(None, ge=1, description="Detect no more people than this, by score.")
     cutout: bool = Field(False, description="Write the objects cut out, a video with alpha.")
-    opacity: Share = Field(0.5, description="Of the colours in the drawing.")
+    opacity: Share = Field(0.5, description="Of the colors in the drawing.")
     max_hole_area: Area = Field(0.0, description="Fill holes of up to so many pixels.")
     max_sprinkle_area: Area = Field(0.0, description="Remove islands of up to so many pixels.")
     no_overlap: bool = Field(False, description="Give each pixel to one object at most.")

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.types import Message
 
-from vitruvian.images.decode import one_line
+from vitruvian.errors import one_line
 from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.serving.errors import RequestError, too_large, too_many
 from vitruvian.serving.settings import ServerLimits

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
 import pytest
 
 from vitruvian.cli import _option_names, program
-from vitruvian.cli.report import error_text, json_line, option_names, printable
+from vitruvian.cli.options import MessageGroup
+from vitruvian.cli.report import Report, error_text, json_line, option_names, printable
 from vitruvian.errors import InputError, MissingExtraError
 
 
@@ -54,3 +56,16 @@ def test_texts_for_terminals() -> None:
     odd = os.fsdecode(b"caf\xe9\x1b[31m\n.jpg")
     assert printable(odd) == "caf\\udce9�[31m .jpg"
     assert json_line({"a": os.fsdecode(b"\xe9")}) == '{"a": "\\udce9"}'
+
+
+def test_progress_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for progress in (True, False):
+        report = Report(MessageGroup(json=True, progress=progress, quiet=True))
+        with report.bar("clip.mp4", None) as bar:
+            for frame in range(1, 9):
+                bar.update(frame, 8)
+        lines = [json.loads(line)["progress"] for line in capsys.readouterr().out.splitlines()]
+        assert bool(lines) is progress
+        if lines:  # the first and the last; those between come once a second
+            assert [line["done"] for line in (lines[0], lines[-1])] == [1, 8]
+            assert lines[0] == {"source": "clip.mp4", "done": 1, "total": 8}

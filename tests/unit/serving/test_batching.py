@@ -97,13 +97,17 @@ def test_requests_share_batches(queue: ModelQueue, pipe: GatedPose) -> None:
 
 
 def test_options_of_a_request_are_its_own(queue: ModelQueue, pipe: GatedPose) -> None:
-    pipe.gate.set()
     boxes = [[2, 3, 30, 38], [10, 5, 50, 35]]
-    plain, two, smooth = submit(queue), submit(queue, boxes=boxes), submit(queue, kernel_size=5)
-    assert len(plain.result(60)) == 1
-    assert two.result(60).people.boxes_xyxy.tolist() == boxes
-    once = PosePipeline(pipe.model, pipe.processor)(jpeg(), kernel_size=5)
-    np.testing.assert_allclose(smooth.result(60).keypoints, once.keypoints, atol=1e-2)
+    first = submit(queue)
+    assert pipe.running.wait(60)  # the others wait together
+    others = [submit(queue, boxes=boxes), *(submit(queue, kernel_size=size) for size in (5, 11, 5))]
+    pipe.gate.set()
+    assert len(first.result(60)) == 1
+    assert others[0].result(60).people.boxes_xyxy.tolist() == boxes
+    alone = {size: PosePipeline(pipe.model, pipe.processor)(jpeg(), kernel_size=size).keypoints for size in (5, 11)}
+    assert np.abs(alone[5] - alone[11]).max() > 0.1
+    for future, size in zip(others[1:], (5, 11, 5), strict=True):
+        np.testing.assert_allclose(future.result(60).keypoints, alone[size], atol=1e-2)
 
 
 def test_a_bad_image_spoils_only_its_own_answer(queue: ModelQueue, pipe: GatedPose) -> None:

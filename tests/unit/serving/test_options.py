@@ -63,7 +63,7 @@ def test_options_are_arguments_of_the_pipeline(task: str) -> None:
 @pytest.mark.parametrize(
     ("task", "values", "subject"),
     [
-        ("pose", {"colour": "red"}, "colour"),
+        ("pose", {"color": "red"}, "color"),
         ("pose", {"boxes": "[[1, 2, 3]]"}, "boxes.0"),
         ("pose", {"boxes": "[[1, 2"}, "options"),
         ("pose", {"max_people": "none"}, "max_people"),
