@@ -25,8 +25,6 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "sapiens2_processing": (),
     "load_memory": (),
     "mask_postprocess": (),
-    "deformable": (),
-    "mask_models": (),
     "mask_losses": (),
     "sam2": (),
     "cpu_forward": ("--layers", "6", "--no-int8"),  # 24 layers and int8 take many minutes

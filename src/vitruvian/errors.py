@@ -94,8 +94,8 @@ class CheckpointError(VitruvianError, OSError):
     """A checkpoint whose files are missing, truncated or unreadable."""
 
 
-class WeightsError(CheckpointError, ValueError):
-    """Weights that were read but do not match the model."""
+class WeightsError(CheckpointError, ValueError, RuntimeError):
+    """Weights that do not match the model, or that cannot be loaded into it."""
 
 
 class MissingExtraError(VitruvianError, ImportError):

@@ -17,6 +17,8 @@ from typing import IO
 
 from vitruvian.errors import ImageError, InputError, VitruvianError, near_matches
 
+MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
+MIN_TILE_SIDE = 2  # pixels
 _MIB, _GIB = 2**20, 2**30
 _CHUNK_BYTES = _MIB  # that `read_bounded` reads at a time
 _PREFIX = "VITRUVIAN_MAX_"

@@ -14,9 +14,11 @@ import pytest
 
 av = pytest.importorskip("av")
 
+from PIL import Image  # noqa: E402
+
 from tests.integration.cli_case import command, json_lines, pixels  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
-from tests.unit.pipelines.case import picture  # noqa: E402
+from tests.unit.pipelines.case import sample_image  # noqa: E402
 from vitruvian.images.rle import decode_rle  # noqa: E402
 from vitruvian.pipelines import sources  # noqa: E402
 from vitruvian.pipelines.video import loop  # noqa: E402
@@ -26,7 +28,7 @@ COUNT, RATE, SIZE = 12, Fraction(30000, 1001), (48, 64)
 
 @pytest.fixture(scope="module", autouse=True)
 def clip(workspace: Path) -> None:
-    scene = picture(4, SIZE)
+    scene = sample_image(4, SIZE)
     make_clip(workspace / "clip.mp4", [np.roll(scene, number, 1) for number in range(COUNT)], rate=RATE, sound="aac")
 
 
@@ -58,7 +60,7 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "0 done, 1 skipped" in capsys.readouterr().err
     stamp = out.stat().st_mtime_ns
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl") == 0  # other settings
-    assert "1 again" in capsys.readouterr().err
+    assert "1 redone" in capsys.readouterr().err
     assert out.stat().st_mtime_ns > stamp
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl", "--overwrite") == 0
 
@@ -159,7 +161,7 @@ def test_ctrl_c_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
             signal.raise_signal(signal.SIGINT)
         add(self, result)
 
-    frames = [np.roll(picture(4, SIZE), number, 1) for number in range(30)]
+    frames = [np.roll(sample_image(4, SIZE), number, 1) for number in range(30)]
     make_clip(tmp_path / "long.mp4", frames, rate=1, sound="aac")
     arguments = ("parts", tmp_path / "long.mp4", "-o", tmp_path / "out")
     with monkeypatch.context() as patch:
@@ -177,7 +179,7 @@ def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def frames(number: int, *, stop: int = 1000) -> Iterator[tuple[float, Any]]:
         assert number == 2
         for index in range(stop):
-            yield index / 30, picture(index, SIZE)
+            yield index / 30, sample_image(index, SIZE)
 
     monkeypatch.setattr(sources, "_camera_frames", frames)
     arguments = ("camera:2", "-o", tmp_path, "--frames", 6, "--preview", tmp_path / "now.png")
@@ -196,3 +198,20 @@ def test_a_camera_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     captured = capsys.readouterr().err
     assert "camera:77: expected a camera" in captured
     assert not list(tmp_path.glob("*.mp4"))
+
+
+def test_numbered_images_as_a_video(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    for number in range(4):
+        Image.fromarray(sample_image(number, (40, 56))).save(tmp_path / f"f_{number + 7:03d}.png")
+    source = str(tmp_path / "f_%03d.png")
+    assert command("pose", source, "-o", tmp_path / "video", "--save", "mp4,json", "-q") == 0
+    with av.open(str(tmp_path / "video/f_pose.mp4")) as container:
+        assert (container.streams.video[0].frames, container.streams.video[0].average_rate) == (4, 25)
+    lines = json_lines((tmp_path / "video/f_pose.jsonl").read_text())
+    assert [line["frame"] for line in lines] == [0, 1, 2, 3]
+    assert command("pose", source, "-o", tmp_path / "images", "--save", "json,plot", "-q") == 0
+    assert len(list((tmp_path / "images").glob("*.json"))) == 4
+    (tmp_path / "f_010.png").unlink()  # another video, which is made again
+    assert command("pose", source, "-o", tmp_path / "video", "--save", "mp4,json", "-q") == 0
+    assert len(json_lines((tmp_path / "video/f_pose.jsonl").read_text())) == 3

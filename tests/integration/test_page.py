@@ -25,7 +25,7 @@ from playwright import sync_api as playwright
 from tests.serve_case import ServerProcess, jpeg, local_server
 from tests.tiny_checkpoints import working_in
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import picture
+from tests.unit.pipelines.case import sample_image
 from vitruvian.cli import run
 from vitruvian.serving.auth import add_key, read_keys
 from vitruvian.serving.settings import Settings
@@ -156,7 +156,7 @@ def test_every_way_to_open_an_image(page: Any, tmp_path: Path) -> None:
     name = page.locator("#file-name")
     page.click("#empty [data-action=example]")
     playwright.expect(name).to_have_text("astronaut.jpg")
-    Image.fromarray(picture(3, (40, 56))).save(tmp_path / "chosen.png")
+    Image.fromarray(sample_image(3, (40, 56))).save(tmp_path / "chosen.png")
     open_file(page, tmp_path / "chosen.png")
     playwright.expect(name).to_have_text("chosen.png")
     assert page.locator("#file-size").text_content() == "56 × 40"
@@ -340,7 +340,7 @@ def test_points_and_normals_in_3d(page: Any) -> None:
 
 
 def test_panoptic_segments_are_switched(page: Any) -> None:
-    open_file(page, {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": jpeg(4, (120, 160))})
+    open_file(page, {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": jpeg(1, (120, 160))})
     page.click("[data-task=panoptic]")
     done(page, "panoptic")
     page.click("#panel summary")
@@ -437,7 +437,7 @@ def test_downloads_and_code(page: Any, server: ServerProcess, tmp_path: Path) ->
 
 
 def test_a_video_is_scrubbed_and_tracked(page: Any, tmp_path: Path) -> None:
-    scene = picture(4, (96, 128))
+    scene = sample_image(4, (96, 128))
     clip = make_clip(tmp_path / "clip.mp4", [np.roll(scene, 2 * number, 1) for number in range(20)], rate=20)
     open_file(page, clip)
     page.wait_for_selector("#scrubber")

@@ -20,7 +20,7 @@ pytest.importorskip("av")
 from tests.integration.cli_case import CHECKPOINTS
 from tests.serve_case import Client, ServerProcess, archive, form, jpeg, opened
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import picture
+from tests.unit.pipelines.case import sample_image
 from vitruvian.images.rle import decode_rle
 from vitruvian.pipelines import pipeline
 from vitruvian.serving.content import kinds_of
@@ -265,7 +265,7 @@ def test_an_archive_of_images(client: Client) -> None:
 
 
 def test_a_video_is_tracked_with_events(client: Client, tmp_path: Path) -> None:
-    scene = picture(4, (48, 64))
+    scene = sample_image(4, (48, 64))
     make_clip(tmp_path / "clip.mp4", [np.roll(scene, number, 1) for number in range(12)], rate=25)
     prompts = [{"object_id": 3, "points": [[22, 12]]}, {"object_id": 5, "frame": 2, "box": [4, 6, 40, 30]}]
     created = client.post(

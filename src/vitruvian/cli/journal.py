@@ -32,9 +32,9 @@ class Origin:
 
     Attributes:
         source: Path or address of the source.
-        size: Size of a source file in bytes.
-        mtime_ns: Modification time of a source file.
-        digest: SHA-256 of a small source file.
+        size: Size of the source's files in bytes.
+        mtime_ns: Modification time of the latest of them.
+        digest: SHA-256 of a small source.
         settings: Digest of everything else that the file depends on.
     """
 
@@ -49,23 +49,23 @@ class Origin:
         """Examine a source."""
         size = mtime_ns = digest = None
         try:
-            if item.path is not None:
-                stat = item.path.stat()
-                size, mtime_ns = stat.st_size, stat.st_mtime_ns
+            if item.files:
+                stats = [file.stat() for file in item.files]
+                size, mtime_ns = sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
                 if size <= _DIGEST_BYTES:
-                    digest = hashlib.sha256(item.path.read_bytes()).hexdigest()
+                    digest = hashlib.sha256(b"".join(file.read_bytes() for file in item.files)).hexdigest()
         except OSError:
             pass
         return cls(item.identity, size, mtime_ns, digest, settings)
 
     def same_content(self, other: Origin) -> bool:
-        """Whether the source held the same bytes, as far as size, digest or time tell."""
+        """Return whether the source held the same bytes, as far as size, digest or time tell."""
         if self.digest is not None and other.digest is not None:
             return self.digest == other.digest
         return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
     def same_source(self, other: Origin) -> bool:
-        """Whether it is the same source; a file that was moved is recognized by name and content."""
+        """Return whether it is the same source; a file that was moved is recognized by name and content."""
         moved = os.path.basename(self.source) == os.path.basename(other.source) and self.size is not None
         return self.source == other.source or (moved and self.same_content(other))
 
@@ -161,7 +161,7 @@ class Journal:
         return "changed" if stale else "new"
 
     def wrote(self, path: Path) -> bool:
-        """Whether a file, or the folder that it is in, is a result that this journal names."""
+        """Return whether a file, or the folder that it is in, is a result that this journal names."""
         names = {self.name_of(path), self.name_of(path.parent)}
         return not names.isdisjoint(self._entries) or not names.isdisjoint(self._older)
 
@@ -225,5 +225,5 @@ def size_on_disk(path: Path) -> int:
 
 
 def _has_content(path: Path) -> bool:
-    """Whether there is a file, or a folder that is not empty."""
+    """Return whether there is a file, or a folder that is not empty."""
     return any(path.iterdir()) if path.is_dir() else path.exists()

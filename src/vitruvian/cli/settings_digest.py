@@ -15,7 +15,10 @@ from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_p
 from vitruvian.version import __version__
 
 # Options that do not change results, or of which a digest is taken
-_INDEPENDENT = {"revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"} | {
+_INDEPENDENT = {
+    *("revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"),
+    *("then", "keep_state", "refine"),
+} | {
     field.name
     for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, MessageGroup)
     for field in dataclasses.fields(group)
@@ -29,14 +32,15 @@ def settings_digest(command: TaskCommand) -> str:
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
     words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
     paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
-    finder = command.finder if isinstance(command, PeopleGroup) else None
+    detector = command.detect or BUILTIN if isinstance(command, PeopleGroup) and not command.boxes else None
     facts = {
         "version": __version__,
         "command": command.name,
         "options": options,
         "model": _checkpoint_digest(command.model or BUILTIN, command.revision),
-        "detector": None if finder is None else _checkpoint_digest(finder),
+        "detector": None if detector is None else _checkpoint_digest(detector),
         "files": {path: _file_digest(Path(path)) for path in paths if os.path.isfile(path)},
+        "inputs": [_file_digest(path) for path in command.input_files()],
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -59,7 +63,8 @@ def _checkpoint_digest(name: str, revision: str | None = None) -> str | None:
     if path.is_file():
         files.append(path)
     else:
-        files += [file for depth in depths for file in folder.glob(depth) if file.suffix in WEIGHT_ENDINGS]
+        endings = (*WEIGHT_ENDINGS, ".onnx", ".data", ".xml")  # of checkpoints and of exported models
+        files += [file for depth in depths for file in folder.glob(depth) if file.suffix in endings]
     facts = [[file.relative_to(folder).as_posix(), _file_digest(file)] for file in sorted(files)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

@@ -9,22 +9,25 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes, packed_tasks
+from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
+from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.hub import HUB_KEYWORDS
+from vitruvian.hub import BUILTIN, HUB_KEYWORDS
+from vitruvian.images.data_format import pixels_of
+from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
-from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Unit
 from vitruvian.pipelines.options import Options, replace_options
 from vitruvian.pipelines.people.detectors import (
     DetectorSpec,
@@ -35,10 +38,9 @@ from vitruvian.pipelines.people.detectors import (
     detect_people,
     open_detector,
 )
-from vitruvian.pipelines.people.selection import PeopleOptions, detector_spec
+from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, PeopleOptions, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
-from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
@@ -73,8 +75,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
-    blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
     # Options that `forward` reads; units of calls that agree on them can share a batch. None: `forward` reads others.
     forward_options: ClassVar[tuple[str, ...] | None] = None
 
@@ -82,13 +82,13 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         super().__init_subclass__()
         if "task" in vars(cls):
             row = TASKS[cls.task]
-            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_task)
+            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_key)
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
         self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
         self.detector: PeopleDetector | None = None
-        self._open_detectors: dict[str, PeopleDetector] = {}
+        self._open_detectors: dict[tuple[str, float | None], PeopleDetector] = {}  # by name and threshold
         self._auto_batch: BatchSize | None = None
 
     @classmethod
@@ -151,12 +151,24 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def packed_tasks(self) -> tuple[str, ...]:
         """The tasks of the model's checkpoint under their Sapiens2 names, if it has several. Read once."""
         source = self.model.config.name_or_path
-        return packed_tasks(source) if source else ()
+        return local_packed_tasks(source) if source else ()
 
     @property
     def name(self) -> str:
         """Name of the model in results."""
         return self.model.config.name_or_path or type(self.model).__name__
+
+    def __repr__(self) -> str:
+        defaults = type(self.options)()
+        changed = [
+            f"{field.name}={value!r}"
+            for field in fields(self.options)
+            if (value := getattr(self.options, field.name)) is not getattr(defaults, field.name)
+            and value != getattr(defaults, field.name)
+        ]
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        facts = ", ".join([f"model={self.name!r}", f"device={str(self.device)!r}", f"dtype={dtype!r}", *changed])
+        return f"{type(self).__name__}({facts})"
 
     def __call__(self, source: object, **options: object) -> Any:
         """Process one image, or many.
@@ -201,18 +213,20 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
         options = replace_options(self.options, changes)
+        self._prepare_model(options)
+        call = copy.copy(self)
+        call.options = options
+        call.detector = self.choose_detector(options)
+        call.detects_people = call.detector is not None
+        return call
+
+    def _prepare_model(self, options: OptionsT) -> None:
+        """Optimize the model if that is to be done and is not done yet, and open the upload stream of its device."""
         if not self.model.optimized and (
             options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
         ):
             self.model.optimize(cuda_graphs=self.fixed_input_size)
         self.upload_stream = upload_stream(self.device, self.upload_stream)
-        call = copy.copy(self)
-        call.options = options
-        call.detector = self.choose_detector(options)
-        call.detects_people = call.detector is not None
-        on_host = self.device.type == "cpu" and self.upload_stream is None
-        call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
-        return call
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
         """Return the batch size of a call. Later calls use what "auto" shrank to."""
@@ -229,29 +243,32 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         if not isinstance(options, PeopleOptions):
             return None
         own = self.model.config.name_or_path if "people" in self.packed_tasks else None
-        spec = detector_spec(options, own, detects_by_default=self.detects_by_default)
-        return None if spec is None else self.open_detector(spec)
+        spec = detector_spec(options, own)
+        return None if spec is None else self.open_detector(spec, threshold=options.detect_threshold)
 
-    def open_detector(self, spec: DetectorSpec) -> PeopleDetector:
+    def open_detector(self, spec: DetectorSpec, *, threshold: float | None = None) -> PeopleDetector:
         """Open a people detector on the device of the model; one that has a name is opened once."""
         if not isinstance(spec, str | Path):
             return open_detector(spec)
-        if str(spec) not in self._open_detectors:  # it may hold a model
-            self._open_detectors[str(spec)] = open_detector(spec, device=self.device)
-        return self._open_detectors[str(spec)]
+        key = str(spec), threshold
+        if key not in self._open_detectors:  # it may hold a model
+            self._open_detectors[key] = open_detector(spec, device=self.device, threshold=threshold)
+        return self._open_detectors[key]
 
     def detect(self, frame: Frame) -> People | None:
         """Detect the people of an image; None without a detector."""
         if self.detector is None or not isinstance(self.options, PeopleOptions):
             return None
-        return detect_people(
+        people = detect_people(
             self.detector,
             frame.image,
             source=str(frame.path or frame.name),
             frame=frame.frame,
-            on_empty=self.options.nobody or self.on_empty,
+            on_empty=self.options.on_empty or self.on_empty,
             max_people=self.options.max_people,
         )
+        by_default = self.options.detect is None and self.detector.name == BUILTIN != self.model.config.name_or_path
+        return replace(people, note=DEFAULT_DETECTOR_NOTE) if by_default and people.note is None else people
 
     @property
     def input_hw(self) -> tuple[int, int]:
@@ -259,9 +276,11 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         height, width = self.processor.size_hw
         return height, width
 
-    def forward_decodes(self) -> bool:
-        """Return whether `forward` queues all device work of `decode` too."""
-        return False
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread calls `decode`. Tasks whose `decode` waits for the device return "worker"."""
+        if self.upload_stream is not None:
+            return "stream"
+        return "worker" if self.device.type == "cpu" else "consumer"
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""
@@ -299,7 +318,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         if count > _MAX_EAGER_UNITS:
             return _lazy_units(pixels, count, make)
         return [Unit(one) for one in make(pixels, slice(count))]

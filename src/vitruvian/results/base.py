@@ -6,20 +6,32 @@ column x and row y is the point (x, y). P people, H W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import base64
+import functools
+import html
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import IO, Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
+from vitruvian.files.labels import write_png_zip
+from vitruvian.images.types import RgbImage
 from vitruvian.text_files import JsonObject, json_text, write_json
+
+SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
+_NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
+T = TypeVar("T")
 
 
 def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:
@@ -30,6 +42,29 @@ def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type
     return {"array": (dtype, shape)}
 
 
+def accept_earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator for dataclasses whose constructor takes fields under earlier names too.
+
+    Args:
+        names: The name of a field by its earlier name.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def initialize(self: T, **values: Any) -> None:
+            for earlier in values.keys() & names.keys():
+                values[names[earlier]] = values.pop(earlier)
+            construct(self, **values)
+
+        setattr(cls, "__init__", initialize)  # noqa: B010 - mypy refuses the assignment
+        return cls
+
+    return decorate
+
+
+@accept_earlier_names(finder="detector")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:
     """The people that a task was run on.
@@ -38,15 +73,17 @@ class People:
         boxes_xyxy: Corners in source pixels, float32 [P, 4].
         scores: Confidence of the detector, float32 [P]; 1 for boxes of the caller.
         ids: Identities in a video, int64 [P].
-        finder: "given", "whole picture", or the name of the detector.
+        detector: "given", "whole image", or the name of the detector.
         note: What a reader should know, for instance that no person was detected and the whole image was used.
+        fallback: Whether no one was detected, and the only person is the whole image instead.
     """
 
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", 4))
     scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "P"))
     ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "P"))
-    finder: str
+    detector: str
     note: str | None = None
+    fallback: bool = False
 
     def __post_init__(self) -> None:
         _check_arrays(self, {}, prefix="people.")
@@ -54,13 +91,18 @@ class People:
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
 
+    @property
+    def finder(self) -> str:
+        """`detector` under its earlier name."""
+        return self.detector
+
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""
         return {
             "boxes_xyxy": rounded_list(self.boxes_xyxy, digits=2),
             "scores": rounded_list(self.scores),
             "ids": None if self.ids is None else self.ids.tolist(),
-            "finder": self.finder,
+            "detector": self.detector,
             "note": self.note,
         }
 
@@ -110,12 +152,28 @@ class Result:
         """Draw the result, over its image where that helps, at the size of the source."""
         raise NotImplementedError
 
-    def save(self, path: str | Path) -> Path:
+    def plot_frame(self, **options: Any) -> Image:
+        """Draw the result as `plot` does with these options, but always at the size of the source: without a legend."""
+        plot: Callable[..., Image] = self.plot
+        return plot(**options)
+
+    @overload
+    def save(self, path: str | Path, format: str | None = None) -> Path: ...
+    @overload
+    def save(self, path: IO[bytes], format: str | None = None) -> None: ...
+    def save(self, path: str | Path | IO[bytes], format: str | None = None) -> Path | None:
         """Write the result in the format of the file name's suffix, see `endings`. Returns the path.
 
         The file is written atomically. Missing folders are created.
+
+        Args:
+            path: File name; or a binary file object such as `io.BytesIO`, for which `format` is needed.
+            format: An ending such as ``"png"``, if the name has none.
         """
-        target = Path(path)
+        if not isinstance(path, str | os.PathLike):
+            self._save_to_stream(path, format)
+            return None
+        target = with_format(path, format)
         name = target.name.lower()
         matching = [ending for ending in self.endings if name.endswith(ending) and name != ending]
         if not matching:
@@ -127,13 +185,49 @@ class Result:
         self.write(target, max(matching, key=len))
         return target
 
+    def _save_to_stream(self, stream: IO[bytes], format: str | None) -> None:
+        """Write the file in a temporary folder, and copy it into a binary file object."""
+        if not hasattr(stream, "write"):
+            raise InputError(f"path: expected a file name or a file object, got {type(stream).__name__}.")
+        if format is None:
+            known = ", ".join(ending.lstrip(".") for ending in self.endings)
+            raise InputError(f"format: expected one of {known} for a file object, got none. Pass format=…")
+        with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
+            stream.write(self.save(Path(folder) / "result", format).read_bytes())
+
+    def show(self) -> None:
+        """Show the drawing: below the cell in a notebook, in the viewer of the system elsewhere."""
+        notebook = sys.modules.get("IPython")
+        if notebook is not None and notebook.get_ipython() is not None:
+            notebook.display.display(self.plot())
+        else:
+            self.plot().show()
+
+    def _repr_png_(self) -> bytes:
+        """Return the drawing for notebooks, at most 1024 pixels wide or high."""
+        image, stream = self.plot(), io.BytesIO()
+        image.thumbnail((_NOTEBOOK_SIDE, _NOTEBOOK_SIDE))
+        image.save(stream, format="png")
+        return stream.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Return the drawing and what it is about for notebooks."""
+        image = base64.b64encode(self._repr_png_()).decode()
+        facts = [self.task, self.source, self.model, f"{self.size_hw[1]}×{self.size_hw[0]}"]
+        if self.people is not None:
+            facts += [f"{len(self.people)} {'person' if len(self.people) == 1 else 'people'}", self.people.note]
+        text = html.escape(" · ".join(fact for fact in facts if fact))
+        return f'<figure><img src="data:image/png;base64,{image}" alt="{text}"><figcaption>{text}</figcaption></figure>'
+
     def write(self, path: Path, ending: str) -> None:
         """Write the result as `ending`, one of `endings`. Called by `save`.
 
         This base class writes NPZ (every array by its name, all else as JSON in the text ``info``), JSON of `to_dict`,
         and other endings as an image of `plot`.
         """
-        if ending == ".npz":
+        if ending == ".crops.zip":
+            write_png_zip(path, {f"{number:02d}": image for number, image in enumerate(self.crops(), 1) if image.size})
+        elif ending == ".npz":
             write_npz(path, {**self.arrays(), "info": np.array(json_text(self.info()))})
         elif ending == ".json":
             write_json(path, self.to_dict())
@@ -147,6 +241,7 @@ class Result:
     def info(self) -> JsonObject:
         """Return everything but the arrays, ready for JSON."""
         return {
+            "schema_version": SCHEMA_VERSION,
             "task": self.task,
             "source": self.source,
             "model": self.model,
@@ -159,6 +254,11 @@ class Result:
                 for name in self.info_fields
             },
         }
+
+    def crops(self) -> list[NDArray[np.uint8]]:
+        """Return the part of the source image in the bounding box of each person: uint8 [h, w, 3]."""
+        boxes = () if self.people is None else self.people.boxes_xyxy
+        return [self.canvas()[box_window(box, self.size_hw)] for box in boxes]
 
     def without_image(self) -> Self:
         """Return the same result without its source image, to save memory."""
@@ -181,6 +281,20 @@ class Result:
     def __repr__(self) -> str:
         maps = ", ".join(f"{name} {list(value.shape)}" for name, value in self.arrays().items())
         return f"{type(self).__name__}({self.source or 'array'}, {self.size_hw[0]}×{self.size_hw[1]}: {maps})"
+
+
+def box_window(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> tuple[slice, slice]:
+    """Return the rows and columns of an image that a box touches; empty for a box without area."""
+    height, width = size_hw
+    left, top = np.floor(box_xyxy[:2]).clip(0).astype(int).tolist()
+    right, bottom = np.ceil(box_xyxy[2:]).clip(0, [width, height]).astype(int).tolist()
+    return slice(top, max(top, bottom)), slice(left, max(left, right))
+
+
+def with_format(path: str | Path, format: str | None) -> Path:
+    """Return a file name with the ending of a format such as "png", unless it has that already."""
+    ending = "" if format is None else f".{format.lstrip('.').lower()}"
+    return Path(path if str(path).lower().endswith(ending) else f"{path}{ending}")
 
 
 def rounded_list(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import IO, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,13 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional as F
 
-from vitruvian.draw import color_depth
-from vitruvian.draw.canvas import RgbImage
+from vitruvian.draw import add_depth_bar, color_depth
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
-from vitruvian.results.base import array_of, check_choice
+from vitruvian.images.types import RgbImage
+from vitruvian.results.base import array_of, check_choice, with_format
 from vitruvian.results.camera import CameraMap
 from vitruvian.text_files import JsonObject
 
@@ -53,7 +54,7 @@ class Pointmap(CameraMap):
 
     task = "pointmap"
     vectors = "points"
-    endings = (".ply", ".glb", ".npz", ".exr", ".png", ".16.png", ".json")
+    endings = (".ply", ".glb", ".mesh.glb", ".npz", ".exr", ".png", ".16.png", ".json")
     info_fields = ("intrinsics_from", "metric", "scale", "note", "convention")
 
     points: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
@@ -117,20 +118,22 @@ class Pointmap(CameraMap):
         renumbered = (np.cumsum(used) - 1).astype(np.uint32)
         return self.points.reshape(-1, 3)[used], self._colors().reshape(-1, 3)[used], renumbered[triangles]
 
-    def save(
+    def save(  # type: ignore[override]  # further options
         self,
-        path: str | Path,
+        path: str | Path | IO[bytes],
+        format: str | None = None,
         *,
         mesh: bool = False,
         edge_threshold: float | None = _EDGE_THRESHOLD,
         max_points: int | None = None,
-    ) -> Path:
-        """Write the result in the format of the file name's suffix. Returns the path.
+    ) -> Path | None:
+        """Write the result in the format of the file name's suffix, or to a file object. Returns the path.
 
         | ending | holds |
         |---|---|
         | .ply | the cloud, in the axes of `convention` |
         | .glb | the cloud, or with `mesh` the surface, in the axes of glTF, which are OpenGL's |
+        | .mesh.glb | the surface |
         | .exr | R, G, B: x, y, z; Z: depth; A: the mask |
         | .png | depth in colors |
         | .16.png | depth in millimetres (thousandths of the unit where not metric), 0 for none, at most 65535 |
@@ -139,8 +142,12 @@ class Pointmap(CameraMap):
 
         `edge_threshold` and `max_points` are those of `cloud`.
         """
-        target = Path(path)
+        if not isinstance(path, str | os.PathLike):
+            self._save_to_stream(path, format)
+            return None
+        target = with_format(path, format)
         ending = target.suffix.lower()
+        mesh = mesh or target.name.lower().endswith(".mesh.glb")
         if mesh and ending != ".glb":
             raise InputError(f"mesh: expected a name that ends in .glb, got {target.name}.")
         if mesh and (edge_threshold is None or max_points is not None):
@@ -170,9 +177,17 @@ class Pointmap(CameraMap):
         else:
             super().write(path, ending)
 
-    def plot(self, *, near: float | None = None, far: float | None = None) -> Image.Image:
-        """Show depth in colors, warm near and cold far; `near` and `far` set the ends, in the unit of the points."""
-        return Image.fromarray(color_depth(self.depth, self._usable(), near=near, far=far))
+    def plot(self, *, near: float | None = None, far: float | None = None, color_bar: bool = False) -> Image.Image:
+        """Show depth in colors, warm near and cold far; `near` and `far` set the ends, in the unit of the points.
+
+        With `color_bar`, the colors and the depths at both ends are drawn into the lower left corner.
+        """
+        usable = self._usable()
+        drawn = color_depth(self.depth, usable, near=near, far=far)
+        if color_bar:
+            unit = " m" if self.metric else ""
+            drawn = add_depth_bar(drawn, self.depth[usable], near=near, far=far, unit=unit)
+        return Image.fromarray(drawn)
 
     def to_dict(self) -> JsonObject:
         """Return the camera and the range of depth; the points are in NPZ, EXR, PLY and GLB."""

@@ -70,7 +70,7 @@ class ModelList(BaseModel):
 
     version: str
     models: list[ModelInfo]
-    finder: str | None = Field(description="What detects people, unless the model does.")
+    detector: str | None = Field(description="What detects people, unless the model does.")
     urls: bool = Field(description="Whether `url` is allowed.")
     limits: dict[str, int]
 
@@ -206,7 +206,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
         return ModelList(
             version=__version__,
             models=[_model_info(service, task) for task in settings.models],
-            finder=settings.finder,
+            detector=settings.detector,
             urls=settings.allow_urls,
             limits=vars(settings.limits),
         )

@@ -25,11 +25,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
+from vitruvian.images.exif_focal import exif_focal
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import run_many
-from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Prepared, Unit
-from vitruvian.pipelines.exif_focal import exif_focal
+from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Prepared, Unit
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, load_rgb
 from vitruvian.results import People
 from vitruvian.serving.errors import RequestError, too_many
@@ -103,8 +103,11 @@ class _SharedTask(InferenceTask[Any]):
 
     def __init__(self, name: str, pipe: InferenceTask[Any], lock: threading.Lock, metrics: Metrics) -> None:
         self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics
-        self.upload_stream, self.decodes_in_workers = pipe.upload_stream, pipe.decodes_in_workers
-        self.fixed_input_size = pipe.fixed_input_size
+        self.upload_stream, self.fixed_input_size = pipe.upload_stream, pipe.fixed_input_size
+
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread decodes."""
+        return self._pipe.decode_thread()
 
     @property
     def device(self) -> torch.device:

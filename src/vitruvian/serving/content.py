@@ -8,6 +8,7 @@ type apart: ``image/png;kind=plot``. JSON is the default.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,10 @@ MEDIA_TYPES = {
     "exr": "image/x-exr",
     "ply": "model/x-ply",
     "glb": "model/gltf-binary",
+    "mesh.glb": "model/gltf-binary",
+    "txt": "text/plain",
+    "crops.zip": "application/zip",
+    "parts.zip": "application/zip",
     "plot": "image/png",
     "plot.jpg": "image/jpeg",
 }
@@ -78,7 +83,8 @@ def encode(result: Result, kind: str, options: TaskOptions, folder: Path) -> byt
         if kind in PLOTS:
             save_as(kind, converted, path, draw=options.draw)
         else:
-            converted.save(path, **options.save_options(kind))
+            save: Callable[..., object] = converted.save
+            save(path, **options.save_options(kind))
         return path.read_bytes()
 
 

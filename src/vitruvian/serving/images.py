@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.pipelines.engine.cuda_streams import HostCopy
+from vitruvian.cuda.streams import HostCopy
+from vitruvian.images.data_format import pixels_of
 from vitruvian.pipelines.engine.task import InferenceTask, Prepared, Unit
 from vitruvian.pipelines.sources import Frame, load_rgb
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
-from vitruvian.processor import as_tensor
 from vitruvian.results import Masks, People
 from vitruvian.serving.batching import ModelQueue
 from vitruvian.serving.errors import not_found, too_large
@@ -127,7 +127,7 @@ class EncodeImage(InferenceTask[tuple[tuple[int, int], Embedding]]):
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         return Prepared(frame, [Unit(self._pipe.processor.image_processor.prepare_image(pixels))])
 
     def forward(self, units: list[Unit]) -> list[Embedding]:

@@ -453,8 +453,8 @@ class Jobs:
         command += [f"--{name}={value}" for name, value in options.items() if value is not None]
         command += [f"--limit={name}={value}" for name, value in settings.image_limits.items()]
         detects = issubclass(JOB_OPTIONS[job.task], PeopleOptions) or "--everyone" in job.arguments
-        if settings.finder is not None and detects:
-            command.append(f"--finder={settings.finder}")
+        if settings.detector is not None and detects:
+            command.append(f"--detect={settings.detector}")
         return [*command, *job.arguments]
 
     def _follow(self, job_id: str, line: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 from vitruvian.serving.errors import RequestError, too_large
 
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ class TaskOptions(BaseModel):
 class PeopleOptions(TaskOptions):
     """Options of tasks about people."""
 
-    people: Literal["crop", "whole"] | None = Field(
-        None, description="crop: each person on their own; whole: the whole image."
+    detect: Literal["whole"] | None = Field(
+        None, description="whole: process the whole image instead of each person who is detected."
     )
     boxes: list[Box] | None = Field(None, description="Boxes of people, as JSON: [[x1, y1, x2, y2], …].")
-    box_form: Literal["xyxy", "xywh"] = Field("xyxy", description="What the four numbers of a box are.")
-    nobody: Literal["whole", "none", "error"] | None = Field(
+    box_format: Literal["xyxy", "xywh"] = Field("xyxy", description="What the four numbers of a box are.")
+    on_empty: Literal["whole", "none", "error"] | None = Field(
         None, description="If no person is detected: the whole image, an empty result, or an error."
     )
     max_people: int | None = Field(None, ge=1, description="Process no more people than this, by score.")
@@ -173,13 +173,13 @@ class TileOptions(PeopleOptions):
 class PoseOptions(PeopleOptions):
     """Options of poses."""
 
-    plot_names = frozenset({"threshold", "draw_boxes"})
+    plot_names = frozenset({"keypoint_threshold", "draw_boxes"})
     result_names = frozenset({"layout"})
     flip: bool = Field(False, description="Average with mirrored crops: more stable, at twice the work.")
     layout: Literal["sapiens308", "coco17", "coco133", "openpose"] = Field(
         "sapiens308", description="Which keypoints are returned and drawn."
     )
-    threshold: Share = Field(0.3, description="Draw keypoints that reach this score.")
+    keypoint_threshold: Share = Field(0.3, description="Draw keypoints that reach this score.")
     draw_boxes: bool = Field(False, description="Draw the boxes of people too.")
 
     def convert(self, result: Result) -> Result:
@@ -191,7 +191,7 @@ class PoseOptions(PeopleOptions):
     def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
         """Draw skeletons."""
         plot: Any = result.plot
-        return plot(threshold=self.threshold, boxes=self.draw_boxes)  # type: ignore[no-any-return]
+        return plot(threshold=self.keypoint_threshold, boxes=self.draw_boxes)  # type: ignore[no-any-return]
 
 
 class PartsOptions(TileOptions):

@@ -86,9 +86,13 @@ def _examples() -> dict[str, tuple[Result, ...]]:
     """Return examples of the results of each task: with everything, and with as little as possible."""
     boxes = np.array([[0, 0, 2, 1]], np.float32)
     people = People(
-        boxes_xyxy=boxes, scores=np.ones(1, np.float32), ids=np.ones(1, np.int64), finder="given", note="nobody found"
+        boxes_xyxy=boxes,
+        scores=np.ones(1, np.float32),
+        ids=np.ones(1, np.int64),
+        detector="given",
+        note="a note",
     )
-    plain_people = People(boxes_xyxy=boxes, scores=np.ones(1, np.float32), finder="given")
+    plain_people = People(boxes_xyxy=boxes, scores=np.ones(1, np.float32), detector="given")
     full: dict[str, Any] = {"size_hw": (_H, _W), "source": "a.jpg", "model": "builtin", "frame": 0, "time": 0.0}
     bare: dict[str, Any] = {"size_hw": (_H, _W), "source": "a.jpg", "model": "builtin"}
     flat, vectors = np.zeros((_H, _W), np.float32), np.zeros((_H, _W, 3), np.float32)

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import torch
 from fastapi import Request
 
-from vitruvian.auto import packed_tasks
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
-from vitruvian.pipelines.people.selection import PeopleOptions
+from vitruvian.pipelines.people.selection import PeopleOptions, detector_spec
 from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
 from vitruvian.serving.batching import ModelQueue, Ticket
@@ -33,7 +33,7 @@ from vitruvian.tasks import PLOTS, TASKS
 
 AnswerT = TypeVar("AnswerT")
 _CLICK_THREADS = 2
-_CLIENT_GONE = 499  # nobody reads it; the log and the metrics do
+_CLIENT_GONE = 499  # for the log and the metrics: no client reads it
 _JOB_STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
@@ -113,16 +113,22 @@ class Service:
         options: dict[str, Any] = {}
         with self._open_lock:
             if issubclass(cls.options_class, PeopleOptions):
-                finder = settings.finder or (checkpoint if "people" in packed_tasks(checkpoint) else None)
-                if finder is not None and finder not in self._detectors:
-                    self._detectors[finder] = open_detector(finder, device=settings.device)
-                options["finder"] = None if finder is None else self._detectors[finder]
+                own = checkpoint if "people" in local_packed_tasks(checkpoint) else None
+                detector = detector_spec(PeopleOptions(detect=settings.detector), own)
+                if isinstance(detector, str):
+                    if detector not in self._detectors:
+                        self._detectors[detector] = open_detector(detector, device=settings.device)
+                    options["detect"] = self._detectors[detector]
             opened: TaskPipeline[Any, Any]
             if (checkpoint, cls.auto) in self._loaded:
                 return cls(*self._loaded[checkpoint, cls.auto], **options)  # type: ignore[no-any-return]
             opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
             self._loaded[checkpoint, cls.auto] = opened.model, opened.processor
-            if packed_tasks(checkpoint) and isinstance(opened.model, Sapiens2TaskModel) and opened.device.type == "cpu":
+            if (
+                local_packed_tasks(checkpoint)
+                and isinstance(opened.model, Sapiens2TaskModel)
+                and opened.device.type == "cpu"
+            ):
                 opened.model.model = self._encoders.setdefault(checkpoint, opened.model.model)
             return opened
 

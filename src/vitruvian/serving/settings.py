@@ -79,7 +79,7 @@ class Settings:
         keys: API keys; none are needed only if `host` is a loopback address.
         device: Device of the models; by default the best one available.
         dtype: Data type of the weights; by default what suits the device.
-        finder: What detects people, unless the model does: see `vitruvian.pipelines.people.open_detector`.
+        detector: What detects people, unless the model does: see `vitruvian.pipelines.people.open_detector`.
         batch_size: Inputs in a batch; None chooses by device.
         batch_timeout: Seconds to wait for further images before a partial batch runs.
         job_workers: Jobs that run at the same time.
@@ -96,7 +96,7 @@ class Settings:
     keys: tuple[ApiKey, ...] = ()
     device: str | None = None
     dtype: str | None = None
-    finder: str | None = None
+    detector: str | None = None
     batch_size: int | None = None
     batch_timeout: float = 0.005
     job_workers: int = 1

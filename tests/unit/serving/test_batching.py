@@ -40,9 +40,14 @@ class GatedPose(PosePipeline):
         return super().forward(units)
 
 
+def whole_image(image: np.ndarray[Any, Any]) -> list[list[float]]:
+    """Detect one person, as large as the image."""
+    return [[0, 0, image.shape[1], image.shape[0]]]
+
+
 @pytest.fixture
 def pipe() -> GatedPose:
-    return GatedPose(*parts_of("pose"))
+    return GatedPose(*parts_of("pose"), detect=whole_image)
 
 
 @pytest.fixture
@@ -92,7 +97,7 @@ def test_requests_share_batches(queue: ModelQueue, pipe: GatedPose) -> None:
     assert max(pipe.batches) > 1
     assert sum(pipe.batches) == 6
     for number, result in enumerate(results):  # and each has its own answer
-        expected = PosePipeline(pipe.model, pipe.processor)(jpeg(number))
+        expected = PosePipeline(pipe.model, pipe.processor, detect=whole_image)(jpeg(number))
         np.testing.assert_allclose(result.keypoints, expected.keypoints, atol=1e-2)
 
 
@@ -104,7 +109,8 @@ def test_options_of_a_request_are_its_own(queue: ModelQueue, pipe: GatedPose) ->
     pipe.gate.set()
     assert len(first.result(60)) == 1
     assert others[0].result(60).people.boxes_xyxy.tolist() == boxes
-    alone = {size: PosePipeline(pipe.model, pipe.processor)(jpeg(), kernel_size=size).keypoints for size in (5, 11)}
+    plain = PosePipeline(pipe.model, pipe.processor, detect=whole_image)
+    alone = {size: plain(jpeg(), kernel_size=size).keypoints for size in (5, 11)}
     assert np.abs(alone[5] - alone[11]).max() > 0.1
     for future, size in zip(others[1:], (5, 11, 5), strict=True):
         np.testing.assert_allclose(future.result(60).keypoints, alone[size], atol=1e-2)

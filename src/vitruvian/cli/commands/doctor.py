@@ -61,7 +61,7 @@ def doctor(
 
 
 def _has(module: str) -> bool:
-    """Whether a module is installed; it is not imported."""
+    """Return whether a module is installed; it is not imported."""
     return importlib.util.find_spec(module) is not None
 
 

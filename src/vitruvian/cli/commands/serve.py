@@ -30,8 +30,13 @@ def serve(
             rich_help_panel=MODEL,
         ),
     ] = None,
-    finder: Annotated[
-        str | None, typer.Option(help="What detects people, unless the model does.", rich_help_panel=MODEL)
+    detect: Annotated[
+        str | None,
+        typer.Option(
+            help="What detects people: a checkpoint or an ONNX file.",
+            show_default="the model, or builtin",
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -127,7 +132,7 @@ def serve(
         keys=() if api_key_file is None else read_keys(api_key_file),
         device=device,
         dtype=dtype,
-        finder=None if finder is None else _absolute(finder),
+        detector=None if detect is None else _absolute(detect),
         batch_size=batch_size,
         batch_timeout=batch_timeout,
         job_workers=job_workers,
@@ -145,9 +150,9 @@ def serve(
 
 def _read_models(texts: Sequence[str]) -> dict[str, str]:
     """Return the checkpoint of each task, in the order of the table of tasks."""
-    from vitruvian.auto import packed_tasks
     from vitruvian.cli.checkpoints import check_model
     from vitruvian.hub import BUILTIN, has_builtin
+    from vitruvian.models.sapiens2.packed import local_packed_tasks
 
     models: dict[str, str] = {}
     for text in texts or ([BUILTIN] if has_builtin() else []):
@@ -159,8 +164,12 @@ def _read_models(texts: Sequence[str]) -> dict[str, str]:
             check_model(_absolute(checkpoint), TASKS[_task(name)])
             continue
         checkpoint = _absolute(text)
-        heads = packed_tasks(checkpoint)
-        served = [row.name for row in TASKS.values() if row.pipeline and (row.head in heads or row.name == "embed")]
+        heads = local_packed_tasks(checkpoint)
+        served = [
+            row.name
+            for row in TASKS.values()
+            if row.has_pipeline and (row.sapiens2_head in heads or row.name == "embed")
+        ]
         if not heads:
             raise InputError(
                 f"--model: expected TASK=CHECKPOINT, got {text!r}, which is no packed model. Try --model pose={text}."

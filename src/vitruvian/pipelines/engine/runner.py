@@ -25,12 +25,12 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 import torch
 
 from vitruvian.cpu_threads import usable_cores
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import on_decode
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_units, is_out_of_memory
 from vitruvian.pipelines.engine.byte_budget import ByteBudget
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.pipelines.engine.task import InferenceTask, Prepared
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.results.base import People
@@ -208,7 +208,8 @@ class InferenceEngine(Generic[ResultT]):
         self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
         self._decode_pool: ThreadPoolExecutor | None = None  # one thread, which synchronizes with the device
-        if task.upload_stream is not None and not task.decodes_in_workers:
+        self._decode_thread = task.decode_thread()
+        if self._decode_thread == "stream":
             self._decode_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
             self._download_stream = CudaStream(task.device)
         self._reader = threading.Thread(target=self._read_source, name="vitruvian-source", daemon=True)
@@ -443,7 +444,7 @@ class InferenceEngine(Generic[ResultT]):
                 if self._decode_pool is not None:
                     computed = StreamEvent(self._task.device)
                     decode = self._decode_pool.submit(self._decode_on_stream, computed, prepared, outputs).result
-                elif not self._task.decodes_in_workers:
+                elif self._decode_thread == "consumer":
                     decode = _completed(decode()).result
                 item.finishing = self._submit(self._pool, self._finish, prepared, decode)
             except Exception as error:  # noqa: BLE001 - becomes the outcome of this image

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
 BoxFormat = Literal["xyxy", "xywh"]
 Device = str | int | torch.device | None
 DType = str | torch.dtype | None
-_WHOLE_IMAGE = "whole picture"  # in results, which are saved with it
+_WHOLE_IMAGE = "whole image"  # in results, which are saved with it
 
 
 @runtime_checkable
@@ -81,7 +81,7 @@ class FunctionDetector:
                 "Return one row x1, y1, x2, y2 (and score) per person."
             )
         scores = table[:, 4] if table.shape[1] == 5 else np.ones(len(table), np.float32)  # [P]
-        return People(boxes_xyxy=table[:, :4].copy(), scores=scores.copy(), finder=self.name)
+        return People(boxes_xyxy=table[:, :4].copy(), scores=scores.copy(), detector=self.name)
 
 
 def open_detector(
@@ -95,9 +95,9 @@ def open_detector(
 
     Args:
         spec: ``None`` or ``"whole"`` for the whole image; ``"builtin"`` for the small model inside the package, or a
-            folder that is packed like it; a file of boxes (.json, .csv); an ONNX detector (.onnx: YOLOX, RTMDet); a
-            folder or Hub name of a Mask2Former or MaskFormer with the class person; a function image → boxes; or a
-            detector.
+            folder that is packed like it; a file of boxes (.json, .csv); the records of tracked objects (.jsonl); an
+            ONNX detector (.onnx: YOLOX, RTMDet); a folder or Hub name of a Mask2Former or MaskFormer with the class
+            person; a function image → boxes; or a detector.
         device: Device of its model; by default the best one available.
         dtype: Data type of its weights; by default the checkpoint's.
         threshold: Lowest score of a person; by default the detector's.
@@ -110,11 +110,11 @@ def open_detector(
         if callable(spec):
             return FunctionDetector(spec)
         raise InputError(
-            f"finder: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
+            f"detect: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
             "See open_detector."
         )
     if not str(spec).strip():
-        raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole image.')
+        raise InputError('detect: expected a name or a path, got nothing. Use "whole" for the whole image.')
     suffix = Path(spec).suffix.lower()
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     if suffix == ".onnx":
@@ -125,9 +125,13 @@ def open_detector(
         from vitruvian.pipelines.people.boxes_file import BoxesFile
 
         return BoxesFile(spec, **options)
-    from vitruvian.auto import packed_tasks
+    if suffix == ".jsonl":
+        from vitruvian.pipelines.people.track_file import TrackFile
 
-    if is_builtin(spec) or packed_tasks(spec):
+        return TrackFile(spec, **options)
+    from vitruvian.models.sapiens2.packed import local_packed_tasks
+
+    if is_builtin(spec) or local_packed_tasks(spec):
         from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 
         return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)
@@ -180,11 +184,12 @@ def detect_people(
     if len(people):
         return people
     if on_empty == "error":
-        raise InputError(f"{source or 'image'}: expected people, but {detected.finder} detected no one. Pass boxes.")
-    note = f"{detected.note}: nobody found" if detected.note else "nobody found"
+        raise InputError(f"{source or 'image'}: expected people, but {detected.detector} detected no one. Pass boxes.")
+    note = f"{detected.note}: no person detected" if detected.note else "no person detected"
     if on_empty == "none":
         return replace(people, note=note)
-    return whole_image(size_hw, finder=detected.finder, score=0.0, note=f"{note}; looked at the whole picture")
+    whole = whole_image(size_hw, detector=detected.detector, score=0.0, note=f"{note}; processed the whole image")
+    return replace(whole, fallback=True)
 
 
 def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
@@ -195,21 +200,16 @@ def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> ND
 
 
 def whole_image(
-    size_hw: tuple[int, int], *, finder: str = _WHOLE_IMAGE, score: float = 1.0, note: str | None = None
+    size_hw: tuple[int, int], *, detector: str = _WHOLE_IMAGE, score: float = 1.0, note: str | None = None
 ) -> People:
     """Return one person as large as the image."""
     height, width = size_hw
     return People(
         boxes_xyxy=np.array([[0, 0, width, height]], np.float32),
         scores=np.array([score], np.float32),
-        finder=finder,
+        detector=detector,
         note=note,
     )
-
-
-def is_fallback(people: People) -> bool:
-    """Return whether no one was detected, and `people` is the whole image instead."""
-    return len(people) == 1 and people.scores[0] == 0 and people.note is not None
 
 
 def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFormat = "xywh") -> People:
@@ -240,4 +240,4 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
             problem = f"a box in the {size_hw[1]}×{size_hw[0]} image, got {row}, which is outside. Use source pixels."
         if problem is not None:
             raise InputError(f"boxes[{number}]: expected {words} of {problem}")
-    return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), finder="given")
+    return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), detector="given")

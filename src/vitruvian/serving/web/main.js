@@ -534,7 +534,7 @@ class Page {
       return;
     }
     const status = make("div", { id: "status", "aria-live": "polite" });
-    const hidden = active === "pose" && this.image ? ["threshold"] : []; // the page draws keypoints itself
+    const hidden = active === "pose" && this.image ? ["keypoint_threshold"] : []; // the page draws keypoints itself
     const options = open && optionControls(this.image ? model.options : model.job_options, run.options, hidden, () => this.optionsChanged(run));
     this.code = new CodeSection(() => this.call());
     panel.replaceChildren(head, status, make("div", { id: "controls" }), options || "", make("div", { id: "files" }), this.code.element);

@@ -5,7 +5,7 @@ import { make, readable, slider, toggle } from "./dom.js";
 // Options of the drawing that the page makes itself, and those that other parts of the page set.
 const HIDDEN = new Set([
   "opacity", "legend", "outline", "draw_boxes", "over", "with_score", "points", "labels", "boxes",
-  "box_form", "all_masks", "prompts", "everyone", "save", "mesh", "max_points", "intrinsics", "tile", "fuse",
+  "box_format", "all_masks", "prompts", "everyone", "save", "mesh", "max_points", "intrinsics", "tile", "fuse",
 ]);
 
 /**

@@ -10,7 +10,7 @@ import { TASK_VIEWS } from "./tasks.js";
 
 const KIND_NAMES = {
   json: "JSON", npz: "NPZ", png: "PNG", "16.png": "PNG 16-bit", jpg: "JPEG", jpeg: "JPEG", webp: "WebP", exr: "EXR",
-  ply: "PLY", glb: "GLB", plot: "Drawing", "plot.jpg": "Drawing JPEG",
+  ply: "PLY", glb: "GLB", "mesh.glb": "GLB mesh", txt: "YOLO", "crops.zip": "Crops", "parts.zip": "Masks", plot: "Drawing", "plot.jpg": "Drawing JPEG",
 };
 const COLOURS = [
   ["", "Transparent"], ["#ffffff", "White"], ["#111114", "Black"], ["#00b140", "Green"], ["#3457d5", "Blue"], ["#f4c7ab", "Peach"],

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import NEEDS, opened, picture
+from tests.unit.pipelines.case import NEEDS, opened, sample_image
 from vitruvian import Sam2Session
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rles
 from vitruvian.pipelines.tasks.panoptic import _areas_and_boxes
 
-SHOWN = picture(5, (50, 70))
+SHOWN = sample_image(5, (50, 70))
 
 
 class TestPrompts:
@@ -40,7 +40,7 @@ class TestPrompts:
         wanted = session.predict(**asked, multimask=alone).best()
         result = pipe(SHOWN, **prompt)
         assert result.kind == "segment"
-        masks = decode_rles(result.runs).numpy() if len(result.runs) else np.zeros((0, 50, 70), bool)
+        masks = decode_rles(result.rles).numpy() if len(result.rles) else np.zeros((0, 50, 70), bool)
         np.testing.assert_array_equal(masks, wanted.masks[:, 0].numpy())
         np.testing.assert_allclose(result.scores, wanted.scores[:, 0].numpy(), atol=1e-5)
         for mask, box in zip(masks, result.boxes_xyxy, strict=True):
@@ -78,24 +78,28 @@ class TestPrompts:
 
 
 class TestMasks:
-    def test_call_returns_the_output_of_transformers(self) -> None:
+    def test_a_call_and_run_return_the_same(self) -> None:
         pipe = opened("masks")
-        found = pipe(SHOWN)
-        assert set(found) == {"masks", "scores"}
-        assert len(found["masks"]) == len(found["scores"]) > 0
-        assert found["masks"][0].shape == (50, 70)
-        several = pipe([SHOWN, SHOWN], output_bboxes_mask=True, output_rle_mask=True)
-        assert [set(one) for one in several] == [{"masks", "scores", "rle_mask", "bounding_boxes"}] * 2
+        found, again = pipe(SHOWN), pipe.run(SHOWN)
+        assert (type(found), found.kind) == (type(again), "masks")
+        np.testing.assert_array_equal(found.masks, again.masks)
+        fewer = list(pipe([SHOWN] * 2, points_per_crop=1))
+        assert [len(one) for one in fewer] == [len(pipe.run(SHOWN, points_per_crop=1))] * 2
 
-    def test_run_gives_masks_of_any_source(self) -> None:
+    def test_masks_are_those_of_the_generator(self) -> None:
         pipe = opened("masks")
-        known = pipe(SHOWN)
-        result = pipe.run(SHOWN)
-        assert result.kind == "mask-generation"
-        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), torch.stack(known["masks"]).numpy())
-        np.testing.assert_array_equal(result.scores, known["scores"].float().numpy())
-        fewer = list(pipe.run([SHOWN] * 2, points_per_crop=1))
-        assert [len(one.scores) for one in fewer] == [len(pipe(SHOWN, points_per_crop=1)["scores"])] * 2
+        known, found = pipe.generator(SHOWN), pipe(SHOWN)
+        np.testing.assert_array_equal(decode_rles(found.rles).numpy(), torch.stack(list(known.masks)).numpy())
+        np.testing.assert_array_equal(found.scores, known.scores.float().numpy())
+
+    def test_names_of_transformers(self) -> None:
+        found = opened("masks")(SHOWN, output_bboxes_mask=True, output_rle_mask=True)
+        assert len(found["masks"]) == len(found["scores"]) == len(found["rle_mask"]) == len(found) > 0
+        assert found["masks"][0].shape == (50, 70)
+        np.testing.assert_array_equal(found[-1], found["masks"][-1])
+        np.testing.assert_array_equal(found["bounding_boxes"], found.boxes_xyxy)
+        with pytest.raises(KeyError, match="expected one of masks, scores"):
+            found["labels"]
 
     def test_points_per_batch_are_reduced_when_memory_runs_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe = opened("masks")
@@ -141,7 +145,7 @@ class TestQueries:
         )
         result = pipe(SHOWN)
         assert len(result.scores) == len(wanted["segments_info"]) > 0
-        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), wanted["segmentation"].numpy())
+        np.testing.assert_array_equal(decode_rles(result.rles).numpy(), wanted["segmentation"].numpy())
         names = {0: "sky", 1: "person", 2: "dog"}
         assert result.label_names == tuple(names[info["label_id"]] for info in wanted["segments_info"])
         assert len(pipe(SHOWN, threshold=1.0).scores) == 0

@@ -17,17 +17,17 @@ av = pytest.importorskip("av")
 from tests.shared import SHARED  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
-from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import VideoReader  # noqa: E402
+from vitruvian.images.types import RgbImage  # noqa: E402
 from vitruvian.pipelines import Failure, sources  # noqa: E402
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector  # noqa: E402
 from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import pipeline_task, run_video, segments, smoothing  # noqa: E402
+from vitruvian.pipelines.video import pipeline_task, run_video, smoothing, video_segments  # noqa: E402
+from vitruvian.pipelines.video.person_tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.video.smoothing import ResultSmoother  # noqa: E402
-from vitruvian.pipelines.video.tracking import TrackedDetector  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People  # noqa: E402
 
@@ -37,23 +37,23 @@ COUNT = 24
 
 def scene(number: int) -> RgbImage:
     """Two bright people on a dark ground, one walking right and one standing."""
-    picture = np.full((*SIZE, 3), 30, np.uint8)
-    picture[16:56, 8 + 2 * number : 20 + 2 * number] = 220
-    picture[10:40, 76:90] = 160
-    return picture
+    image = np.full((*SIZE, 3), 30, np.uint8)
+    image[16:56, 8 + 2 * number : 20 + 2 * number] = 220
+    image[10:40, 76:90] = 160
+    return image
 
 
-def bright(picture: RgbImage) -> NDArray[np.float32]:
+def bright(image: RgbImage) -> NDArray[np.float32]:
     """Find the two by their brightness."""
     boxes = []
     for low, high in ((190, 255), (130, 189)):
-        rows, columns = np.nonzero((picture[..., 0] >= low) & (picture[..., 0] <= high))
+        rows, columns = np.nonzero((image[..., 0] >= low) & (image[..., 0] <= high))
         if len(rows) > 150:
             boxes.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1, 0.9])
     return np.array(boxes, np.float32).reshape(-1, 5)
 
 
-FINDER = FunctionDetector(bright)
+DETECTOR = FunctionDetector(bright)
 
 
 def pose_of(frame: Frame, people: People | None) -> Pose:
@@ -81,7 +81,7 @@ class Task:
         self.stop_at, self.fail_at = stop_at, fail_at
         self.seen: list[int] = []
 
-    def __call__(self, frames: Iterator[Frame], finder: PeopleDetector | None) -> Iterable[Any]:
+    def __call__(self, frames: Iterator[Frame], detector: PeopleDetector | None) -> Iterable[Any]:
         ahead: list[Any] = []
         for frame in frames:
             assert frame.frame is not None
@@ -89,8 +89,8 @@ class Task:
             if frame.frame == self.stop_at:
                 raise KeyboardInterrupt
             people = None
-            if finder is not None:
-                people = detect_people(finder, frame.image, source=frame.name, frame=frame.frame, on_empty="none")
+            if detector is not None:
+                people = detect_people(detector, frame.image, source=frame.name, frame=frame.frame, on_empty="none")
             if frame.frame == self.fail_at:
                 ahead.append(Failure(name=frame.name, error=ValueError("no luck"), frame=frame.frame))
             else:
@@ -123,16 +123,16 @@ def test_everything_is_kept(clip: Path, tmp_path: Path) -> None:
     seen: list[int] = []
     steps: list[tuple[int, int | None]] = []
     report = run_video(
-        clip, Task(), out=out, records=records, finder=FINDER, draw=draw, segment_seconds=0.3,
-        preview=lambda number, picture, result: seen.append(number), progress=lambda done, of: steps.append((done, of)),
+        clip, Task(), out=out, records=records, detector=DETECTOR, draw=draw, segment_seconds=0.3,
+        preview=lambda number, image, result: seen.append(number), progress=lambda done, of: steps.append((done, of)),
     )  # fmt: skip
     assert (report.frames, report.failures, report.resumed_at, report.skipped) == (COUNT, 0, 0, False)
     source, made = VideoReader(clip), VideoReader(out)
     assert (made.rate, made.size_hw, len(list(made)), made.has_sound) == (source.rate, SIZE, COUNT, True)
     assert packets(out, "audio") == packets(clip, "audio")
-    for (number, time, picture), (_, other, before) in zip(made, source, strict=True):
+    for (number, time, image), (_, other, before) in zip(made, source, strict=True):
         assert time == pytest.approx(number / 24, abs=1e-4) == other
-        assert np.abs(picture.astype(int) - (255 - before)).mean() < 3
+        assert np.abs(image.astype(int) - (255 - before)).mean() < 3
     found = lines(records)
     assert [record["frame"] for record in found] == list(range(COUNT)) == seen
     assert numbers(found) == [[1, 2]] * COUNT
@@ -144,7 +144,7 @@ def test_everything_is_kept(clip: Path, tmp_path: Path) -> None:
 def test_a_stopped_run_goes_on_after_the_last_whole_segment(clip: Path, tmp_path: Path) -> None:
     def run(name: str, task: Task, **options: Any) -> Any:
         return run_video(
-            clip, task, out=tmp_path / f"{name}.mp4", records=tmp_path / f"{name}.jsonl", finder=FINDER, draw=draw,
+            clip, task, out=tmp_path / f"{name}.mp4", records=tmp_path / f"{name}.jsonl", detector=DETECTOR, draw=draw,
             detect_every=3, segment_seconds=5 / 24, **options,
         )  # fmt: skip
 
@@ -159,11 +159,11 @@ def test_a_stopped_run_goes_on_after_the_last_whole_segment(clip: Path, tmp_path
     assert (report.resumed_at, report.frames) == (10, COUNT)
     whole, parts = lines(tmp_path / "whole.jsonl"), lines(tmp_path / "parts.jsonl")
     assert whole == parts  # identities, positions, smoothing: all as if nothing had happened
-    for (_, time, picture), (_, other, before) in zip(
+    for (_, time, image), (_, other, before) in zip(
         VideoReader(tmp_path / "parts.mp4"), VideoReader(tmp_path / "whole.mp4"), strict=True
     ):
         assert time == pytest.approx(other)
-        assert np.abs(picture.astype(int) - before).mean() < 1
+        assert np.abs(image.astype(int) - before).mean() < 1
     assert not (tmp_path / "parts.mp4.parts").exists()
     assert run("parts", Task()).skipped
     assert run("parts", Task(), overwrite=True).resumed_at == 0
@@ -174,7 +174,7 @@ def test_other_settings_start_afresh(clip: Path, tmp_path: Path) -> None:
         task = Task(stop_at=17)
         with pytest.raises(KeyboardInterrupt):
             run_video(
-                clip, task, records=tmp_path / "r.jsonl", finder=FINDER, segment_seconds=5 / 24,
+                clip, task, records=tmp_path / "r.jsonl", detector=DETECTOR, segment_seconds=5 / 24,
                 settings={"model": model},
             )  # fmt: skip
         assert task.seen[0] == expected
@@ -185,28 +185,28 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "_join_videos", fail)
+        patch.setattr(video_segments, "_join_videos", fail)
         with pytest.raises(KeyboardInterrupt):
-            run_video(clip, Task(), out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=0.5)
+            run_video(clip, Task(), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=0.5)
     task = Task()
-    report = run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=0.5)
+    report = run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=0.5)
     assert task.seen == []
     assert len(list(VideoReader(tmp_path / "o.mp4"))) == report.frames == COUNT
 
 
 def test_a_broken_segment_is_made_again(clip: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_video(clip, Task(stop_at=17), out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=5 / 24)
+        run_video(clip, Task(stop_at=17), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     (tmp_path / "o.mp4.parts/00000005.json").write_text("{")
     task = Task()
-    run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=5 / 24)
+    run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert task.seen[0] == 0  # its state is gone with it: only the newest is kept
     assert len(list(VideoReader(tmp_path / "o.mp4"))) == COUNT
 
 
 def test_a_frame_that_fails_is_told_and_the_video_stays_whole(clip: Path, tmp_path: Path) -> None:
     out, records = tmp_path / "out.mp4", tmp_path / "out.jsonl"
-    report = run_video(clip, Task(fail_at=7), out=out, records=records, finder=FINDER, draw=draw)
+    report = run_video(clip, Task(fail_at=7), out=out, records=records, detector=DETECTOR, draw=draw)
     assert (report.frames, report.failures) == (COUNT, 1)
     assert len(list(VideoReader(out))) == COUNT
     assert set(lines(records)[7]) == {"frame", "time", "error"}
@@ -220,9 +220,9 @@ def test_an_error_while_drawing_stops_the_run_and_leaves_whole_segments(clip: Pa
         return draw(result)
 
     with pytest.raises(ZeroDivisionError):
-        run_video(clip, Task(), out=tmp_path / "o.mp4", finder=FINDER, draw=bad, segment_seconds=5 / 24)
+        run_video(clip, Task(), out=tmp_path / "o.mp4", detector=DETECTOR, draw=bad, segment_seconds=5 / 24)
     task = Task()
-    run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=5 / 24)
+    run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert task.seen[0] == 5
 
 
@@ -232,7 +232,7 @@ def test_alpha_survives_the_joints(clip: Path, tmp_path: Path, name: str, decode
         assert result.image is not None
         return np.dstack((result.image, np.where(result.image[..., 0] > 190, 255, 0).astype(np.uint8)))
 
-    run_video(clip, Task(), out=tmp_path / name, finder=FINDER, draw=rgba, alpha=True, segment_seconds=0.4)
+    run_video(clip, Task(), out=tmp_path / name, detector=DETECTOR, draw=rgba, alpha=True, segment_seconds=0.4)
     with av.open(str(tmp_path / name)) as container:
         stream = container.streams.video[0]
         if decoder is None:
@@ -247,11 +247,11 @@ def test_alpha_survives_the_joints(clip: Path, tmp_path: Path, name: str, decode
         assert np.abs(frames[number][..., 3].astype(int) - 255 * want).mean() < 10
 
 
-def test_numbered_pictures(clip: Path, tmp_path: Path) -> None:
+def test_numbered_images(clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "frames" / "f_%03d.png"
     with pytest.raises(KeyboardInterrupt):
-        run_video(clip, Task(stop_at=17), out=out, finder=FINDER, draw=draw, segment_seconds=5 / 24)
-    report = run_video(clip, Task(), out=out, finder=FINDER, draw=draw, segment_seconds=5 / 24)
+        run_video(clip, Task(stop_at=17), out=out, detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
+    report = run_video(clip, Task(), out=out, detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert report.resumed_at == 10
     assert sorted(path.name for path in out.parent.iterdir()) == [f"f_{n:03d}.png" for n in range(COUNT)]
 
@@ -261,13 +261,13 @@ def test_a_real_pipeline(clip: Path, tmp_path: Path) -> None:
     model, processor = parts_of("pose")
     looked: list[int] = []
 
-    def counted(picture: RgbImage) -> NDArray[np.float32]:
+    def counted(image: RgbImage) -> NDArray[np.float32]:
         looked.append(1)
-        return bright(picture)
+        return bright(image)
 
     task = pipeline_task(PosePipeline(model, processor, batch_size=3))
     records = tmp_path / "r.jsonl"
-    report = run_video(clip, task, records=records, finder=FunctionDetector(counted), detect_every=4)
+    report = run_video(clip, task, records=records, detector=FunctionDetector(counted), detect_every=4)
     assert (report.frames, report.failures) == (COUNT, 0)
     found = lines(records)
     assert [sorted(record["people"]["ids"]) for record in found] == [[1, 2]] * COUNT
@@ -276,9 +276,9 @@ def test_a_real_pipeline(clip: Path, tmp_path: Path) -> None:
 
 class TestTrackedDetector:
     def test_boxes_between_looks_follow_the_walker(self) -> None:
-        finder = TrackedDetector(FINDER, every=4)
+        detector = TrackedDetector(DETECTOR, every=4)
         for number in range(COUNT):
-            people = finder.find_in(scene(number), source="", frame=number)
+            people = detector.find_in(scene(number), source="", frame=number)
             assert people.ids is not None
             walker = people.boxes_xyxy[people.ids.tolist().index(1)]
             if number >= 8:
@@ -286,26 +286,26 @@ class TestTrackedDetector:
                 assert 12 <= walker[2] - walker[0] < 15  # a little larger where no one looked
 
     def test_a_cut_is_looked_at_at_once_and_gives_new_numbers(self) -> None:
-        finder = TrackedDetector(FINDER, every=100)
+        detector = TrackedDetector(DETECTOR, every=100)
         for number in range(5):
-            assert finder.find(scene(number)).ids is not None
+            assert detector.find(scene(number)).ids is not None
         other = np.full((*SIZE, 3), 255, np.uint8)
         other[:, 20:] = 100
-        people = finder.find(other)
+        people = detector.find(other)
         assert people.ids is not None
         assert people.ids.tolist() == [3]
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 20, 64]])
 
     def test_checkpoints(self) -> None:
-        finder = TrackedDetector(FINDER, checkpoint_every=4)
+        detector = TrackedDetector(DETECTOR, checkpoint_every=4)
         for number in range(10):
-            finder.find_in(scene(number), source="", frame=number)
-        assert int(finder.state_before(4)["_number"]) == 4
-        assert list(finder._checkpoints) == [8]
+            detector.find_in(scene(number), source="", frame=number)
+        assert int(detector.state_before(4)["_number"]) == 4
+        assert list(detector._checkpoints) == [8]
 
     def test_bad_options_are_refused(self) -> None:
         with pytest.raises(InputError, match="at least 1"):
-            TrackedDetector(FINDER, every=0)
+            TrackedDetector(DETECTOR, every=0)
 
 
 class TestResultSmoother:
@@ -359,14 +359,14 @@ class TestResultSmoother:
         monkeypatch.setattr(smoothing, "_MOVING", 255.0)
         other = np.full((*SIZE, 3), 250, np.uint8)
         found = []
-        for picture, value in ((scene(0), 0.0), (scene(0), 1.0), (other, 1.0)):
-            base = self.base(0.0) | {"image": picture}
+        for image, value in ((scene(0), 0.0), (scene(0), 1.0), (other, 1.0)):
+            base = self.base(0.0) | {"image": image}
             albedo = smoother(Albedo(**base, albedo=np.full((*SIZE, 3), value, np.float32)))
             assert isinstance(albedo, Albedo)
             found.append(albedo.albedo.mean())
         assert found == [0, 0, 1]
 
-    def test_labels_stay_and_pictures_are_needed(self) -> None:
+    def test_labels_stay_and_images_are_needed(self) -> None:
         smoother = ResultSmoother()
         parts = Parts(**self.base(0.0), labels=np.zeros(SIZE, np.uint8))
         assert smoother(parts) is parts
@@ -382,12 +382,12 @@ def test_bad_calls_are_refused(clip: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected"):
         run_video(clip, Task(), out=tmp_path / "o.avi")
     with pytest.raises(InputError, match="Result or a Failure"):
-        run_video(clip, lambda frames, finder: [3 for _ in frames], records=tmp_path / "r.jsonl")
+        run_video(clip, lambda frames, detector: [3 for _ in frames], records=tmp_path / "r.jsonl")
     other = tmp_path / "x.jsonl.parts"
     other.mkdir()
     (other / "mine.txt").write_text("keep")
     with pytest.raises(InputError, match="Move it away"):
-        run_video(clip, Task(), records=tmp_path / "x.jsonl", finder=FINDER)
+        run_video(clip, Task(), records=tmp_path / "x.jsonl", detector=DETECTOR)
     assert (other / "mine.txt").exists()
 
 
@@ -395,13 +395,15 @@ def test_bad_calls_are_refused(clip: Path, tmp_path: Path) -> None:
 def test_a_real_clip_keeps_its_length_and_rate(tmp_path: Path) -> None:
     source = SHARED / "photos/video/juggle.mp4"
 
-    def task(frames: Iterator[Frame], finder: PeopleDetector | None) -> Iterable[Any]:
+    def task(frames: Iterator[Frame], detector: PeopleDetector | None) -> Iterable[Any]:
         for frame in frames:
-            people = None if finder is None else detect_people(finder, frame.image, frame=frame.frame)
+            people = None if detector is None else detect_people(detector, frame.image, frame=frame.frame)
             yield pose_of(frame, people)
 
     records = tmp_path / "r.jsonl"
-    report = run_video(source, task, records=records, finder=open_detector("whole"), detect_every=10, segment_seconds=4)
+    report = run_video(
+        source, task, records=records, detector=open_detector("whole"), detect_every=10, segment_seconds=4
+    )
     assert report.frames == 247
     assert numbers(lines(records)) == [[1]] * 247
 
@@ -424,7 +426,14 @@ class TestCamera:
         out, records = tmp_path / "out.mp4", tmp_path / "out.jsonl"
         for _ in range(2):  # replaces what is there
             report = run_video(
-                source, Task(), out=out, records=records, finder=FINDER, draw=draw, max_frames=7, segment_seconds=0.1
+                source,
+                Task(),
+                out=out,
+                records=records,
+                detector=DETECTOR,
+                draw=draw,
+                max_frames=7,
+                segment_seconds=0.1,
             )
             assert (report.frames, report.failures, report.interrupted) == (7, 0, False)
             assert len(list(VideoReader(out))) == len(lines(records)) == 7
@@ -435,7 +444,7 @@ class TestCamera:
     def test_ctrl_c_completes_the_video(self, stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plug_in(monkeypatch)
         out = tmp_path / "out.mp4"
-        report = run_video(2, Task(stop_at=stop_at), out=out, finder=FINDER, draw=draw)
+        report = run_video(2, Task(stop_at=stop_at), out=out, detector=DETECTOR, draw=draw)
         assert report.interrupted
         assert report.frames == max(0, stop_at - 3)  # the task is three frames ahead
         assert out.exists() == (report.frames > 0)
@@ -445,5 +454,5 @@ class TestCamera:
         self.plug_in(monkeypatch, stop=4, error=OSError("unplugged"))
         out = tmp_path / "out.mp4"
         with pytest.raises(OSError, match="unplugged"):
-            run_video(2, pipeline_task(opened("pose"), people="whole"), out=out)
+            run_video(2, pipeline_task(opened("pose"), detect="whole"), out=out)
         assert len(list(VideoReader(out))) == 4
