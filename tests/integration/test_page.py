@@ -279,7 +279,7 @@ def test_overlays_compare_zoom_and_hover(page: Any, server: ServerProcess) -> No
     assert np.abs(shown - pixels(page)).max() > 40
 
 
-def test_a_matte_over_a_colour_and_a_picture(page: Any) -> None:
+def test_a_matte_over_a_color_and_a_picture(page: Any) -> None:
     open_example(page)
     select(page, "matte")
     x, y = place(page, 0.1, 0.1)
@@ -292,7 +292,7 @@ def test_a_matte_over_a_colour_and_a_picture(page: Any) -> None:
     with Image.open(io.BytesIO(body)) as image:
         assert image.getpixel((50, 50)) == (0, 177, 64)
     page.set_input_files("#background-file", {"name": "b.png", "mimeType": "image/png", "buffer": _flat((200, 30, 90))})
-    page.wait_for_function("() => document.querySelectorAll('.colours [aria-pressed=true]').length === 0")
+    page.wait_for_function("() => document.querySelectorAll('.colors [aria-pressed=true]').length === 0")
     assert np.abs(pixels(page)[corner] - [200, 30, 90]).max() < 3
     shot(page, "matte")
     name, body = download(page, page.get_by_role("button", name="Download the image as shown").click)
@@ -302,9 +302,9 @@ def test_a_matte_over_a_colour_and_a_picture(page: Any) -> None:
         assert image.convert("RGB").getpixel((50, 50)) == (200, 30, 90)
 
 
-def _flat(colour: tuple[int, int, int]) -> bytes:
+def _flat(color: tuple[int, int, int]) -> bytes:
     stream = io.BytesIO()
-    Image.new("RGB", (30, 20), colour).save(stream, "PNG")
+    Image.new("RGB", (30, 20), color).save(stream, "PNG")
     return stream.getvalue()
 
 
@@ -330,7 +330,7 @@ def test_points_and_normals_in_3d(page: Any) -> None:
     drawn = "() => document.querySelector('#space-view canvas').toDataURL('image/jpeg')"
     photo = page.evaluate(drawn)
     page.get_by_role("button", name="Normals", exact=True).last.click()
-    page.wait_for_selector("#space-view[data-colours=normals]")
+    page.wait_for_selector("#space-view[data-colors=normals]")
     assert page.evaluate(drawn) != photo
     page.get_by_role("switch", name="Normal lines").click()
     assert space.get_attribute("data-lines") == "true"
@@ -502,7 +502,7 @@ def test_the_keyboard_alone(page: Any) -> None:
     assert view(page)[2] > zoom
 
 
-def test_widths_and_colours(page: Any) -> None:
+def test_widths_and_colors(page: Any) -> None:
     problems = []
     for opened in (False, True):
         if opened:

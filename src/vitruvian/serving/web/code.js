@@ -26,7 +26,7 @@ function stem(name) {
 export function commandLine({ model, source, options, prompts, trackPrompts, video }) {
   const start = ["vitruvian", model.task, quoted(source.startsWith("-") ? `./${source}` : source), "--model", quoted(model.model)];
   for (const [name, value] of Object.entries(options)) start.push(...optionWords(name, value));
-  if (options.over && !video) start.push("--save", "png,plot"); // only the drawing is over the colour
+  if (options.over && !video) start.push("--save", "png,plot"); // only the drawing is over the color
   for (const prompt of trackPrompts ?? []) start.push(...trackWords(prompt));
   const calls = prompts.length ? prompts : [{}];
   return calls.map((prompt) => [...start, ...promptWords(prompt)].join(" ")).join("\n");

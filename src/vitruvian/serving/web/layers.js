@@ -1,9 +1,9 @@
 /**
  * Results as layers over an image: each draws itself in pixels of the image, and tells what is at a pixel.
  *
- * @typedef {import("./colours.js").Rgb} Rgb
- * @typedef {{name: string, detail: string, colour?: Rgb}} Hover
- * @typedef {{id: number, name: string, detail: string, colour: Rgb, on: boolean}} Item  a switch in a list
+ * @typedef {import("./colors.js").Rgb} Rgb
+ * @typedef {{name: string, detail: string, color?: Rgb}} Hover
+ * @typedef {{id: number, name: string, detail: string, color: Rgb, on: boolean}} Item  a switch in a list
  * @typedef {Object} Layer
  * @property {(context: CanvasRenderingContext2D, scale: number) => void} draw  `scale`: screen pixels in an image pixel
  * @property {(x: number, y: number) => Hover | null} hover
@@ -11,7 +11,7 @@
  * @property {() => void} [refresh]  after items were switched
  */
 
-import { css, depthColour, objectColour } from "./colours.js";
+import { css, depthColor, objectColor } from "./colors.js";
 import { readable } from "./dom.js";
 import { decodeRle } from "./rle.js";
 
@@ -54,8 +54,8 @@ export class ImageLayer {
   }
 }
 
-/** A drawing whose unknown pixels, exactly mid-grey, are transparent: normals and albedo. */
-export class ColourLayer extends ImageLayer {
+/** A drawing whose unknown pixels, exactly mid-gray, are transparent: normals and albedo. */
+export class ColorLayer extends ImageLayer {
   /**
    * @param {ImageBitmap} bitmap
    * @param {(rgb: Rgb) => Hover} describe
@@ -86,12 +86,12 @@ export class ColourLayer extends ImageLayer {
 /** @param {Rgb} rgb @returns {Hover} */
 export function describeNormal(rgb) {
   const [x, y, z] = rgb.map((value) => ((value - 127.5) / 127.5).toFixed(2));
-  return { name: "Normal", detail: `right ${x}, up ${y}, front ${z}`, colour: rgb };
+  return { name: "Normal", detail: `right ${x}, up ${y}, front ${z}`, color: rgb };
 }
 
 /** @param {Rgb} rgb @returns {Hover} */
-export function describeColour(rgb) {
-  return { name: "Albedo", detail: `RGB ${rgb.join(", ")}`, colour: rgb };
+export function describeColor(rgb) {
+  return { name: "Albedo", detail: `RGB ${rgb.join(", ")}`, color: rgb };
 }
 
 /** A class or segment for each pixel: parts, classes, panoptic segments. @implements {Layer} */
@@ -125,9 +125,9 @@ export class LabelLayer {
         if (!item?.on) continue;
         const edge = (x + 1 < width && labels[i + 1] !== labels[i]) || (y + 1 < height && labels[i + width] !== labels[i]);
         const share = edge ? 0.6 : 1;
-        pixels.data[4 * i] = item.colour[0] * share;
-        pixels.data[4 * i + 1] = item.colour[1] * share;
-        pixels.data[4 * i + 2] = item.colour[2] * share;
+        pixels.data[4 * i] = item.color[0] * share;
+        pixels.data[4 * i + 1] = item.color[1] * share;
+        pixels.data[4 * i + 2] = item.color[2] * share;
         pixels.data[4 * i + 3] = 255;
       }
     }
@@ -145,7 +145,7 @@ export class LabelLayer {
     const item = this.byId.get(this.labels[at]);
     if (!item?.on) return null;
     const detail = this.scores ? scoreText(this.scores[at]) : item.detail;
-    return { name: item.name, detail, colour: item.colour };
+    return { name: item.name, detail, color: item.color };
   }
 }
 
@@ -155,7 +155,7 @@ export class MaskLayer {
    * @param {any[]} objects  of the server
    * @param {number} width
    * @param {number} height
-   * @param {number[]} numbers  of the objects, for their names and colours
+   * @param {number[]} numbers  of the objects, for their names and colors
    */
   constructor(objects, width, height, numbers = objects.map((_, index) => index + 1)) {
     this.width = width;
@@ -168,7 +168,7 @@ export class MaskLayer {
       id: index,
       name: object.label ? readable(object.label) : `Object ${numbers[index]}`,
       detail: scoreText(object.score),
-      colour: objectColour(numbers[index] - 1),
+      color: objectColor(numbers[index] - 1),
       on: true,
     }));
     this.canvas = makeCanvas(width, height);
@@ -180,7 +180,7 @@ export class MaskLayer {
     const context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
     const pixels = context.createImageData(this.width, this.height);
     for (const index of this.order) {
-      if (this.items[index].on) paintMask(pixels, this.masks[index], this.items[index].colour);
+      if (this.items[index].on) paintMask(pixels, this.masks[index], this.items[index].color);
     }
     context.putImageData(pixels, 0, 0);
   }
@@ -198,7 +198,7 @@ export class MaskLayer {
   }
 }
 
-/** @param {ImageData} pixels @param {Uint8Array} mask @param {Rgb} colour */
+/** @param {ImageData} pixels @param {Uint8Array} mask @param {Rgb} color */
 function paintMask({ data, width, height }, mask, [red, green, blue]) {
   for (let i = 0; i < mask.length; i += 1) {
     if (!mask[i]) continue;
@@ -230,10 +230,10 @@ export class PoseLayer {
       id: index,
       name: `Person ${index + 1}`,
       detail: result.people ? `score ${result.people.scores[index].toFixed(2)}` : "",
-      colour: objectColour(index),
+      color: objectColor(index),
       on: true,
     }));
-    this.pointColours = this.names.map(sideColour);
+    this.pointColors = this.names.map(sideColor);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} scale */
@@ -246,7 +246,7 @@ export class PoseLayer {
         pose.scores[point] >= this.threshold && pose.keypoints[point][0] !== null;
       for (const { name, start, end } of this.bones) {
         if (!shown(start) || !shown(end)) continue;
-        context.strokeStyle = css(sideColour(name));
+        context.strokeStyle = css(sideColor(name));
         context.lineWidth = 3 / scale;
         context.beginPath();
         context.moveTo(...toPair(pose.keypoints[start]));
@@ -259,7 +259,7 @@ export class PoseLayer {
         const [x, y] = pose.keypoints[point];
         context.beginPath();
         context.arc(x, y, (jointed.has(point) ? 3.2 : 1.8) / scale, 0, 2 * Math.PI);
-        context.fillStyle = css(this.pointColours[point]);
+        context.fillStyle = css(this.pointColors[point]);
         context.fill();
         context.lineWidth = 0.8 / scale;
         context.strokeStyle = "rgb(0 0 0 / 0.55)";
@@ -279,16 +279,16 @@ export class PoseLayer {
         const distance = Math.hypot(px - x - 0.5, py - y - 0.5);
         if (distance >= nearest) return;
         nearest = distance;
-        const colour = this.pointColours[point];
-        found = { name: readable(this.names[point]), detail: scoreText(pose.scores[point]), colour };
+        const color = this.pointColors[point];
+        found = { name: readable(this.names[point]), detail: scoreText(pose.scores[point]), color };
       });
     });
     return found;
   }
 }
 
-/** Return the colour of a side of the body. @param {string} name  of a keypoint or bone @returns {Rgb} */
-function sideColour(name) {
+/** Return the color of a side of the body. @param {string} name  of a keypoint or bone @returns {Rgb} */
+function sideColor(name) {
   if (/(^|_)left_/.test(name)) return [56, 163, 255];
   if (/(^|_)right_/.test(name)) return [255, 138, 31];
   return [255, 255, 255];
@@ -299,14 +299,14 @@ function toPair([x, y]) {
   return [x, y];
 }
 
-/** People over a colour or another picture. @implements {Layer} */
+/** People over a color or another picture. @implements {Layer} */
 export class MatteLayer {
   /**
    * @param {ImageBitmap} cutout  with alpha
    */
   constructor(cutout) {
     this.cutout = cutout;
-    /** @type {string | ImageBitmap | null} a CSS colour, a picture, or null for a checkerboard */
+    /** @type {string | ImageBitmap | null} a CSS color, a picture, or null for a checkerboard */
     this.background = null;
     const canvas = makeCanvas(cutout.width, cutout.height);
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { willReadFrequently: true }));
@@ -363,7 +363,7 @@ export class DepthLayer extends ImageLayer {
     const [near, far] = depthRange(cloud);
     for (let i = 0; i < cloud.mask.length; i += 1) {
       if (!cloud.mask[i]) continue;
-      pixels.data.set([...depthColour((cloud.points[3 * i + 2] - near) / (far - near)), 255], 4 * i);
+      pixels.data.set([...depthColor((cloud.points[3 * i + 2] - near) / (far - near)), 255], 4 * i);
     }
     context.putImageData(pixels, 0, 0);
     super(canvas, cloud.width, cloud.height);

@@ -4,7 +4,7 @@ import { ApiError, requestJson, setApiKey } from "./api.js";
 import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
 import { StoredImage } from "./images.js";
 import { JobCard, listJobs, startJob } from "./jobs.js";
-import { ColourLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
+import { ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
 import {
   CodeSection, PromptControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
@@ -419,7 +419,7 @@ class Page {
       return;
     }
     const normals = this.run("normals").layer;
-    const drawing = normals instanceof ColourLayer ? normals.image : null;
+    const drawing = normals instanceof ColorLayer ? normals.image : null;
     this.orbit.show(layer.cloud, this.image.bitmap, drawing);
     this.renderSpaceTools(Boolean(drawing));
   }
@@ -427,24 +427,24 @@ class Page {
   /** @param {boolean} withNormals @private */
   renderSpaceTools(withNormals) {
     const orbit = /** @type {OrbitView} */ (this.orbit);
-    const colours = choice({
-      label: "Colours", value: "photo", values: [["photo", "Photo"], ["normals", "Normals"], ["depth", "Depth"]],
+    const colors = choice({
+      label: "Colors", value: "photo", values: [["photo", "Photo"], ["normals", "Normals"], ["depth", "Depth"]],
       onchange: async (value) => {
         if (value === "normals" && !withNormals) {
           await this.execute("normals");
           const { layer, error } = this.run("normals");
           if (error) this.showTrouble(error);
-          if (layer instanceof ColourLayer && this.image) {
+          if (layer instanceof ColorLayer && this.image) {
             orbit.show(/** @type {DepthLayer} */ (this.run("pointmap").layer).cloud, this.image.bitmap, layer.image);
             withNormals = true;
           }
         }
-        orbit.setColours(/** @type {any} */ (value));
+        orbit.setColors(/** @type {any} */ (value));
       },
     });
     const lines = toggle({ label: "Normal lines", checked: false, onchange: (on) => orbit.showLines(on) });
     const reset = button({ icon: "fit", label: "Reset the 3D view", kind: "tool", onclick: () => orbit.reset() });
-    find("#space-tools").replaceChildren(colours, lines, reset);
+    find("#space-tools").replaceChildren(colors, lines, reset);
   }
 
   // ------------------------------------------------------------------------------------------ drawing the page
@@ -717,7 +717,7 @@ function switchTheme() {
   const next = now === "dark" ? "light" : "dark";
   document.documentElement.dataset.theme = next;
   localStorage.setItem("vitruvian-theme", next);
-  announce(`${next} colours`);
+  announce(`${next} colors`);
 }
 
 const theme = localStorage.getItem("vitruvian-theme");

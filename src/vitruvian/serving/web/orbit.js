@@ -1,6 +1,6 @@
 /** Points in space, seen from all sides. three.js is loaded when it is first needed. */
 
-import { depthColour } from "./colours.js";
+import { depthColor } from "./colors.js";
 import { depthRange } from "./layers.js";
 
 const MAX_POINTS = 400_000;
@@ -9,7 +9,7 @@ const SMOOTH_JUMP = 0.05; // share of the depth: neighbours farther apart are an
 
 /**
  * @typedef {{points: Float32Array, mask: Uint8Array, width: number, height: number}} Cloud
- * @typedef {"photo" | "normals" | "depth"} Colouring
+ * @typedef {"photo" | "normals" | "depth"} Coloring
  */
 
 export class OrbitView {
@@ -54,7 +54,7 @@ export class OrbitView {
    * Show points.
    * @param {Cloud} cloud
    * @param {CanvasImageSource} photo
-   * @param {CanvasImageSource | null} normals  a drawing of normals, for their colours
+   * @param {CanvasImageSource | null} normals  a drawing of normals, for their colors
    */
   show(cloud, photo, normals) {
     this.cloud = cloud;
@@ -76,7 +76,7 @@ export class OrbitView {
     if (this.points) this.scene.remove(this.points);
     this.points = new three.Points(geometry, material);
     this.scene.add(this.points);
-    this.setColours("photo");
+    this.setColors("photo");
     this.showLines(false);
     this.reset();
     this.host.dataset.points = String(indices.length);
@@ -99,23 +99,23 @@ export class OrbitView {
     return [points[3 * index], -points[3 * index + 1], -points[3 * index + 2]];
   }
 
-  /** @param {Colouring} colouring */
-  setColours(colouring) {
+  /** @param {Coloring} coloring */
+  setColors(coloring) {
     const { three, indices, cloud } = this;
-    const colours = new Float32Array(3 * indices.length);
+    const colors = new Float32Array(3 * indices.length);
     const [near, far] = depthRange(/** @type {Cloud} */ (cloud));
-    const image = colouring === "normals" ? this.normals : this.photo;
-    const colour = new three.Color();
+    const image = coloring === "normals" ? this.normals : this.photo;
+    const color = new three.Color();
     indices.forEach((index, i) => {
       const [red, green, blue] =
-        colouring === "depth" || !image
-          ? depthColour((/** @type {Cloud} */ (cloud).points[3 * index + 2] - near) / (far - near))
+        coloring === "depth" || !image
+          ? depthColor((/** @type {Cloud} */ (cloud).points[3 * index + 2] - near) / (far - near))
           : image.subarray(4 * index, 4 * index + 3);
-      colour.setRGB(red / 255, green / 255, blue / 255, three.SRGBColorSpace);
-      colours.set([colour.r, colour.g, colour.b], 3 * i);
+      color.setRGB(red / 255, green / 255, blue / 255, three.SRGBColorSpace);
+      colors.set([color.r, color.g, color.b], 3 * i);
     });
-    this.points.geometry.setAttribute("color", new three.BufferAttribute(colours, 3));
-    this.host.dataset.colours = colouring;
+    this.points.geometry.setAttribute("color", new three.BufferAttribute(colors, 3));
+    this.host.dataset.colors = coloring;
     this.render();
   }
 

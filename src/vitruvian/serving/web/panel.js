@@ -2,7 +2,7 @@
 
 import { ApiError, request } from "./api.js";
 import { commandLine, curl, python } from "./code.js";
-import { css, objectColour } from "./colours.js";
+import { css, objectColor } from "./colors.js";
 import { announce, button, choice, icon, make, saveFile, slider } from "./dom.js";
 import { MatteLayer, PoseLayer } from "./layers.js";
 import { optionsForm, readFields } from "./options.js";
@@ -12,7 +12,7 @@ const KIND_NAMES = {
   json: "JSON", npz: "NPZ", png: "PNG", "16.png": "PNG 16-bit", jpg: "JPEG", jpeg: "JPEG", webp: "WebP", exr: "EXR",
   ply: "PLY", glb: "GLB", "mesh.glb": "GLB mesh", txt: "YOLO", "crops.zip": "Crops", "parts.zip": "Masks", plot: "Drawing", "plot.jpg": "Drawing JPEG",
 };
-const COLOURS = [
+const COLORS = [
   ["", "Transparent"], ["#ffffff", "White"], ["#111114", "Black"], ["#00b140", "Green"], ["#3457d5", "Blue"], ["#f4c7ab", "Peach"],
 ];
 
@@ -94,7 +94,7 @@ export function itemList(layer, title, onChange) {
       update();
     });
     const swatch = make("span.swatch");
-    swatch.style.background = `rgb(${item.colour.join(" ")})`;
+    swatch.style.background = `rgb(${item.color.join(" ")})`;
     return make("li", {}, make("label.toggle", {}, make("span.item-name", {}, swatch, item.name), make("span.muted", {}, item.detail), input));
   });
   const setAll = (/** @type {boolean} */ on) => () => {
@@ -113,18 +113,18 @@ export function itemList(layer, title, onChange) {
 }
 
 /**
- * Backgrounds of a matte; a colour is an option of drawings and of the code too.
+ * Backgrounds of a matte; a color is an option of drawings and of the code too.
  * @param {MatteLayer} layer
  * @param {Object<string, any>} options
  * @param {() => void} onChange
  */
 function backgroundControls(layer, options, onChange) {
-  const swatches = COLOURS.map(([colour, name]) => {
-    const one = button({ label: name, kind: "colour", pressed: (layer.background ?? "") === colour, onclick: () => choose(colour || null, one) });
-    if (colour) one.style.background = colour;
+  const swatches = COLORS.map(([color, name]) => {
+    const one = button({ label: name, kind: "color", pressed: (layer.background ?? "") === color, onclick: () => choose(color || null, one) });
+    if (color) one.style.background = color;
     return one;
   });
-  const custom = /** @type {HTMLInputElement} */ (make("input", { type: "color", value: "#7c5cff", "aria-label": "Another colour" }));
+  const custom = /** @type {HTMLInputElement} */ (make("input", { type: "color", value: "#7c5cff", "aria-label": "Another color" }));
   custom.addEventListener("input", () => choose(custom.value, null));
   const file = /** @type {HTMLInputElement} */ (make("input", { type: "file", accept: "image/*", hidden: true, id: "background-file", "aria-label": "Picture behind people", tabindex: -1 }));
   file.addEventListener("change", async () => {
@@ -138,7 +138,7 @@ function backgroundControls(layer, options, onChange) {
     onChange();
   };
   const picture = button({ icon: "image", text: "Picture…", kind: "small", onclick: () => file.click() });
-  return section("Background", make("div.colours", {}, ...swatches, custom), make("div.row", {}, picture, file));
+  return section("Background", make("div.colors", {}, ...swatches, custom), make("div.row", {}, picture, file));
 }
 
 /**
@@ -322,6 +322,6 @@ export class PromptControls {
 /** @param {number} id @returns {HTMLElement} */
 function objectSwatch(id) {
   const swatch = make("span.swatch.round");
-  swatch.style.background = css(objectColour(id - 1));
+  swatch.style.background = css(objectColor(id - 1));
   return swatch;
 }

@@ -1,6 +1,6 @@
 /** Points and boxes on objects, with undo, and their masks. */
 
-import { css, objectColour } from "./colours.js";
+import { css, objectColor } from "./colors.js";
 
 /**
  * @typedef {import("./viewer.js").PointPrompt} PointPrompt
@@ -102,11 +102,11 @@ export class Prompts {
   draw(context, scale) {
     for (const object of this.objects) {
       if (object.frame !== this.frame) continue;
-      const colour = objectColour(object.id - 1);
+      const color = objectColor(object.id - 1);
       if (object.box) {
         const [x1, y1, x2, y2] = object.box;
         context.lineWidth = (object.id === this.active ? 2.5 : 1.5) / scale;
-        context.strokeStyle = css(colour);
+        context.strokeStyle = css(color);
         context.strokeRect(x1, y1, x2 - x1, y2 - y1);
       }
       for (const point of object.points) drawPoint(context, scale, point, object.id === this.active);

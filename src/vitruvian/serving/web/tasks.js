@@ -1,23 +1,23 @@
 /** What the page knows about each task: its name, what it asks the server for, and the layer it makes of the answer. */
 
-import { objectColour } from "./colours.js";
+import { objectColor } from "./colors.js";
 import { readable } from "./dom.js";
 import {
-  ColourLayer,
+  ColorLayer,
   DepthLayer,
   ImageLayer,
   LabelLayer,
   MaskLayer,
   MatteLayer,
   PoseLayer,
-  describeColour,
+  describeColor,
   describeNormal,
 } from "./layers.js";
 import { readNpz } from "./npz.js";
 
 /**
  * @typedef {import("./layers.js").Layer} Layer
- * @typedef {{keypoints: Object<string, any>, parts: {names: string[], colours: any[]}}} Layouts
+ * @typedef {{keypoints: Object<string, any>, parts: {names: string[], colors: any[]}}} Layouts
  * @typedef {Object} TaskView
  * @property {string} title
  * @property {string} icon
@@ -60,13 +60,13 @@ function countLabels(labels) {
 
 /** @param {Response} response */
 async function readParts(response) {
-  const { arrays: { labels, colours, score }, info } = await readNpz(await response.arrayBuffer());
+  const { arrays: { labels, colours: colors, score }, info } = await readNpz(await response.arrayBuffer());
   const [height, width] = labels.shape;
   const items = [...countLabels(labels.data)].filter(([id]) => id !== 0).map(([id, area]) => ({
     id,
     name: readable(info.names[id]),
     detail: areaText(area, labels.data.length),
-    colour: /** @type {any} */ (Array.from(colours.data.subarray(3 * id, 3 * id + 3))),
+    color: /** @type {any} */ (Array.from(colors.data.subarray(3 * id, 3 * id + 3))),
     on: true,
   }));
   return new LabelLayer(labels.data, width, height, items, score?.data ?? null);
@@ -80,7 +80,7 @@ async function readSemantic(response) {
     id,
     name: readable(info.id2label?.[id] ?? `class ${id}`),
     detail: areaText(area, labels.data.length),
-    colour: objectColour(id),
+    color: objectColor(id),
     on: true,
   }));
   return new LabelLayer(labels.data, width, height, items);
@@ -94,7 +94,7 @@ async function readPanoptic(response) {
     id: segment.id,
     name: readable(segment.label),
     detail: `score ${segment.score.toFixed(2)}`,
-    colour: objectColour(segment.id),
+    color: objectColor(segment.id),
     on: true,
   }));
   return new LabelLayer(segmentation.data, width, height, items);
@@ -115,11 +115,11 @@ export const TASK_VIEWS = {
   },
   albedo: {
     title: "Albedo", icon: "albedo", kind: "png", save: "png", opacity: 1,
-    read: async (response) => new ColourLayer(await bitmap(response), describeColour),
+    read: async (response) => new ColorLayer(await bitmap(response), describeColor),
   },
   normals: {
     title: "Normals", icon: "normals", kind: "png", save: "png", opacity: 1,
-    read: async (response) => new ColourLayer(await bitmap(response), describeNormal),
+    read: async (response) => new ColorLayer(await bitmap(response), describeNormal),
   },
   pointmap: { title: "Points", icon: "points", kind: "npz", save: "ply", opacity: 0.9, read: readPointmap },
   embed: { title: "Features", icon: "features", kind: "plot", save: "npz", opacity: 0.8, read: readDrawing },

@@ -168,9 +168,9 @@ export class Viewer {
   drawCursor() {
     const { context, scale } = this;
     const strokes = [[3.5, "rgb(0 0 0 / 0.6)"], [1.5, "#ffffff"]];
-    for (const [width, colour] of strokes) {
+    for (const [width, color] of strokes) {
       context.lineWidth = Number(width) / scale;
-      context.strokeStyle = String(colour);
+      context.strokeStyle = String(color);
       context.beginPath();
       if (this.box) {
         const [x1, y1, x2, y2] = this.box;
@@ -440,8 +440,8 @@ export class Viewer {
   showTooltip(found, { x, y }) {
     if (!found) return this.hideTooltip();
     const swatch = make("span.swatch");
-    if (found.colour) swatch.style.background = `rgb(${found.colour.join(" ")})`;
-    this.tooltip.replaceChildren(found.colour ? swatch : "", make("strong", {}, found.name), make("span", {}, found.detail));
+    if (found.color) swatch.style.background = `rgb(${found.color.join(" ")})`;
+    this.tooltip.replaceChildren(found.color ? swatch : "", make("strong", {}, found.name), make("span", {}, found.detail));
     this.tooltip.hidden = false;
     const right = x + this.tooltip.offsetWidth + 28 > this.canvas.clientWidth;
     this.tooltip.style.left = `${right ? x - this.tooltip.offsetWidth - 14 : x + 14}px`;

@@ -1,13 +1,13 @@
-/** Colours of classes, objects and depths, as RGB from 0 to 255. */
+/** Colors of classes, objects and depths, as RGB from 0 to 255. */
 
 /** @typedef {[number, number, number]} Rgb */
 
 /**
- * Return the colour of an object; neighbouring numbers have hues far apart.
+ * Return the color of an object; neighbouring numbers have hues far apart.
  * @param {number} number  from 0
  * @returns {Rgb}
  */
-export function objectColour(number) {
+export function objectColor(number) {
   return hsl((210 + number * 137.508) % 360, 0.72, number % 2 ? 0.52 : 0.6);
 }
 
@@ -30,11 +30,11 @@ const DEPTH_STOPS = [
 ];
 
 /**
- * Return the colour of a depth.
+ * Return the color of a depth.
  * @param {number} share  0 near, 1 far
  * @returns {Rgb}
  */
-export function depthColour(share) {
+export function depthColor(share) {
   const at = Math.min(Math.max(share, 0), 1) * (DEPTH_STOPS.length - 1);
   const index = Math.min(Math.floor(at), DEPTH_STOPS.length - 2);
   const [low, high] = [DEPTH_STOPS[index], DEPTH_STOPS[index + 1]];
