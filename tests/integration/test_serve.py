@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SIGNATURES = {
     "json": b"{", "npz": b"PK", "png": b"\x89PNG", "16.png": b"\x89PNG", "plot": b"\x89PNG", "jpg": b"\xff\xd8",
     "jpeg": b"\xff\xd8", "plot.jpg": b"\xff\xd8", "webp": b"RIFF", "exr": b"v/1\x01", "ply": b"ply", "glb": b"glTF",
+    "mesh.glb": b"glTF", "txt": b"", "crops.zip": b"PK", "parts.zip": b"PK",
 }  # fmt: skip
 MODELS = {find_task(task).name: name for name, task in CHECKPOINTS.items()} | {"masks": "facebook/sam2.1-hiera-large"}
 TASKS = [task for task in MODELS if task != "track"]
