@@ -29,6 +29,7 @@ from vitruvian.serving.jobs import FINAL, Intake, Job, zip_chunks
 from vitruvian.serving.metrics import CONTENT_TYPE
 from vitruvian.serving.middleware import Gate
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions
+from vitruvian.serving.page import add_page
 from vitruvian.serving.schemas import result_schemas
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import Settings
@@ -61,6 +62,7 @@ class ModelInfo(BaseModel):
     media_types: dict[str, str] = Field(description="Media type of each kind, for Accept.")
     options: dict[str, Any] = Field(description="JSON schema of the options for images.")
     job_options: dict[str, Any] = Field(description="JSON schema of the options for jobs.")
+    arguments: dict[str, str] = Field(description="The pipeline's argument for each option that is one, in Python.")
 
 
 class ModelList(BaseModel):
@@ -144,6 +146,7 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
         redoc_url=None,
     )
     app.state.service = service
+    add_page(app)
     _add_status(app, service)
     _add_images(app, service)
     _add_jobs(app, service)
@@ -235,6 +238,7 @@ def _model_info(service: Service, task: str) -> ModelInfo:
         media_types={kind: MEDIA_TYPES[kind] for kind in kinds},
         options=IMAGE_OPTIONS[task].model_json_schema() if task in IMAGE_OPTIONS else {},
         job_options=JOB_OPTIONS[task].model_json_schema(),
+        arguments=IMAGE_OPTIONS[task].call_names() if task in IMAGE_OPTIONS else {},
     )
 
 

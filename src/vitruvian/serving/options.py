@@ -85,9 +85,14 @@ class TaskOptions(BaseModel):
 
     def call_options(self) -> dict[str, object]:
         """Return the arguments of the pipeline's call."""
-        others = self.plot_names | self.save_names | self.result_names
-        values = self.model_dump(exclude_none=True)
-        return {self.renamed.get(name, name): value for name, value in values.items() if name not in others}
+        names, values = self.call_names(), self.model_dump(exclude_none=True)
+        return {names[name]: value for name, value in values.items() if name in names}
+
+    @classmethod
+    def call_names(cls) -> dict[str, str]:
+        """Return the pipeline's argument for each option that is one."""
+        others = cls.plot_names | cls.save_names | cls.result_names
+        return {name: cls.renamed.get(name, name) for name in cls.model_fields if name not in others}
 
     def convert(self, result: Result) -> Result:
         """Convert a result before it is written and drawn."""
@@ -168,13 +173,13 @@ class TileOptions(PeopleOptions):
 class PoseOptions(PeopleOptions):
     """Options of poses."""
 
-    plot_names = frozenset({"threshold", "draw_boxes"})
+    plot_names = frozenset({"keypoint_threshold", "draw_boxes"})
     result_names = frozenset({"layout"})
     flip: bool = Field(False, description="Average with mirrored crops: more stable, at twice the work.")
     layout: Literal["sapiens308", "coco17", "coco133", "openpose"] = Field(
         "sapiens308", description="Which keypoints are returned and drawn."
     )
-    threshold: Share = Field(0.3, description="Draw keypoints that reach this score.")
+    keypoint_threshold: Share = Field(0.3, description="Draw keypoints that reach this score.")
     draw_boxes: bool = Field(False, description="Draw the boxes of people too.")
 
     def convert(self, result: Result) -> Result:
@@ -186,7 +191,7 @@ class PoseOptions(PeopleOptions):
     def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
         """Draw skeletons."""
         plot: Any = result.plot
-        return plot(threshold=self.threshold, boxes=self.draw_boxes)  # type: ignore[no-any-return]
+        return plot(threshold=self.keypoint_threshold, boxes=self.draw_boxes)  # type: ignore[no-any-return]
 
 
 class PartsOptions(TileOptions):

@@ -1,0 +1,118 @@
+/** Requests to the server. Every failure is an `ApiError` whose message can be shown as it is. */
+
+/** An answer that is an error, with the parts that the server names. */
+export class ApiError extends Error {
+  /**
+   * @param {string} message
+   * @param {{status?: number, hint?: string | null}} parts
+   */
+  constructor(message, { status = 0, hint = null } = {}) {
+    super(message);
+    this.status = status;
+    this.hint = hint;
+  }
+}
+
+const KEY = "vitruvian-api-key";
+
+/** @returns {string} */
+export function apiKey() {
+  return sessionStorage.getItem(KEY) ?? "";
+}
+
+/** @param {string} key */
+export function setApiKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+/**
+ * Send a request; addresses are relative to the page, so that it works under a prefix.
+ * @param {string} path
+ * @param {RequestInit & {query?: Object<string, any>}} options
+ * @returns {Promise<Response>}
+ */
+export async function request(path, { query = {}, headers = {}, ...options } = {}) {
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value === null || value === undefined) continue;
+    search.set(name, typeof value === "object" ? JSON.stringify(value) : String(value));
+  }
+  const sent = new Headers(headers);
+  if (apiKey()) sent.set("Authorization", `Bearer ${apiKey()}`);
+  const url = path.replace(/^\//, "") + (search.size ? `?${search}` : "");
+  let response;
+  try {
+    response = await fetch(url, { ...options, headers: sent });
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError("The server does not answer.", { hint: "Is vitruvian serve still running?" });
+  }
+  if (!response.ok) throw await readError(response);
+  return response;
+}
+
+/** @param {Response} response @returns {Promise<ApiError>} */
+async function readError(response) {
+  const status = response.status;
+  try {
+    const { error } = await response.json();
+    return new ApiError(error.message, { status, hint: error.hint });
+  } catch {
+    return new ApiError(`The server answered with status ${status}.`, { status });
+  }
+}
+
+/**
+ * @param {string} path
+ * @param {RequestInit & {query?: Object<string, any>}} options
+ * @returns {Promise<any>}
+ */
+export async function requestJson(path, options = {}) {
+  return (await request(path, options)).json();
+}
+
+/**
+ * Send options as JSON.
+ * @param {string} path
+ * @param {Object<string, any>} body
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Response>}
+ */
+export function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return request(path, { method: "POST", body: JSON.stringify(body), headers, signal });
+}
+
+/**
+ * Follow a job until it ends. The browser's EventSource cannot send an API key.
+ * @param {string} id
+ * @param {(job: any) => void} onJob
+ * @param {AbortSignal} signal
+ */
+export async function followJob(id, onJob, signal) {
+  const response = await request(`v1/jobs/${id}/events`, { signal });
+  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+  const decoder = new TextDecoder();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += decoder.decode(value, { stream: true });
+    const events = text.split("\n\n");
+    text = events.pop() ?? "";
+    for (const event of events) {
+      const data = event.match(/^event: job\ndata: (.*)$/m);
+      if (data) onJob(JSON.parse(data[1]));
+    }
+  }
+}
+
+/**
+ * Return an address that an image or video element can load: with an API key, the file itself.
+ * @param {string} href
+ * @returns {Promise<string>}
+ */
+export async function mediaUrl(href) {
+  if (!apiKey()) return href.replace(/^\//, "");
+  return URL.createObjectURL(await (await request(href)).blob());
+}

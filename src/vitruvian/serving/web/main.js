@@ -1,0 +1,725 @@
+/** The page: an image or a video, the tasks that are run on it, and their layers. */
+
+import { ApiError, requestJson, setApiKey } from "./api.js";
+import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
+import { StoredImage } from "./images.js";
+import { JobCard, listJobs, startJob } from "./jobs.js";
+import { ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
+import { OrbitView } from "./orbit.js";
+import {
+  CodeSection, PromptControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
+} from "./panel.js";
+import { Prompts, promptOptions } from "./prompts.js";
+import { isVideo, listenForFiles } from "./sources.js";
+import { PEOPLE_TASKS, TASK_ORDER, TASK_VIEWS } from "./tasks.js";
+import { Video } from "./video.js";
+import { Viewer } from "./viewer.js";
+
+/**
+ * A task on the image that is open.
+ * @typedef {Object} Run
+ * @property {string} task
+ * @property {"idle" | "running" | "done" | "error"} status
+ * @property {import("./layers.js").Layer | null} layer
+ * @property {Error | null} error
+ * @property {number} seconds
+ * @property {boolean} visible
+ * @property {number} opacity
+ * @property {Object<string, any>} options
+ * @property {AbortController | null} controller
+ */
+
+class Page {
+  constructor() {
+    this.viewer = new Viewer();
+    /** @type {Map<string, any>} what is served, by task */
+    this.models = new Map();
+    /** @type {any} */
+    this.layouts = null;
+    /** @type {{file: File, bitmap: ImageBitmap, stored: StoredImage} | null} */
+    this.image = null;
+    /** @type {Video | null} */
+    this.video = null;
+    /** @type {Map<string, Run>} */
+    this.runs = new Map(TASK_ORDER.map((task) => [task, newRun(task)]));
+    this.active = "pose";
+    this.prompts = new Prompts((id) => this.promptsChanged(id));
+    /** @type {Map<string, any>} masks of prompted objects, by frame and id */
+    this.answers = new Map();
+    /** @type {Map<string, "busy" | "again">} */
+    this.asking = new Map();
+    /** @type {{frame: number, stored: StoredImage} | null} */
+    this.frameImage = null;
+    /** @type {JobCard | null} */
+    this.card = null;
+    this.everyone = false;
+    /** @type {OrbitView | null} */
+    this.orbit = null;
+    /** @type {PromptControls | null} */
+    this.promptControls = null;
+    /** @type {CodeSection | null} */
+    this.code = null;
+    /** @type {(() => void) | null} after prompts have changed */
+    this.updateStart = null;
+    this.space = false; // whether the 3D view is shown
+  }
+
+  /** Ask the server what it can do, and listen to everything. */
+  async start() {
+    listenForFiles((file) => this.openFile(file), (error) => this.showTrouble(error));
+    this.listen();
+    await this.connect();
+  }
+
+  /** @private */
+  async connect() {
+    try {
+      const [served, layouts] = await Promise.all([requestJson("v1/models"), requestJson("v1/layouts")]);
+      this.models = new Map(served.models.map((/** @type {any} */ model) => [model.task, model]));
+      this.layouts = layouts;
+      const device = served.models.find((/** @type {any} */ model) => model.device)?.device;
+      const loading = served.models.some((/** @type {any} */ model) => model.state === "loading");
+      find("#server").textContent = loading ? "Loading models…" : [`v${served.version}`, device].filter(Boolean).join(" · ");
+      if (loading) setTimeout(() => this.connect(), 1500);
+      if (!this.models.has(this.active)) this.active = TASK_ORDER.find((task) => this.models.has(task)) ?? "pose";
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) return this.askKey();
+      find("#server").textContent = "Offline";
+      this.showTrouble(/** @type {Error} */ (error));
+    }
+    this.renderTasks();
+    return this.renderPanel();
+  }
+
+  /** @private */
+  askKey() {
+    const dialog = /** @type {HTMLDialogElement} */ (find("#key"));
+    dialog.showModal();
+    dialog.addEventListener(
+      "close",
+      () => {
+        setApiKey(/** @type {HTMLInputElement} */ (find("#key input")).value.trim());
+        this.connect();
+      },
+      { once: true },
+    );
+  }
+
+  // ------------------------------------------------------------------------------------------ files
+
+  /** @param {File} file */
+  async openFile(file) {
+    this.showTrouble(null);
+    try {
+      if (isVideo(file)) await this.openVideo(file);
+      else await this.openImage(file);
+    } catch (error) {
+      this.showTrouble(/** @type {Error} */ (error));
+    }
+  }
+
+  /** @param {File} file @private */
+  async openImage(file) {
+    let bitmap;
+    try {
+      bitmap = await createImageBitmap(file);
+    } catch {
+      throw new ApiError(`${file.name}: this browser cannot show it as an image.`, { hint: "Use JPEG, PNG or WebP." });
+    }
+    this.closeSource();
+    this.image = { file, bitmap, stored: new StoredImage(file, file.name) };
+    this.opened(file.name, bitmap.width, bitmap.height);
+    this.viewer.setBase(bitmap, bitmap.width, bitmap.height);
+    if (!this.models.get(this.active)?.images) this.active = TASK_ORDER.find((task) => this.models.get(task)?.images) ?? "pose";
+    this.select(this.active);
+  }
+
+  /** @param {File} file @private */
+  async openVideo(file) {
+    const video = new Video(file, () => this.frameChanged());
+    try {
+      await video.open();
+    } catch (error) {
+      video.close();
+      throw new ApiError(`${file.name}: ${/** @type {Error} */ (error).message}`, { hint: "Use MP4 with H.264, or WebM." });
+    }
+    this.closeSource();
+    this.video = video;
+    video.showControls();
+    this.opened(file.name, video.width, video.height);
+    this.viewer.setBase(video.element, video.width, video.height);
+    if (!this.models.get(this.active)?.jobs) this.active = TASK_ORDER.find((task) => this.models.get(task)?.jobs) ?? "pose";
+    this.select(this.models.has("track") ? "track" : this.active);
+  }
+
+  /** @param {string} name @param {number} width @param {number} height @private */
+  opened(name, width, height) {
+    document.body.dataset.mode = this.video ? "video" : "image";
+    find("#file-name").textContent = name;
+    find("#file-size").textContent = `${width} × ${height}`;
+    document.title = `${name} · vitruvian`;
+    announce(`${name} is open.`);
+  }
+
+  /** @private */
+  closeSource() {
+    for (const run of this.runs.values()) {
+      run.controller?.abort();
+      Object.assign(run, { status: "idle", layer: null, error: null, controller: null, visible: false });
+    }
+    this.image?.stored.forget();
+    this.image?.bitmap.close();
+    this.frameImage?.stored.forget();
+    this.video?.close();
+    this.card?.close();
+    this.image = this.video = this.card = this.frameImage = null;
+    this.answers.clear();
+    this.prompts.clear();
+    this.everyone = false;
+    this.viewer.prompter = null;
+    this.showSpace(false);
+  }
+
+  /** Close what is open, and show the start again. */
+  close() {
+    this.closeSource();
+    document.body.dataset.mode = "empty";
+    document.title = "vitruvian";
+    this.viewer.setBase(null, 0, 0);
+    this.refresh();
+    find("#empty [data-action=choose]").focus();
+  }
+
+  // ------------------------------------------------------------------------------------------ tasks
+
+  /** @param {string} task @returns {Run} */
+  run(task) {
+    return /** @type {Run} */ (this.runs.get(task));
+  }
+
+  /** Show a task alone, and run it if it has not been. @param {string} task */
+  select(task) {
+    this.active = task;
+    for (const run of this.runs.values()) run.visible = run.task === task;
+    this.showSpace(this.space && task === "pointmap");
+    this.refresh();
+    if (this.image && this.canRun(task) && this.run(task).status === "idle") this.execute(task);
+  }
+
+  /** Show or hide a task beside others. @param {string} task */
+  toggleVisible(task) {
+    const run = this.run(task);
+    run.visible = !run.visible;
+    if (run.visible && run.status === "idle") this.execute(task);
+    this.renderTasks();
+    this.showLayers();
+  }
+
+  /** @param {string} task @returns {boolean} */
+  canRun(task) {
+    return Boolean(this.models.get(task)?.images) && task !== "segment";
+  }
+
+  /** Run a task on the image. @param {string} task */
+  async execute(task) {
+    const { image } = this;
+    const run = this.run(task);
+    if (!image) return;
+    run.controller?.abort();
+    const controller = new AbortController();
+    Object.assign(run, { status: "running", error: null, controller });
+    this.renderTasks();
+    this.renderStatus();
+    const started = performance.now();
+    try {
+      const view = TASK_VIEWS[task];
+      const response = await image.stored.run(task, { ...view.options, ...run.options, as: view.kind }, controller.signal);
+      const layer = await view.read(response, this.layouts);
+      if (controller.signal.aborted) return;
+      if (layer instanceof MatteLayer) layer.background = run.options.over ?? null;
+      Object.assign(run, { status: "done", layer, seconds: (performance.now() - started) / 1000 });
+      announce(`${view.title}: done.`);
+    } catch (error) {
+      if (controller.signal.aborted) return;
+      Object.assign(run, { status: "error", error });
+    }
+    this.renderTasks();
+    this.renderStatus();
+    this.renderResult();
+    this.showLayers();
+  }
+
+  // ------------------------------------------------------------------------------------------ prompts
+
+  /** @param {number} id @private */
+  promptsChanged(id) {
+    const key = this.promptKey(id);
+    if (!this.prompts.objects.some((object) => object.id === id && object.frame === this.prompts.frame)) this.answers.delete(key);
+    else if (this.models.has("segment")) this.ask(id);
+    this.showPrompts();
+  }
+
+  /** @param {number} id @private */
+  promptKey(id) {
+    return `${this.prompts.frame}:${id}`;
+  }
+
+  /** Ask for the mask of an object; changes in the meantime are asked for afterwards. @param {number} id @private */
+  async ask(id) {
+    const key = this.promptKey(id);
+    if (this.asking.has(key)) {
+      this.asking.set(key, "again");
+      return;
+    }
+    this.asking.set(key, "busy");
+    const run = this.run(this.active);
+    const source = this.image ?? this.video;
+    this.renderTasks();
+    try {
+      const object = this.prompts.objects.find((one) => one.id === id && one.frame === this.prompts.frame);
+      if (object) {
+        const stored = await this.promptImage();
+        const started = performance.now();
+        const result = await (await stored.run("segment", promptOptions([object]))).json();
+        if (source !== (this.image ?? this.video)) return;
+        this.answers.set(key, result.objects[0]);
+        Object.assign(run, { status: "done", error: null, seconds: (performance.now() - started) / 1000 });
+      }
+    } catch (error) {
+      Object.assign(run, { status: "error", error });
+    } finally {
+      const again = this.asking.get(key) === "again";
+      this.asking.delete(key);
+      if (again) this.ask(id);
+    }
+    const wanted = this.prompts.objects.some((one) => one.id === id);
+    if (!wanted) this.answers.delete(key);
+    this.showPrompts();
+  }
+
+  /** Return the image that prompts are on: the frame that is shown, or the image. @returns {Promise<StoredImage>} @private */
+  async promptImage() {
+    if (this.image) return this.image.stored;
+    const video = /** @type {Video} */ (this.video);
+    if (this.frameImage?.frame !== video.frame) {
+      this.frameImage?.stored.forget();
+      this.frameImage = { frame: video.frame, stored: new StoredImage(await video.capture(), `frame ${video.frame}.jpg`) };
+    }
+    return this.frameImage.stored;
+  }
+
+  /** Draw prompts and masks. @private */
+  showPrompts() {
+    const { frame } = this.prompts;
+    const shown = this.prompts.objects.filter((object) => object.frame === frame && this.answers.has(`${frame}:${object.id}`));
+    const { width, height } = this.viewer.size;
+    const answers = shown.map((object) => this.answers.get(`${frame}:${object.id}`));
+    this.run(this.active).layer = answers.length ? new MaskLayer(answers, width, height, shown.map((object) => object.id)) : null;
+    const details = new Map(shown.map((object, index) => [object.id, `score ${answers[index].score.toFixed(2)}`]));
+    this.promptControls?.update(details);
+    find("#stage").dataset.masks = String(answers.length);
+    this.code?.update();
+    this.updateStart?.();
+    this.renderTasks();
+    this.renderStatus();
+    this.showLayers();
+  }
+
+  // ------------------------------------------------------------------------------------------ video
+
+  /** @private */
+  frameChanged() {
+    if (!this.video) return;
+    if (this.prompts.frame !== this.video.frame) {
+      this.prompts.frame = this.video.frame;
+      if (this.active === "track") this.showPrompts();
+    }
+    this.showLayers();
+  }
+
+  /** @returns {any[]} prompts as the server takes them */
+  trackPrompts() {
+    return this.prompts.objects.map(({ id, frame, points, box }) => ({
+      object_id: id,
+      frame,
+      ...(points.length && { points: points.map(({ x, y }) => [x, y]), labels: points.map(({ label }) => label) }),
+      ...(box && { box }),
+    }));
+  }
+
+  /** Start a job with the video. */
+  async startVideoJob() {
+    const video = /** @type {Video} */ (this.video);
+    const run = this.run(this.active);
+    const options = this.jobOptions();
+    Object.assign(run, { status: "running", error: null });
+    video.clearResult();
+    this.renderTasks();
+    this.renderStatus();
+    try {
+      const job = await startJob(video.file, run.task, options);
+      this.card?.close();
+      this.card = new JobCard(job, { onEnd: (ended) => this.jobEnded(run, ended), onDelete: () => this.forgetJob() });
+      this.renderResult();
+      this.renderStatus();
+    } catch (error) {
+      Object.assign(run, { status: "error", error });
+      this.renderTasks();
+      this.renderStatus();
+    }
+  }
+
+  /** @returns {Object<string, any>} */
+  jobOptions() {
+    const { options, task } = this.run(this.active);
+    if (task !== "track") return options;
+    return this.everyone ? { ...options, everyone: true } : { ...options, prompts: this.trackPrompts() };
+  }
+
+  /** @param {Run} run @param {any} job @private */
+  async jobEnded(run, job) {
+    const failed = job.state === "failed";
+    const error = failed ? new ApiError(job.failures[0] ?? "The job failed.") : null;
+    Object.assign(run, { status: failed ? "error" : "done", error, seconds: (job.finished ?? 0) - (job.started ?? 0) });
+    const file = job.files.find((/** @type {any} */ one) => one.media_type.startsWith("video/"));
+    if (file && this.video) {
+      try {
+        await this.video.setResult(file.href);
+      } catch {
+        announce("This browser cannot show the result; download it.");
+      }
+    }
+    this.renderTasks();
+    this.renderStatus();
+    this.showLayers();
+  }
+
+  /** @private */
+  forgetJob() {
+    this.card = null;
+    this.video?.clearResult();
+    this.run(this.active).status = "idle";
+    this.refresh();
+  }
+
+  // ------------------------------------------------------------------------------------------ 3D
+
+  /** @param {boolean} on */
+  async showSpace(on) {
+    this.space = on;
+    find("#space").hidden = !on;
+    document.body.classList.toggle("in-space", on);
+    const layer = this.run("pointmap").layer;
+    if (!on || !(layer instanceof DepthLayer) || !this.image) return;
+    try {
+      this.orbit ??= await OrbitView.open(find("#space-view"));
+    } catch {
+      this.showSpace(false);
+      this.showTrouble(new ApiError("This browser cannot show 3D.", { hint: "Enable WebGL, or download PLY or GLB." }));
+      return;
+    }
+    const normals = this.run("normals").layer;
+    const drawing = normals instanceof ColorLayer ? normals.image : null;
+    this.orbit.show(layer.cloud, this.image.bitmap, drawing);
+    this.renderSpaceTools(Boolean(drawing));
+  }
+
+  /** @param {boolean} withNormals @private */
+  renderSpaceTools(withNormals) {
+    const orbit = /** @type {OrbitView} */ (this.orbit);
+    const colors = choice({
+      label: "Colors", value: "photo", values: [["photo", "Photo"], ["normals", "Normals"], ["depth", "Depth"]],
+      onchange: async (value) => {
+        if (value === "normals" && !withNormals) {
+          await this.execute("normals");
+          const { layer, error } = this.run("normals");
+          if (error) this.showTrouble(error);
+          if (layer instanceof ColorLayer && this.image) {
+            orbit.show(/** @type {DepthLayer} */ (this.run("pointmap").layer).cloud, this.image.bitmap, layer.image);
+            withNormals = true;
+          }
+        }
+        orbit.setColors(/** @type {any} */ (value));
+      },
+    });
+    const lines = toggle({ label: "Normal lines", checked: false, onchange: (on) => orbit.showLines(on) });
+    const reset = button({ icon: "fit", label: "Reset the 3D view", kind: "tool", onclick: () => orbit.reset() });
+    find("#space-tools").replaceChildren(colors, lines, reset);
+  }
+
+  // ------------------------------------------------------------------------------------------ drawing the page
+
+  /** Draw everything anew. */
+  refresh() {
+    this.renderTasks();
+    this.renderPanel();
+    this.showLayers();
+  }
+
+  /** Hand the visible layers to the viewer. */
+  showLayers() {
+    const layers = [];
+    for (const task of Object.keys(TASK_VIEWS)) {
+      const run = this.run(task);
+      if (run.visible && run.layer) layers.push({ layer: run.layer, opacity: run.opacity });
+    }
+    const result = this.video?.layer();
+    if (result) layers.push({ layer: result, opacity: 1 });
+    const prompting = this.active === "segment" ? Boolean(this.image) : this.active === "track" && Boolean(this.video) && !this.everyone;
+    this.viewer.prompter = prompting && this.models.has(this.active) ? this.prompts : null;
+    find("#stage").dataset.layers = layers.length ? String(layers.length) : "";
+    find("#stage").classList.toggle("prompting", Boolean(this.viewer.prompter));
+    this.viewer.setLayers(layers);
+  }
+
+  /** @private */
+  renderTasks() {
+    const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset.focus : undefined;
+    const groups = [["People", (/** @type {string} */ task) => PEOPLE_TASKS.has(task)], ["Anything", (/** @type {string} */ task) => !PEOPLE_TASKS.has(task)]];
+    const rows = groups.map(([title, belongs]) => {
+      const tasks = TASK_ORDER.filter((task) => /** @type {any} */ (belongs)(task) && this.isListed(task));
+      return make("div.task-group", {}, make("h2", {}, /** @type {string} */ (title)), make("ul", {}, ...tasks.map((task) => this.taskRow(task))));
+    });
+    find("#tasks").replaceChildren(...rows);
+    if (focused) /** @type {HTMLElement | null} */ (document.querySelector(`[data-focus="${focused}"]`))?.focus();
+  }
+
+  /** @param {string} task @returns {boolean} @private */
+  isListed(task) {
+    return this.video ? task !== "embed" && task !== "segment" : task !== "track";
+  }
+
+  /** @param {string} task @private */
+  taskRow(task) {
+    const run = this.run(task);
+    const view = TASK_VIEWS[task];
+    const served = this.models.has(task);
+    const busy = run.status === "running" || (task === this.active && this.asking.size > 0);
+    const main = button({ icon: view.icon, text: view.title, kind: "task", onclick: () => this.select(task) });
+    main.dataset.task = task;
+    main.dataset.focus = `task-${task}`;
+    main.dataset.status = busy ? "running" : run.status;
+    main.setAttribute("aria-current", String(task === this.active));
+    const state = busy ? make("span.spinner", { role: "img", "aria-label": "working" }) : run.status === "error" ? icon("warning") : null;
+    main.append(make("span.task-state", {}, state, !served && "no model"));
+    if (!served) main.classList.add("unserved");
+    const eye = button({ icon: run.visible ? "eye" : "eye-off", label: `Show ${view.title}`, kind: "tool", pressed: run.visible, onclick: () => this.toggleVisible(task) });
+    eye.dataset.focus = `eye-${task}`;
+    return make("li", {}, main, this.image && served && task !== "segment" ? eye : null);
+  }
+
+  /** @private */
+  renderStatus() {
+    const run = this.run(this.active);
+    const box = document.querySelector("#status");
+    if (!box) return;
+    if (run.status === "running" && !this.card) box.replaceChildren(make("p.working", {}, make("span.spinner"), this.video ? "Uploading…" : "Working…"));
+    else if (run.error) box.replaceChildren(errorBox(run.error));
+    else if (run.status === "done" && run.seconds) box.replaceChildren(make("p.muted", {}, `Done in ${run.seconds < 1 ? `${Math.round(run.seconds * 1000)} ms` : `${run.seconds.toFixed(1)} s`}`));
+    else box.replaceChildren();
+  }
+
+  /** @private */
+  renderPanel() {
+    const panel = find("#panel");
+    const { active } = this;
+    const run = this.run(active);
+    const model = this.models.get(active);
+    const open = Boolean(this.image || this.video);
+    this.promptControls = this.code = this.updateStart = null;
+    const head = make("header.panel-head", {}, make("h2", {}, TASK_VIEWS[active].title), make("p.muted", {}, model?.summary ?? ""), model ? make("p.model", {}, model.model) : null);
+    if (!model) {
+      panel.replaceChildren(head);
+      if (this.models.size) missingModel(active).then((note) => active === this.active && panel.replaceChildren(head, note));
+      return;
+    }
+    const status = make("div", { id: "status", "aria-live": "polite" });
+    const hidden = active === "pose" && this.image ? ["keypoint_threshold"] : []; // the page draws keypoints itself
+    const options = open && optionControls(this.image ? model.options : model.job_options, run.options, hidden, () => this.optionsChanged(run));
+    this.code = new CodeSection(() => this.call());
+    panel.replaceChildren(head, status, make("div", { id: "controls" }), options || "", make("div", { id: "files" }), this.code.element);
+    this.renderStatus();
+    this.renderResult();
+  }
+
+  /** @param {Run} run @private */
+  optionsChanged(run) {
+    this.code?.update();
+    if (this.image && run.task !== "segment") this.execute(run.task);
+  }
+
+  /** Draw what depends on the result; the options stay as they are, with the focus. @private */
+  renderResult() {
+    const run = this.run(this.active);
+    const model = this.models.get(run.task);
+    if (!model || !document.querySelector("#controls")) return;
+    if (this.image) {
+      find("#controls").replaceChildren(...this.imageControls(run));
+      const any = run.layer || run.task === "segment";
+      const ask = (/** @type {string} */ kind) => this.askFor(run, kind);
+      find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.viewer.snapshot()) : "");
+    } else if (this.video) {
+      find("#controls").replaceChildren(...(run.task === "track" ? this.trackSections() : []));
+      find("#files").replaceChildren(this.jobSection(run));
+    }
+  }
+
+  /** @param {Run} run @returns {HTMLElement[]} @private */
+  imageControls(run) {
+    const parts = [];
+    if (run.task === "segment") {
+      this.promptControls = new PromptControls(this.prompts);
+      parts.push(this.promptControls.element);
+      this.showDetails();
+    }
+    if (run.task === "pointmap" && run.layer) parts.push(this.spaceButton());
+    if (run.layer || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
+    return parts;
+  }
+
+  /** @private */
+  layerChanged() {
+    this.showLayers();
+    this.code?.update();
+  }
+
+  /** @private */
+  showDetails() {
+    const details = new Map([...this.answers].map(([key, one]) => [Number(key.split(":")[1]), `score ${one.score.toFixed(2)}`]));
+    this.promptControls?.update(details);
+  }
+
+  /** @private */
+  spaceButton() {
+    const made = button({
+      icon: "cube", text: this.space ? "Back to the image" : "Open in 3D", kind: "primary", id: "open-3d",
+      onclick: async () => {
+        await this.showSpace(!this.space);
+        this.renderResult();
+        find(this.space ? "#space-view canvas" : "#open-3d").focus();
+      },
+    });
+    return section("3D", made);
+  }
+
+  /** @param {Run} run @returns {HTMLElement} @private */
+  jobSection(run) {
+    const text = run.task === "track" ? "Track" : "Run on the video";
+    const start = button({ icon: "play", text, kind: "primary", id: "start-job", onclick: () => this.startVideoJob() });
+    this.updateStart = () => {
+      start.disabled = run.task === "track" && !this.everyone && !this.prompts.objects.length;
+    };
+    this.updateStart();
+    return section("Video", start, this.card ? this.card.element : make("p.muted", {}, "The result is a video and a file of data."));
+  }
+
+  /** @private */
+  trackSections() {
+    const everyone = toggle({
+      label: "Follow everyone", checked: this.everyone,
+      onchange: (on) => {
+        this.everyone = on;
+        this.renderResult();
+        this.code?.update();
+        this.showLayers();
+        /** @type {HTMLElement | null} */ (document.querySelector("#everyone input"))?.focus();
+      },
+    });
+    everyone.id = "everyone";
+    if (this.everyone) return [section("Follow", everyone)];
+    this.promptControls = new PromptControls(this.prompts);
+    this.showDetails();
+    return [section("Follow", everyone), this.promptControls.element];
+  }
+
+  /** Ask for files of a result. @param {Run} run @param {string} kind @returns {Promise<Response>[]} @private */
+  askFor(run, kind) {
+    const stored = /** @type {any} */ (this.image).stored;
+    const requests = run.task === "segment" ? this.prompts.requests() : [{}];
+    if (!requests.length) return [Promise.reject(new ApiError("There is nothing to download yet.", { hint: "Click on a thing first." }))];
+    return requests.map((prompt) => stored.run(run.task, { ...run.options, ...prompt, as: kind }));
+  }
+
+  /** @returns {import("./code.js").Call} @private */
+  call() {
+    const run = this.run(this.active);
+    const video = Boolean(this.video);
+    const source = this.image?.file.name ?? this.video?.file.name ?? "photo.jpg";
+    const options = { ...run.options, ...(run.task === "track" && this.everyone && { everyone: true }) };
+    const prompts = run.task === "segment" ? this.prompts.requests() : [];
+    const trackPrompts = run.task === "track" && !this.everyone ? this.trackPrompts() : [];
+    return { model: this.models.get(run.task), source, options, prompts, trackPrompts, video };
+  }
+
+  /** @param {Error | null} error @private */
+  showTrouble(error) {
+    const box = find("#trouble");
+    box.hidden = !error;
+    if (!error) return box.replaceChildren();
+    const close = button({ icon: "close", label: "Close the message", kind: "tool", onclick: () => this.showTrouble(null) });
+    return box.replaceChildren(errorBox(error), close);
+  }
+
+  // ------------------------------------------------------------------------------------------ buttons and keys
+
+  /** @private */
+  listen() {
+    find("#zoom-in").addEventListener("click", () => this.viewer.zoom(1.25));
+    find("#zoom-out").addEventListener("click", () => this.viewer.zoom(0.8));
+    find("#fit").addEventListener("click", () => this.viewer.fit());
+    find("#close").addEventListener("click", () => this.close());
+    find("#theme").addEventListener("click", switchTheme);
+    find("#show-jobs").addEventListener("click", () => this.showJobs());
+    const compare = find("#compare");
+    compare.addEventListener("click", () => {
+      const on = compare.getAttribute("aria-pressed") !== "true";
+      compare.setAttribute("aria-pressed", String(on));
+      this.viewer.setCompare(on);
+    });
+    document.addEventListener("keydown", (event) => {
+      const typing = event.target instanceof HTMLElement && event.target.matches("input:not([type=range]), select, textarea");
+      if (typing || !(event.ctrlKey || event.metaKey) || event.key !== "z" || !this.viewer.prompter) return;
+      event.preventDefault();
+      this.prompts.undo();
+    });
+  }
+
+  /** @private */
+  async showJobs() {
+    const dialog = /** @type {HTMLDialogElement} */ (find("#jobs"));
+    const list = find("#job-list");
+    list.replaceChildren(make("p.working", {}, make("span.spinner"), "Loading…"));
+    dialog.showModal();
+    /** @type {JobCard[]} */
+    let cards = [];
+    dialog.addEventListener("close", () => cards.forEach((card) => card.close()), { once: true });
+    try {
+      const jobs = await listJobs();
+      cards = jobs.slice(0, 50).map((job) => new JobCard(job));
+      const none = make("p.muted", {}, "There are no jobs. Open a video to start one.");
+      list.replaceChildren(...(cards.length ? cards.map((card) => card.element) : [none]));
+    } catch (error) {
+      list.replaceChildren(errorBox(/** @type {Error} */ (error)));
+    }
+  }
+}
+
+/** @param {string} task @returns {Run} */
+function newRun(task) {
+  const opacity = TASK_VIEWS[task].opacity;
+  return { task, status: "idle", layer: null, error: null, seconds: 0, visible: false, opacity, options: {}, controller: null };
+}
+
+/** Switch between dark and light, and remember it. */
+function switchTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
+  const next = now === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  localStorage.setItem("vitruvian-theme", next);
+  announce(`${next} colors`);
+}
+
+const theme = localStorage.getItem("vitruvian-theme");
+if (theme) document.documentElement.dataset.theme = theme;
+new Page().start();
