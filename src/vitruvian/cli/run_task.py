@@ -28,7 +28,6 @@ from vitruvian.cli.checkpoints import check_model, detector_in_checkpoint
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
-from vitruvian.cli.locks import OutputLock, remove_unused_locks
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
@@ -37,6 +36,7 @@ from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.files import json_text
+from vitruvian.files.locks import OutputLock, remove_unused_locks
 from vitruvian.files.output_paths import name_key
 from vitruvian.images.download import read_bounded
 from vitruvian.pipelines import Failure, pipeline
