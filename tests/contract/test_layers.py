@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("draw", "files"),
     ("results",),
     ("pipelines",),
-    ("training", "benchmarking", "export"),
+    ("training", "benchmarking", "export", "scale"),
     ("cli",),
     ("__main__",),
 )

@@ -32,7 +32,6 @@ MAX_CRASHES = 3  # of the worker that holds a source, before the source is set a
 _CHUNKS_PER_ACTOR = 2  # one is processed while the next is read
 _MAX_FAILED_STARTS = 20  # of worker processes that end before their model is loaded
 _MAX_LOST = 3  # times that the results of a chunk may be lost with a machine
-_READ_CPUS = _WRITE_CPUS = 0.25  # reading and writing mostly wait
 
 
 def import_ray() -> Any:
@@ -112,8 +111,9 @@ class ChunkRunner:
         self._out, self._settings, self._form, self._rows_per_shard = out, settings, form, rows_per_shard
         self._numbers = itertools.count(first_shard)
         env = {} if runtime_env is None else {"runtime_env": runtime_env}
-        self._read = ray.remote(num_cpus=_READ_CPUS, max_retries=3, **env)(read_sources)
-        self._write = ray.remote(num_cpus=_WRITE_CPUS, max_retries=3, **env)(_write_counted)
+        # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
+        self._read = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD", **env)(read_sources)
+        self._write = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD", **env)(_write_counted)
         actor = ray.remote(num_cpus=cpus_per_worker, num_gpus=gpus_per_worker, max_restarts=0, **env)(_ModelActor)
         self._start: Callable[[], Any] = lambda: actor.remote(spec, encode, self._kinds)
         self._actors: list[_Actor] = []
