@@ -276,11 +276,11 @@ class _ModelActor:
     """The actor that holds a pipeline."""
 
     def __init__(self, spec: PipelineSpec, encode: Encoder, kinds: Sequence[str]) -> None:
-        self._open = lambda: PipelineWorker(spec, encode, kinds)
+        self._arguments = spec, encode, kinds
 
     def ready(self) -> None:
         """Load the model; its errors are those of this call."""
-        self._worker = self._open()
+        self._worker = PipelineWorker(*self._arguments)
 
     def process(self, items: Sequence[SourceItem], contents: Any) -> tuple[bool, pa.Table]:
         """Return a small value to wait for, and the rows, which stay in the object store."""

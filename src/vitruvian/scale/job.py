@@ -122,7 +122,7 @@ def run_on_ray(
             gpus_per_worker=gpus,
             rows_per_shard=chunk_size or DEFAULT_CHUNK,
         )
-        items = list_sources(sources, column=column) if _are_texts(sources) else sources
+        items = _items(sources, column)
         outdated: defaultdict[str, set[str]] = defaultdict(set)
         remaining = _not_done(items, index, summary, outdated, retry_failed=retry_failed)
         for counts in runner.run(_chunks(remaining, chunk_size, workers)):
@@ -140,8 +140,13 @@ def run_on_ray(
     return summary
 
 
-def _are_texts(sources: Sequence[str] | Iterable[SourceItem]) -> Any:
-    return isinstance(sources, list | tuple) and all(isinstance(one, str) for one in sources)
+def _items(sources: Sequence[str] | Iterable[SourceItem], column: str | None) -> Iterator[SourceItem]:
+    """Yield the items that paths stand for, and items as they are."""
+    for source in sources:
+        if isinstance(source, SourceItem):
+            yield source
+        else:
+            yield from list_sources([source], column=column)
 
 
 def settings_digest(spec: PipelineSpec, kinds: Sequence[str]) -> str:

@@ -6,13 +6,14 @@
     data.parquet      a column of bytes (`bytes`, `image`, …) or of paths (`path`, `file_name`, …)
     shard-0001.tar    the images in a tar file, as in WebDataset
 
-Listing streams: memory does not grow with the number of sources, except by the entries of one remote folder.
+Listing streams: memory does not grow with the number of sources, only with the largest remote folder or tar file.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import glob
+import io
 import os
 import tarfile
 from collections import defaultdict
@@ -167,8 +168,6 @@ def _list_lines(text: str) -> Iterator[SourceItem]:
     filesystem, inner = open_filesystem(text)
     folder = text.rpartition("/")[0]
     with filesystem.open_input_stream(inner) as stream:
-        import io
-
         for line in io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8", errors="surrogateescape"):
             path = line.strip()
             if len(path) > _MAX_LINE:
@@ -216,7 +215,6 @@ def _list_tar(text: str) -> Iterator[SourceItem]:
             for member in archive:
                 if member.isreg() and _is_image(member.name):
                     yield SourceItem(f"{text}/{member.name}", text, member.size, offset=member.offset_data)
-                archive.members = []  # tarfile remembers every member
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{text}: expected a tar file, got {error}.") from error
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.files.locks import _LOCK_FOLDER, OutputLock, remove_unused_locks
 from vitruvian.errors import InputError
+from vitruvian.files.locks import _LOCK_FOLDER, OutputLock, remove_unused_locks
 
 
 def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
