@@ -424,7 +424,7 @@ def save_weights(
     folder: Path,
     *,
     max_shard_size: int | str = "5GB",
-    names: WeightNames = WeightNames(),  # noqa: B008 (immutable)
+    names: WeightNames = WeightNames(),
     save_function: Callable[[dict[str, Tensor], Path], object] | None = None,
 ) -> list[Path]:
     """Write tensors as one file, or as shards with an index, each atomically.

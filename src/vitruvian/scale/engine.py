@@ -17,16 +17,10 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitruvian.errors import MissingExtraError, VitruvianError
-from vitruvian.scale.rows import failure_row, rows_to_table
-from vitruvian.scale.shards import ShardFormat, shard_name, write_shard
-from vitruvian.scale.sources import SourceItem, read_sources
-from vitruvian.scale.worker import Encoder, PipelineSpec, PipelineWorker
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from vitruvian.scale.shards import shard_name
 
 MAX_CRASHES = 3  # of the worker that holds a source, before the source is set aside
 _CHUNKS_PER_ACTOR = 2  # one is processed while the next is read
@@ -47,20 +41,21 @@ def import_ray() -> Any:
 class _Chunk:
     """Sources that are processed together."""
 
-    items: tuple[SourceItem, ...]
+    items: tuple[Any, ...]  # each has a `name`
     crashes: int = 0
     lost: int = 0
 
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """The outcome of a shard: how many rows have which status, and the first errors."""
+    """What was written: how many sources have which status, the first errors, and what else the writer tells."""
 
     name: str
     done: int
     failed: int
     crashed: int
     errors: tuple[str, ...]
+    details: tuple[Any, ...] = ()
 
 
 @dataclass(eq=False)
@@ -69,60 +64,69 @@ class _Actor:
 
     handle: Any
     starting: Any  # reference that is ready once the model is loaded
-    queue: deque[tuple[_Chunk, Any, Any]] = field(default_factory=deque)  # (chunk, finished, table)
+    queue: deque[tuple[_Chunk, Any, Any]] = field(default_factory=deque)  # (chunk, finished, results)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """What runs on the cluster for each chunk. Everything is pickled by Ray.
+
+    Attributes:
+        actor: Class of the actors, with `ready()`, which loads the model, and `process(items, contents)`, which returns
+            a small value to wait for and the results.
+        arguments: Arguments of its constructor.
+        read: Returns the contents of items; None if actors read them.
+        write: Takes `write_arguments`, a name for a shard and the results of one or more chunks.
+        write_arguments: Its first arguments.
+        crashed: Returns the results for an item that ends its worker, with the message.
+    """
+
+    actor: type
+    arguments: tuple[Any, ...]
+    read: Callable[[Sequence[Any]], Any] | None
+    write: Callable[..., ChunkCounts]
+    crashed: Callable[[Any, str], Any]
+    write_arguments: tuple[Any, ...] = ()
 
 
 class ChunkRunner:
     """Runs chunks and yields what was written.
 
     Args:
-        spec: The pipeline of each worker.
-        encode: Encodes results as files.
-        kinds: Kinds of files in rows.
-        out: Folder or URI of the shards.
-        settings: Digest of the settings, stored in the shards.
-        form: Format of the shards.
+        stages: What runs on the cluster.
         first_shard: Number of the first shard.
         workers: Number of model actors.
         cpus_per_worker: Cores that Ray reserves for each.
         gpus_per_worker: GPUs that Ray reserves for each; may be a fraction.
-        rows_per_shard: Rows of shards that are made of single sources, after crashes.
-        runtime_env: Environment of the worker processes, as `ray.init` takes it.
+        rows_per_shard: Rows of shards that are made of single items, after crashes.
     """
 
     def __init__(
         self,
-        spec: PipelineSpec,
-        encode: Encoder,
-        kinds: Sequence[str],
+        stages: Stages,
         *,
-        out: str,
-        settings: str,
-        form: ShardFormat,
         first_shard: int,
         workers: int,
         cpus_per_worker: float,
         gpus_per_worker: float,
         rows_per_shard: int,
-        runtime_env: dict[str, Any] | None = None,
     ) -> None:
         ray = import_ray()
-        self._ray, self._kinds, self._workers = ray, tuple(kinds), workers
-        self._out, self._settings, self._form, self._rows_per_shard = out, settings, form, rows_per_shard
+        self._ray, self._workers, self._rows_per_shard, self._crashed = ray, workers, rows_per_shard, stages.crashed
         self._numbers = itertools.count(first_shard)
-        env = {} if runtime_env is None else {"runtime_env": runtime_env}
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
-        self._read = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD", **env)(read_sources)
-        self._write = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD", **env)(_write_counted)
-        actor = ray.remote(num_cpus=cpus_per_worker, num_gpus=gpus_per_worker, max_restarts=0, **env)(_ModelActor)
-        self._start: Callable[[], Any] = lambda: actor.remote(spec, encode, self._kinds)
+        task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD")
+        self._read = None if stages.read is None else task(stages.read)
+        self._write, self._write_arguments = task(stages.write), stages.write_arguments
+        actor = ray.remote(num_cpus=cpus_per_worker, num_gpus=gpus_per_worker, max_restarts=0)(stages.actor)
+        self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
         self._actors: list[_Actor] = []
         self._failed_starts = 0
         self._pending: deque[_Chunk] = deque()  # to run again
-        self._single_tables: list[tuple[_Chunk, Any]] = []  # of sources that run one by one
+        self._single_results: list[tuple[_Chunk, Any]] = []  # of items that run one by one
         self._writing: dict[Any, list[_Chunk]] = {}
 
-    def run(self, chunks: Iterable[Sequence[SourceItem]]) -> Iterator[ChunkCounts]:
+    def run(self, chunks: Iterable[Sequence[Any]]) -> Iterator[ChunkCounts]:
         """Run all chunks, and yield the counts of each shard once it is written."""
         ray = self._ray
         source = (_Chunk(tuple(items)) for items in chunks)
@@ -143,7 +147,7 @@ class ChunkRunner:
                     self._send(actor, self._pending.popleft())
                 working = any(actor.queue for actor in self._actors)
                 if exhausted and not self._pending and not working:
-                    if self._single_tables:
+                    if self._single_results:
                         self._write_singles()
                     elif not self._writing:
                         return
@@ -171,9 +175,9 @@ class ChunkRunner:
         return min(free, key=lambda one: len(one.queue), default=None)
 
     def _send(self, actor: _Actor, chunk: _Chunk) -> None:
-        contents = self._read.remote(chunk.items)
-        finished, table = actor.handle.process.options(num_returns=2).remote(chunk.items, contents)
-        actor.queue.append((chunk, finished, table))
+        contents = None if self._read is None else self._read.remote(chunk.items)
+        finished, results = actor.handle.process.options(num_returns=2).remote(chunk.items, contents)
+        actor.queue.append((chunk, finished, results))
 
     # ------------------------------------------------------------------------------------------------ events
 
@@ -205,7 +209,7 @@ class ChunkRunner:
     def _processed(self, actor: _Actor) -> None:
         """Take the result of the first chunk of an actor, or replace the actor if it died."""
         exceptions = self._ray.exceptions
-        chunk, finished, table = actor.queue[0]
+        chunk, finished, results = actor.queue[0]
         try:
             self._ray.get(finished)
         except exceptions.RayActorError:
@@ -219,11 +223,11 @@ class ChunkRunner:
             raise _cause(error) from None
         actor.queue.popleft()
         if chunk.crashes >= MAX_CRASHES - 1 and len(chunk.items) == 1:
-            self._single_tables.append((chunk, table))
-            if len(self._single_tables) >= self._rows_per_shard:
+            self._single_results.append((chunk, results))
+            if len(self._single_results) >= self._rows_per_shard:
                 self._write_singles()
         else:
-            self._write_tables([(chunk, table)])
+            self._write_results([(chunk, results)])
 
     def _replace(self, dead: _Actor) -> None:
         """Start another actor. The chunk that was processed counts a crash; those behind it did not run."""
@@ -232,9 +236,8 @@ class ChunkRunner:
         self._pending.extendleft(reversed([one for one, _, _ in waiting]))
         chunk.crashes += 1
         if chunk.crashes >= MAX_CRASHES and len(chunk.items) == 1:
-            text = f"{chunk.items[0].name}: ended its worker process {chunk.crashes} times. It was set aside."
-            row = failure_row(chunk.items[0], text, status="crashed")
-            self._single_tables.append((chunk, self._ray.put(rows_to_table([row], self._kinds))))
+            message = f"{chunk.items[0].name}: ended its worker process {chunk.crashes} times. It was set aside."
+            self._single_results.append((chunk, self._ray.put(self._crashed(chunk.items[0], message))))
         elif chunk.crashes == MAX_CRASHES - 1:
             self._pending.extendleft(_Chunk((item,), chunk.crashes) for item in reversed(chunk.items))
         else:
@@ -249,13 +252,13 @@ class ChunkRunner:
     # ------------------------------------------------------------------------------------------------ writing
 
     def _write_singles(self) -> None:
-        self._write_tables(self._single_tables)
-        self._single_tables = []
+        self._write_results(self._single_results)
+        self._single_results = []
 
-    def _write_tables(self, tables: Sequence[tuple[_Chunk, Any]]) -> None:
-        name = shard_name(next(self._numbers), tables[0][0].items[0].name)
-        reference = self._write.remote(self._out, name, self._settings, self._form, *(table for _, table in tables))
-        self._writing[reference] = [chunk for chunk, _ in tables]
+    def _write_results(self, results: Sequence[tuple[_Chunk, Any]]) -> None:
+        name = shard_name(next(self._numbers), results[0][0].items[0].name)
+        reference = self._write.remote(*self._write_arguments, name, *(one for _, one in results))
+        self._writing[reference] = [chunk for chunk, _ in results]
 
     def _written(self, reference: Any) -> Iterator[ChunkCounts]:
         exceptions = self._ray.exceptions
@@ -270,31 +273,6 @@ class ChunkRunner:
         except (exceptions.ObjectLostError, exceptions.WorkerCrashedError, exceptions.NodeDiedError):
             for chunk in chunks:
                 self._again(chunk)
-
-
-class _ModelActor:
-    """The actor that holds a pipeline."""
-
-    def __init__(self, spec: PipelineSpec, encode: Encoder, kinds: Sequence[str]) -> None:
-        self._arguments = spec, encode, kinds
-
-    def ready(self) -> None:
-        """Load the model; its errors are those of this call."""
-        self._worker = PipelineWorker(*self._arguments)
-
-    def process(self, items: Sequence[SourceItem], contents: Any) -> tuple[bool, pa.Table]:
-        """Return a small value to wait for, and the rows, which stay in the object store."""
-        return True, self._worker.process_table(items, contents)
-
-
-def _write_counted(out: str, name: str, settings: str, form: ShardFormat, *tables: pa.Table) -> ChunkCounts:
-    """Write a shard and count its rows."""
-    file_name = write_shard(tables, out, name, settings=settings, form=form)
-    statuses = [status for table in tables for status in table.column("status").to_pylist()]
-    errors = [error for table in tables for error in table.column("error").to_pylist() if error is not None]
-    return ChunkCounts(
-        file_name, statuses.count("done"), statuses.count("failed"), statuses.count("crashed"), tuple(errors[:20])
-    )
 
 
 def _cause(error: Any) -> BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -11,18 +12,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitruvian.errors import InputError
 from vitruvian.files.digests import checkpoint_digest
 from vitruvian.files.locks import OutputLock
 from vitruvian.hub import BUILTIN
-from vitruvian.scale.engine import ChunkRunner, import_ray
+from vitruvian.scale.engine import ChunkCounts, ChunkRunner, Stages, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
-from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names
-from vitruvian.scale.sources import SourceItem, list_sources
-from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, default_kinds
+from vitruvian.scale.rows import failure_row, rows_to_table
+from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names, write_shard
+from vitruvian.scale.sources import SourceItem, list_sources, read_sources
+from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, default_kinds
 from vitruvian.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DEFAULT_CHUNK = 64  # sources that are processed and written together at first …
 MAX_CHUNK = 1024  # … and at most
@@ -108,14 +113,9 @@ def run_on_ray(
         if overwrite:
             _remove_shards(out)
         index = ShardIndex.read(out, settings=settings)
-        workers, gpus = _placement(ray, workers, cpus_per_worker, gpus_per_worker)
+        workers, gpus = choose_placement(ray, workers, cpus_per_worker, gpus_per_worker)
         runner = ChunkRunner(
-            spec,
-            encode or FileEncoder(kinds),
-            kinds,
-            out=out,
-            settings=settings,
-            form=form,
+            shard_stages(spec, encode or FileEncoder(kinds), kinds, out=out, settings=settings, form=form),
             first_shard=_next_number(index.names),
             workers=workers,
             cpus_per_worker=cpus_per_worker,
@@ -138,6 +138,49 @@ def run_on_ray(
             remove_rows(out, name, names, settings=settings)
     summary.seconds = time.monotonic() - start
     return summary
+
+
+def shard_stages(
+    spec: PipelineSpec, encode: Encoder, kinds: Sequence[str], *, out: str, settings: str, form: ShardFormat
+) -> Stages:
+    """Return what runs on the cluster for shards: bytes are read, a pipeline makes rows, and shards are written."""
+    return Stages(
+        actor=ShardActor,
+        arguments=(spec, encode, tuple(kinds)),
+        read=read_sources,
+        write=_write_counted,
+        write_arguments=(out, settings, form),
+        crashed=functools.partial(_crashed_table, tuple(kinds)),
+    )
+
+
+class ShardActor:
+    """The actor that holds a pipeline."""
+
+    def __init__(self, spec: PipelineSpec, encode: Encoder, kinds: Sequence[str]) -> None:
+        self._arguments = spec, encode, kinds
+
+    def ready(self) -> None:
+        """Load the model; its errors are those of this call."""
+        self._worker = PipelineWorker(*self._arguments)
+
+    def process(self, items: Sequence[SourceItem], contents: Any) -> tuple[bool, pa.Table]:
+        """Return a small value to wait for, and the rows, which stay in the object store."""
+        return True, self._worker.process_table(items, contents)
+
+
+def _write_counted(out: str, settings: str, form: ShardFormat, name: str, *tables: pa.Table) -> ChunkCounts:
+    """Write a shard and count its rows."""
+    file_name = write_shard(tables, out, name, settings=settings, form=form)
+    statuses = [status for table in tables for status in table.column("status").to_pylist()]
+    errors = [error for table in tables for error in table.column("error").to_pylist() if error is not None]
+    return ChunkCounts(
+        file_name, statuses.count("done"), statuses.count("failed"), statuses.count("crashed"), tuple(errors[:20])
+    )
+
+
+def _crashed_table(kinds: Sequence[str], item: SourceItem, message: str) -> pa.Table:
+    return rows_to_table([failure_row(item, message, status="crashed")], kinds)
 
 
 def _items(sources: Sequence[str] | Iterable[SourceItem], column: str | None) -> Iterator[SourceItem]:
@@ -248,7 +291,7 @@ def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None 
         ray.shutdown()
 
 
-def _placement(ray: Any, workers: int | None, cpus: float, gpus: float | None) -> tuple[int, float]:
+def choose_placement(ray: Any, workers: int | None, cpus: float, gpus: float | None) -> tuple[int, float]:
     """Return the number of workers and the GPUs of each, from what the cluster has."""
     have = ray.cluster_resources()
     if gpus is None:
