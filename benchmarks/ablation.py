@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian.benchmarking.models import BenchmarkModel, Workload, benchmark_model  # noqa: E402
-from vitruvian.benchmarking.timing import machine, peak_bytes, time_interleaved  # noqa: E402
+from vitruvian.benchmarking.timing import describe_machine, peak_bytes, time_interleaved  # noqa: E402
 from vitruvian.ops import dispatch  # noqa: E402
 
 # model -> (batch, prompts)
@@ -141,9 +141,9 @@ def main() -> int:
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             print(asdict(rows[-1]), flush=True)
-            written = {"machine": machine(device), "rows": [asdict(row) for row in rows]}
+            written = {"machine": describe_machine(device), "rows": [asdict(row) for row in rows]}
             (options.out / "ablation.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
-            (options.out / "ablation.md").write_text(f"{machine(device)}\n\n{table(rows)}\n", encoding="utf-8")
+            (options.out / "ablation.md").write_text(f"{describe_machine(device)}\n\n{table(rows)}\n", encoding="utf-8")
     print(table(rows))
     return 0
 

@@ -2,10 +2,10 @@
 
     python benchmarks/builtin.py [--model builtin] [--pack people-pack.npz] [--photos ../shared/photos]
 
-Synthetic people use the bodies, clothes and poses of a pack that are held out from training (`held_out_part`) and other
-seeds, without augmentation. Photographs are cropped by their annotated boxes. Except for times, numbers are the same in
-every run. Without the pack or the photographs their table is skipped. Prints a table for synthetic people, one for
-photographs and one of times, each number next to its goal, then the missed goals; their number is the exit code. It
+Synthetic people use the bodies, clothes and poses of a pack that are held out from training (`held_out_split`) and
+other seeds, without augmentation. Photographs are cropped by their annotated boxes. Except for times, numbers are the
+same in every run. Without the pack or the photographs their table is skipped. Prints a table for synthetic people, one
+for photographs and one of times, each number next to its goal, then the missed goals; their number is the exit code. It
 takes about a quarter of an hour on two cores, most of it for the 512 people. With 128 it takes a third of that, and the
 mean IoU varies by ±0.02 because of rare parts.
 
@@ -42,6 +42,7 @@ from vitruvian.images import crop_params
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import detect_people, open_detector
+from vitruvian.training.datasets.compose import CropOptions, Crops, compose_crops
 from vitruvian.training.datasets.labels import normalize, to_model_axes
 from vitruvian.training.evaluation import (
     PCK,
@@ -57,8 +58,7 @@ from vitruvian.training.evaluation import (
     layout_groups,
 )
 from vitruvian.training.synthetic.camera import points_from_depth
-from vitruvian.training.synthetic.compose import CropOptions, Crops, compose_crops
-from vitruvian.training.synthetic.pack import held_out_part, load_pack
+from vitruvian.training.synthetic.pack import held_out_split, load_pack
 from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, render_samples
@@ -89,7 +89,7 @@ def synthetic_report(
     model: Sapiens2MultiTask, pack_path: Path, count: int, *, device: str = "cpu", batch: int = 8
 ) -> Report:
     """Score all tasks on held-out synthetic people."""
-    pack = held_out_part(load_pack(pack_path)).to(device)
+    pack = held_out_split(load_pack(pack_path)).to(device)
     pyramid = build_pyramid(pack.textures)
     model = model.to(device)
     options = CropOptions.plain()

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from random_inputs import TASKS, save_checkpoint, small_sapiens2, smooth_image
 
-from vitruvian.benchmarking.timing import machine
+from vitruvian.benchmarking.timing import describe_machine
 
 INPUT_HW = (256, 192)
 
@@ -111,7 +111,7 @@ def main() -> int:
             raise SystemExit(found["error"])
         source, written = video_facts(root / "clip.mp4"), video_facts(root / "out" / f"clip_{options.task}.mp4")
         records = (root / "out" / f"clip_{options.task}.jsonl").read_text().count("\n")
-    print(machine(torch.device("cpu")))
+    print(describe_machine(torch.device("cpu")))
     print(f"{count} frames of {width}×{height} in {found['seconds']:.0f} s, {count / found['seconds']:.1f} a second")
     line, constant = describe_memory(found)
     print(line)

@@ -32,8 +32,8 @@ from measure import time_and_peak
 from torch import Tensor
 
 import vitruvian
-from vitruvian.benchmarking.timing import machine
-from vitruvian.export.comparison import compare_outputs, task_cost
+from vitruvian.benchmarking.timing import describe_machine
+from vitruvian.export.comparison import compare_outputs, task_errors
 from vitruvian.export.int8 import calibration_samples
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 
@@ -174,7 +174,7 @@ def print_model(name: str, found: list[Any], wanted: list[Any], times: Times, *,
         flush=True,
     )
     if name == "int8":
-        costs = [task_cost(ours, plain(theirs, ours)) for ours, theirs in zip(found, wanted, strict=True)]
+        costs = [task_errors(ours, plain(theirs, ours)) for ours, theirs in zip(found, wanted, strict=True)]
         for what in costs[0]:
             values = [cost[what] for cost in costs if what in cost]
             print(f"            {what}: {statistics.mean(values):.4g} ({len(values)} images)", flush=True)
@@ -202,7 +202,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
-    print(machine(torch.device("cpu")))
+    print(describe_machine(torch.device("cpu")))
     for task in options.tasks:
         times = run_task(task, options.layers, options)
         if options.model is not None or options.layers >= LAYERS or options.layers < 2:

@@ -43,7 +43,7 @@ from random_inputs import add_noise, small_sapiens2, smooth_image  # noqa: E402
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.benchmarking.models import DTYPES, Workload, benchmark_model  # noqa: E402
-from vitruvian.benchmarking.timing import machine  # noqa: E402
+from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
 from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
@@ -456,7 +456,7 @@ def main() -> int:
     if options.switch:
         sys.setswitchinterval(options.switch / 1e3)
     runner.InferenceEngine = TimedEngine  # type: ignore[misc]
-    print(f"{os.cpu_count()} cores; {machine(device)}", flush=True)
+    print(f"{os.cpu_count()} cores; {describe_machine(device)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         start = time.perf_counter()

@@ -31,7 +31,7 @@ from measure import MemorySampler, describe_memory, run_in_new_process
 from PIL import Image
 from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
 
-from vitruvian.benchmarking.timing import machine
+from vitruvian.benchmarking.timing import describe_machine
 
 TASK, KIND = "normals", "png"
 INPUT_HW = (256, 192)
@@ -177,7 +177,7 @@ def main() -> int:
         root = Path(name)
         paths = write_images(root / "images", options.count, options.broken, (height, width))
         layers, costs = calibrate(root / "models", paths[0])
-        print(machine(torch.device("cpu")))
+        print(describe_machine(torch.device("cpu")))
         listed = ", ".join(f"{step} {seconds * 1e3:.0f} ms" for step, seconds in costs.items())
         files = costs["decoding"] + costs["writing"]
         print(f"an image: {listed}; {layers} layers, decoding + writing {files / costs['model']:.2f} × the model")

@@ -26,8 +26,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import vitruvian  # noqa: E402
-from vitruvian.benchmarking.timing import machine, time_interleaved  # noqa: E402
-from vitruvian.export.comparison import task_cost  # noqa: E402
+from vitruvian.benchmarking.timing import describe_machine, time_interleaved  # noqa: E402
+from vitruvian.export.comparison import task_errors  # noqa: E402
 from vitruvian.export.int8 import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.configuration import VARIANTS  # noqa: E402
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
@@ -49,7 +49,7 @@ def errors(model: Any, truth: Any, images: list[Tensor]) -> dict[str, float]:
     """Return the mean errors of a model against another on images [1, 3, H, W], in terms of the task."""
     found: dict[str, list[float]] = {}
     for pixels in images:
-        for name, value in task_cost(model(pixels), truth(pixels.float())).items():
+        for name, value in task_errors(model(pixels), truth(pixels.float())).items():
             found.setdefault(name, []).append(value)
     return {name: statistics.mean(values) for name, values in found.items()}
 
@@ -120,7 +120,7 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         raise SystemExit("fp8 needs an NVIDIA GPU of the Hopper generation or newer, and there is no CUDA device here.")
-    print(machine(torch.device("cuda")))
+    print(describe_machine(torch.device("cuda")))
     for source in options.model:
         for task in options.tasks:
             run_task(task, source, options)

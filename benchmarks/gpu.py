@@ -36,7 +36,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.benchmarking import models  # noqa: E402
 from vitruvian.benchmarking.models import DTYPES, Measurement, Workload, benchmark_model  # noqa: E402
-from vitruvian.benchmarking.timing import machine, product_ceiling, time_interleaved  # noqa: E402
+from vitruvian.benchmarking.timing import describe_machine, product_ceiling, time_interleaved  # noqa: E402
 from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
 # Model, batch, prompts, and the goal as a share of the reference's time.
@@ -205,9 +205,9 @@ def main() -> int:
     variants = ["plain", *(["reference", "float32"] if models.has_reference() else [])]
     variants += ["compiled"] if options.compile else []
     wanted = {"variants": variants, "seconds": seconds, "cold": options.cold}
-    written: dict[str, Any] = {"machine": machine(device), "cells": [], "people": []}
+    written: dict[str, Any] = {"machine": describe_machine(device), "cells": [], "people": []}
     written |= {"parts": {}, "profiles": {}}
-    print(machine(device), flush=True)
+    print(describe_machine(device), flush=True)
     cells: list[Measurement] = []
 
     def is_over() -> bool:
@@ -216,7 +216,9 @@ def main() -> int:
     def save() -> None:
         written["cells"] = [cell.to_dict() for cell in cells]
         (options.out / "results.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
-        (options.out / "results.md").write_text(f"{machine(device)}\n\n{models.table(cells)}\n", encoding="utf-8")
+        (options.out / "results.md").write_text(
+            f"{describe_machine(device)}\n\n{models.markdown_table(cells)}\n", encoding="utf-8"
+        )
 
     for kind in options.dtypes:
         ceiling = product_ceiling(device, DTYPES[kind])
@@ -260,7 +262,7 @@ def main() -> int:
         (options.out / "profiles.txt").write_text(
             "\n\n".join(f"{name}\n{text}" for name, text in written["profiles"].items()), encoding="utf-8"
         )
-    print("\n" + models.table(cells), flush=True)
+    print("\n" + models.markdown_table(cells), flush=True)
     return 0
 
 

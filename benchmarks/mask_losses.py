@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from measure import as_arguments, print_limited, run_in_new_process, time_and_peak
+from comparison import as_arguments, print_limited, run_in_new_process, time_and_peak
 
 BUDGET_GB = {"mask2former": 1.0, "maskformer": 1.0}  # above the gradient of the logits
 LABELS = 80
@@ -45,14 +45,14 @@ def make_batch(instances: int, side: int, predictions: int) -> dict[str, Any]:
 
 
 def our_loss(family: str) -> Any:
-    from vitruvian.losses.masks import DenseMasks, MaskLossWeights, MaskSetLoss, PointMasks
+    from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PixelComparison, PointComparison
 
     criterion = MaskSetLoss(
         num_labels=LABELS,
         no_object_weight=0.1,
         weights=MaskLossWeights(2.0, 5.0, 5.0),
         class_cost_weight=2.0,
-        measure=PointMasks() if family == "mask2former" else DenseMasks(),
+        comparison=PointComparison() if family == "mask2former" else PixelComparison(),
     )
     return lambda *inputs: criterion(*inputs).total
 

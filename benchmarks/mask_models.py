@@ -21,7 +21,7 @@ from measure import alternate, print_row
 from torch import Tensor
 
 import vitruvian
-from vitruvian.benchmarking.timing import difference, machine
+from vitruvian.benchmarking.timing import describe_machine, relative_difference
 
 STAGES = ["stage1", "stage2", "stage3", "stage4"]
 BASE = {"image_size": 384, "embed_dim": 128, "depths": [2, 2, 18, 2], "num_heads": [4, 8, 16, 32], "window_size": 12}
@@ -70,14 +70,14 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(options.threads)
-    print(machine(torch.device("cpu")))
+    print(describe_machine(torch.device("cpu")))
     for name in options.models:
         ours, theirs = build(name)
         with torch.inference_mode():
             for size in options.sizes:
                 height, width = map(int, size.split("x"))
                 pixels = torch.randn(1, 3, height, width)
-                far, _ = difference(*(compared_fields(model(pixels)) for model in (ours, theirs)))
+                far, _ = relative_difference(*(compared_fields(model(pixels)) for model in (ours, theirs)))
                 times = cpu_seconds(ours, theirs, {"pixel_values": pixels}, options.rounds)
                 print_row(f"{name} {size}", *times, note=f"difference {far:.1e}")
     if "mask2former" in options.models:

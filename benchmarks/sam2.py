@@ -31,7 +31,7 @@ from reference import load_reference
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.images.components import fill_holes
+from vitruvian.images.connected_components import fill_holes
 from vitruvian.images.nms import box_nms
 from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator, point_grid
 from vitruvian.models.sam2.configuration import Sam2Config

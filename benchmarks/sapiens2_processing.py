@@ -18,7 +18,7 @@ from PIL import Image
 from reference import load_reference
 
 import vitruvian
-from vitruvian.benchmarking.timing import machine
+from vitruvian.benchmarking.timing import describe_machine
 
 
 def heatmaps(people: int = 8, joints: int = 308) -> torch.Tensor:
@@ -37,7 +37,7 @@ def heatmaps(people: int = 8, joints: int = 308) -> torch.Tensor:
 
 def main() -> None:
     reference = load_reference()
-    print(machine(torch.device("cpu")))
+    print(describe_machine(torch.device("cpu")))
     ours, theirs = vitruvian.Sapiens2ImageProcessor(), reference.Sapiens2ImageProcessor()
     boxes = [[[100.0 + 30 * i, 50.0, 300.0, 600.0] for i in range(8)]]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PAGES = (HERE.parent / "docs" / "speed.md", HERE / "results" / "README.md")
-ABLATION = HERE / "results" / "ablation" / "h200.json"
+ABLATIONS = {"ablation": "h200.json", "ablation_cpu": "cpu.json"}  # tables and their files in results/ablation
 TABLE = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
@@ -155,15 +155,23 @@ def ablation_table(rows: list[Row]) -> str:
         row = by_switch[switch].get(model)
         if row is None:
             return ""
-        time, memory = (1 - base[model][name] / row[name] for name in ("milliseconds", "memory"))
-        return f"{time:.0%} · {memory:.0%}".replace("-0%", "0%").replace("-", "−")
+        names = [name for name in ("milliseconds", "memory") if row[name] is not None]
+        shares = (f"{1 - base[model][name] / row[name]:.0%}" for name in names)
+        return " · ".join(shares).replace("-0%", "0%").replace("-", "−")
 
     def title(model: tuple[str, int, int]) -> str:
         name, batch, prompts = model
         return f"{name}, {f'{prompts} prompts' if prompts else f'batch {batch}'}"
 
     lines = [[title(model), *(saved(switch, model) for switch in by_switch)] for model in models]
-    return "Time saved · memory saved:\n\n" + grid(["model", *by_switch], lines)
+    title_line = "Time saved · memory saved:" if rows[0]["memory"] is not None else "Time saved:"
+    return f"{title_line}\n\n" + grid(["model", *by_switch], lines)
+
+
+def read_ablation(name: str) -> list[Row]:
+    """Return the rows of a file that `benchmarks/ablation.py` wrote."""
+    rows: list[Row] = json.loads((HERE / "results" / "ablation" / name).read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def missed(data: dict[str, Row]) -> str:
@@ -243,7 +251,7 @@ def tables(data: dict[str, Row]) -> dict[str, str]:
     return {
         "sapiens2": times_table(on_gpu["sapiens2"]),
         "masks": times_table(on_gpu["masks"]),
-        "ablation": ablation_table(json.loads(ABLATION.read_text(encoding="utf-8"))["rows"]),
+        **{name: ablation_table(read_ablation(file)) for name, file in ABLATIONS.items()},
         "beside": details_table(on_gpu["sapiens2"], on_gpu["masks"]),
         "missed": missed(data),
         "fp8": fp8_table(on_gpu["fp8"]),

@@ -33,7 +33,7 @@ from random_inputs import smooth_image
 from torch import Tensor
 
 from vitruvian import Sam2ImageProcessor, Sam2VideoProcessor, Sam2VideoVideoProcessor, TrackPrompt, pipeline
-from vitruvian.benchmarking.timing import difference, machine
+from vitruvian.benchmarking.timing import describe_machine, relative_difference
 from vitruvian.files.video import VideoWriter
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
@@ -132,7 +132,7 @@ def measure_speed(models: dict[str, Any], objects: int, frames: Tensor, options:
     }
     if "reference" in models:
         found["time_ratio"] = found["ours"]["ms"] / found["reference"]["ms"]
-        found["mask_difference"] = difference(last["ours"].sigmoid(), last["reference"].sigmoid())[0]
+        found["mask_difference"] = relative_difference(last["ours"].sigmoid(), last["reference"].sigmoid())[0]
     return found
 
 
@@ -227,7 +227,7 @@ def main() -> None:
     frames = torch.randn(8, 3, options.size, options.size, generator=generator).to(
         device, getattr(torch, options.dtype)
     )
-    print(f"{machine(device)}, {options.dtype}, {options.size}²")
+    print(f"{describe_machine(device)}, {options.dtype}, {options.size}²")
     measurements: list[dict[str, Any]] = []
     for name in options.model:
         models = build_models(options, name)
@@ -251,7 +251,11 @@ def main() -> None:
 def save(options: argparse.Namespace, measurements: list[dict[str, Any]]) -> None:
     """Write all measurements so far, if there is a file for them."""
     if options.out:
-        settings = {"machine": machine(torch.device(options.device)), "dtype": options.dtype, "size": options.size}
+        settings = {
+            "machine": describe_machine(torch.device(options.device)),
+            "dtype": options.dtype,
+            "size": options.size,
+        }
         options.out.write_text(json.dumps(settings | {"measurements": measurements}, indent=2) + "\n")
 
 

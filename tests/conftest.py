@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -17,3 +18,14 @@ if shutil.which("nvidia-smi") is None:
 # Background jobs of a shell ignore SIGINT, and so would the commands that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all imported modules and collected tests from later garbage collections, which take half a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Undo `gc.freeze`, so that objects are destroyed before their types when the interpreter exits."""
+    gc.unfreeze()

@@ -12,7 +12,7 @@ from vitruvian.version import __version__
 
 # fmt: off
 # module -> public names in it
-PUBLIC: dict[str, tuple[str, ...]] = {
+_PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
     "vitruvian.auto": (
         "AutoBackbone", "AutoConfig", "AutoImageProcessor", "AutoModel", "AutoModelForAlbedoEstimation",
         "AutoModelForImageClassification", "AutoModelForImageMatting", "AutoModelForImageSegmentation",
@@ -92,14 +92,14 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "vitruvian.processor": ("ImageProcessor", "set_legacy_results"),
 }
 # fmt: on
-ADDRESS = {name: module for module, names in PUBLIC.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(ADDRESS)]
+__all__ = ["__version__", *sorted(_MODULE_OF_NAME)]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ADDRESS:
-        value = getattr(importlib.import_module(ADDRESS[name]), name)
+    if name in _MODULE_OF_NAME:
+        value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
         globals()[name] = value
         return value
     try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitruvian.errors import InputError, MissingExtraError
 
-WEIGHTS_FILE = "adapter_model.safetensors"
+_WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of the names of weights in files of peft
 
 
@@ -99,9 +99,9 @@ class AdapterMixin(nn.Module):
             raise InputError(f"adapters: expected one active adapter to save, got {active}. Call set_adapter first.")
         folder.mkdir(parents=True, exist_ok=True)
         weights = self.get_adapter_state_dict(active[0], state_dict)
-        save_file({key: value.contiguous() for key, value in weights.items()}, folder / WEIGHTS_FILE)
+        save_file({key: value.contiguous() for key, value in weights.items()}, folder / _WEIGHTS_FILE)
         self.peft_config[active[0]].save_pretrained(str(folder))
-        return [folder / "adapter_config.json", folder / WEIGHTS_FILE]
+        return [folder / "adapter_config.json", folder / _WEIGHTS_FILE]
 
     def _reoptimize(self) -> None:
         """Repeat what `optimize` computes from the weights."""

@@ -7,15 +7,26 @@ AutoModel.from_pretrained("facebook/mask2former-swin-tiny-coco-instance")   â”€â
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import vitruvian
-from vitruvian.config import Config, read_config_dict, read_json, split_hub_options
+from vitruvian.config import Config, read_config_dict
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, json_file, local_path, names_builtin, pinned
-from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
+from vitruvian.hub import (
+    CONFIG_FILE,
+    HubOptions,
+    has_builtin,
+    is_builtin,
+    json_file,
+    local_path,
+    pin_revision,
+    split_hub_options,
+)
+from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
+from vitruvian.text_files import read_json_object
 
 if TYPE_CHECKING:
     from vitruvian.model import Model
@@ -28,22 +39,24 @@ def _family(prefix: str, **tasks: str) -> dict[str, str]:
 
 # fmt: off
 # model_type -> task -> name of a public class. All families have a "config", and a "model" or a "backbone".
-TABLE: dict[str, dict[str, str]] = {
+CLASS_NAMES: dict[str, dict[str, str]] = {
     "mask2former": _family(
-        "Mask2Former", processor="ImageProcessor", model="Model", segmentation="ForUniversalSegmentation",
+        "Mask2Former", image_processor="ImageProcessor", model="Model", segmentation="ForUniversalSegmentation",
         instance="ForUniversalSegmentation", universal="ForUniversalSegmentation",
     ),
     "maskformer": _family(
-        "MaskFormer", processor="ImageProcessor", model="Model", segmentation="ForInstanceSegmentation",
+        "MaskFormer", image_processor="ImageProcessor", model="Model", segmentation="ForInstanceSegmentation",
         instance="ForInstanceSegmentation", universal="ForInstanceSegmentation",
     ),
     "maskformer-swin": _family("MaskFormerSwin", model="Model", backbone="Backbone"),
     "resnet": _family("ResNet", backbone="Backbone"),
-    "sam2": _family("Sam2", processor="ImageProcessor", prompts="Processor", model="Model", mask_generation="Model"),
+    "sam2": _family(
+        "Sam2", image_processor="ImageProcessor", processor="Processor", model="Model", mask_generation="Model",
+    ),
     "sam2_hiera_det_model": _family("Sam2HieraDet", model="Model"),
     "sam2_vision_model": _family("Sam2Vision", model="Model"),
     "sapiens2": _family(
-        "Sapiens2", processor="ImageProcessor", model="Model", backbone="Backbone", pretraining="ForPreTraining",
+        "Sapiens2", image_processor="ImageProcessor", model="Model", backbone="Backbone", pretraining="ForPreTraining",
         pose="ForPoseEstimation", semantic="ForSemanticSegmentation", normal="ForNormalEstimation",
         pointmap="ForPointmapEstimation", matting="ForImageMatting", albedo="ForAlbedoEstimation",
         people="ForPeopleDetection",
@@ -55,17 +68,17 @@ TABLE: dict[str, dict[str, str]] = {
 }
 # fmt: on
 # Checkpoints of SAM 2 on the Hub were saved from its video model, which is the image model and a memory.
-TABLE["sam2_video"] = TABLE["sam2"] | _family(
-    "Sam2Video", prompts="Processor", video_processor="VideoProcessor", model="Model", tracking="Model"
+CLASS_NAMES["sam2_video"] = CLASS_NAMES["sam2"] | _family(
+    "Sam2Video", processor="Processor", video_processor="VideoProcessor", model="Model", tracking="Model"
 )
 
 
 _registered: dict[str, type] = {}  # classes of users by name; the table has their names too
 
 
-def register_class(config_class: Any, task: str, added: type, *, exist_ok: bool = False) -> None:
+def _register_class(config_class: type[Config], task: str, added: type, *, exist_ok: bool = False) -> None:
     """Add a class for a task to the table, for the model type of a configuration class."""
-    family = TABLE.setdefault(config_class.model_type, {})
+    family = CLASS_NAMES.setdefault(config_class.model_type, {})
     if family.get(task, added.__name__) != added.__name__ and not exist_ok:
         raise InputError(
             f"{added.__name__}: expected a model_type without a class for {task!r}, got {config_class.model_type!r}, "
@@ -79,24 +92,22 @@ def find_class(name: str) -> Any:
     """Return a class of the table by its name, imported if needed, or None for other names."""
     if name in _registered:
         return _registered[name]
-    known = any(name in family.values() for family in TABLE.values())
+    known = any(name in family.values() for family in CLASS_NAMES.values())
     return getattr(vitruvian, name) if known else None
 
 
 def _family_of(model_type: object, source: str) -> dict[str, str]:
     """Return the classes of a model type."""
-    if not isinstance(model_type, str) or model_type not in TABLE:
-        known = ", ".join(sorted(TABLE))
-        raise ConfigError(
-            f"{source}: expected a model_type among {known}, got {model_type!r}.{near_matches(str(model_type), TABLE)}"
-        )
-    return TABLE[model_type]
+    if not isinstance(model_type, str) or model_type not in CLASS_NAMES:
+        known, near = ", ".join(sorted(CLASS_NAMES)), near_matches(str(model_type), CLASS_NAMES)
+        raise ConfigError(f"{source}: expected a model_type among {known}, got {model_type!r}.{near}")
+    return CLASS_NAMES[model_type]
 
 
 def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
     """Read the configuration of a checkpoint; it is an error if there is none."""
     file = json_file(source)
-    values = read_config_dict(source, options) if file is None else read_json(file)
+    values = read_config_dict(source, options) if file is None else read_json_object(file)
     if values is None:
         raise CheckpointError(f"{source}: expected {CONFIG_FILE}, found none. Is this a checkpoint?")
     return values
@@ -105,11 +116,11 @@ def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
 def packed_tasks(source: str | Path) -> tuple[str, ...]:
     """Return the tasks of a local checkpoint of several tasks, such as ``"builtin"``, under their Sapiens2 names.
 
-    None for checkpoints of one task, and for those that are not on this machine: it does not use the network.
+    Empty for checkpoints of one task, and for those that are not on this machine: it does not use the network.
     """
     from vitruvian.models.sapiens2.packed import packed_table
 
-    is_local = has_builtin() if names_builtin(source) else local_path(source).is_dir()
+    is_local = has_builtin() if is_builtin(source) else local_path(source).is_dir()
     return tuple(packed_table(source) or ()) if is_local else ()
 
 
@@ -132,7 +143,7 @@ class AutoConfig:
             raise InputError(
                 f"model_type: expected that of {config.__name__}, {config.model_type!r}, got {model_type!r}."
             )
-        register_class(config, "config", config, exist_ok=exist_ok)
+        _register_class(config, "config", config, exist_ok=exist_ok)
 
     @classmethod
     def for_model(cls, model_type: str, **fields: Any) -> Config:
@@ -147,11 +158,11 @@ class AutoImageProcessor:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load an image processor; keywords override its options."""
-        return _load_processor(pretrained_model_name_or_path, "processor", kwargs)
+        return _load_processor(pretrained_model_name_or_path, "image-processor", kwargs)
 
     @staticmethod
     def register(
-        config_class: Any,
+        config_class: type[Config],
         slow_image_processor_class: type | None = None,
         fast_image_processor_class: type | None = None,
         image_processor_classes: Mapping[str, type] | None = None,
@@ -171,7 +182,7 @@ class AutoImageProcessor:
         added = named["torchvision"] or next(filter(None, named.values()), None)
         if added is None:
             raise InputError("image_processor_classes: expected at least one class, got none.")
-        register_class(config_class, "processor", added, exist_ok=exist_ok)
+        _register_class(config_class, "image-processor", added, exist_ok=exist_ok)
 
 
 class AutoProcessor:
@@ -180,12 +191,12 @@ class AutoProcessor:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a processor; keywords override its options."""
-        return _load_processor(pretrained_model_name_or_path, "prompts", kwargs)
+        return _load_processor(pretrained_model_name_or_path, "processor", kwargs)
 
     @staticmethod
-    def register(config_class: Any, processor_class: type, exist_ok: bool = False) -> None:
+    def register(config_class: type[Config], processor_class: type, exist_ok: bool = False) -> None:
         """Add a processor for a configuration class; `exist_ok` replaces a class that the table has."""
-        register_class(config_class, "prompts", processor_class, exist_ok=exist_ok)
+        _register_class(config_class, "processor", processor_class, exist_ok=exist_ok)
 
 
 class AutoVideoProcessor:
@@ -195,9 +206,9 @@ class AutoVideoProcessor:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a video processor; keywords override its options."""
         source, (options, overrides) = pretrained_model_name_or_path, split_hub_options(kwargs)
-        options = pinned(source, options, by=VIDEO_PROCESSOR_FILE)
+        options = pin_revision(source, options, first_file=VIDEO_PROCESSOR_FILE)
         stated = read_config_dict(source, options, VIDEO_PROCESSOR_FILE) or {}
-        family = TABLE.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
+        family = CLASS_NAMES.get((read_config_dict(source, options) or {}).get("model_type", ""), {})
         processor = find_class(family.get("video-processor") or str(stated.get("video_processor_type")))
         if processor is None:
             raise CheckpointError(f"{source}: expected the files of a known video processor, found none.")
@@ -207,16 +218,16 @@ class AutoVideoProcessor:
 def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) -> Any:
     """Load the processor that a checkpoint's files name, or the one of its model type."""
     options, overrides = split_hub_options(keywords)
-    options = pinned(source, options, by=PROCESSOR_FILE)
-    stated = read_config_dict(source, options, PROCESSOR_FILE)
+    options = pin_revision(source, options, first_file=IMAGE_PROCESSOR_FILE)
+    stated = read_config_dict(source, options, IMAGE_PROCESSOR_FILE)
     if stated is None:  # a processor saved as one file has the options of the image processor inside
-        joint = read_config_dict(source, options, JOINT_FILE) or {}
-        stated = joint | joint.get("image_processor", {})
+        combined = read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}
+        stated = combined | combined.get("image_processor", {})
     names = [stated.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")]
-    processor_class = _first_class(names[1:]) if task == "processor" else None
+    processor_class = _first_class(names[1:]) if task == "image-processor" else None
     if processor_class is None:
-        family = TABLE.get(str((read_config_dict(source, options) or {}).get("model_type", "")), {})
-        name = family.get(task) or family.get("processor")
+        family = CLASS_NAMES.get(str((read_config_dict(source, options) or {}).get("model_type", "")), {})
+        name = family.get(task) or family.get("image-processor")
         processor_class = find_class(name) if name else _first_class(names)
     if processor_class is None:
         found = next((name for name in names if name), "none")
@@ -234,7 +245,7 @@ def _first_class(names: list[str | None]) -> Any:
 
 
 class AutoTaskModel:
-    """Loads a checkpoint as the class of one task, which subclasses name: a key in `TABLE`."""
+    """Loads a checkpoint as the class of one task, which subclasses name: a key in `CLASS_NAMES`."""
 
     task: ClassVar[str]
 
@@ -242,8 +253,8 @@ class AutoTaskModel:
         cls.task = task
 
     @classmethod
-    def find(cls, values: Mapping[str, Any], source: str) -> Any:
-        """Return the class for a configuration."""
+    def find_model_class(cls, values: Mapping[str, Any], source: str) -> type[Model]:
+        """Return the model class for the values of a configuration; `source` is its name in messages."""
         family = _family_of(values.get("model_type"), source)
         if cls.task not in family:
             names = [auto.__name__ for auto in AutoTaskModel.__subclasses__() if auto.task in family]
@@ -251,96 +262,88 @@ class AutoTaskModel:
                 f"{cls.__name__}: has no class for model_type {values.get('model_type')!r}. "
                 f"This checkpoint opens with {', '.join(names)}."
             )
-        return find_class(family[cls.task])
+        model_class: type[Model] = find_class(family[cls.task])
+        return model_class
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Any:
         """Load a checkpoint; keywords are those of `Model.from_pretrained`."""
         config, (options, _) = kwargs.get("config"), split_hub_options(kwargs)
         if config is None:
-            options = pinned(pretrained_model_name_or_path, options)
+            options = pin_revision(pretrained_model_name_or_path, options)
             kwargs["revision"] = options.revision
             values = read_config(pretrained_model_name_or_path, options)
         else:
             values = config.to_dict() if isinstance(config, Config) else read_config(config, options)
-        model_class = cls.find(values, str(pretrained_model_name_or_path))
+        model_class = cls.find_model_class(values, str(pretrained_model_name_or_path))
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
     def register(cls, config_class: type[Config], model_class: type[Model], exist_ok: bool = False) -> None:
         """Add a model class for a configuration class; `exist_ok` replaces a class that the table has."""
-        register_class(config_class, cls.task, model_class, exist_ok=exist_ok)
+        _register_class(config_class, cls.task, model_class, exist_ok=exist_ok)
 
     @classmethod
     def from_config(cls, config: Config, **kwargs: Any) -> Any:
         """Build a model with new weights; keywords are those of `Model.from_config`."""
-        return cls.find(config.to_dict(), type(config).__name__).from_config(config, **kwargs)
+        return cls.find_model_class(config.to_dict(), type(config).__name__).from_config(config, **kwargs)
 
 
 class AutoModel(AutoTaskModel, task="model"):
     """Loads a checkpoint as the model without head of its family; a Sapiens2 as the class that it was saved from."""
 
     @classmethod
-    def find(cls, values: Mapping[str, Any], source: str) -> Any:
-        """Return the class for a configuration."""
+    def find_model_class(cls, values: Mapping[str, Any], source: str) -> type[Model]:
+        """Return the model class for the values of a configuration."""
         # The examples for Sapiens2 in the documentation of transformers read the outputs of tasks.
         named = _named_class(values, source) if values.get("model_type") == "sapiens2" else None
-        return named or super().find(values, source)
+        return named or super().find_model_class(values, source)
 
 
-def saved_class(values: Mapping[str, Any], source: str) -> Any:
+def saved_class(values: Mapping[str, Any], source: str) -> type[Model]:
     """Return the class that a checkpoint was saved from, or the model without head of its family."""
-    return _named_class(values, source) or AutoModel.find(values, source)
+    return _named_class(values, source) or AutoModel.find_model_class(values, source)
 
 
-def _named_class(values: Mapping[str, Any], source: str) -> Any:
+def _named_class(values: Mapping[str, Any], source: str) -> type[Model] | None:
     """Return the first class of the family in the `architectures` of a configuration, or None."""
     family = _family_of(values.get("model_type"), source)
     named = (name for name in values.get("architectures") or [] if name in family.values())
     return next(map(find_class, named), None)
 
 
-def _auto_class(name: str, task: str, purpose: str) -> type[AutoTaskModel]:
-    """Create the auto class of a task."""
-    body = {"__doc__": f"Loads a checkpoint {purpose}.", "__module__": __name__}
+def _auto_class(name: str, task: str) -> type[AutoTaskModel]:
+    """Create the auto class of a task, a key in `CLASS_NAMES`."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removeprefix("Auto").removeprefix("ModelFor")).lower()
+    body = {"__doc__": f"Loads a checkpoint as the class of its family for {words}.", "__module__": __name__}
     created: type[AutoTaskModel] = type(name, (AutoTaskModel,), body, task=task)
     return created
 
 
-AutoBackbone = _auto_class("AutoBackbone", "backbone", "as a backbone")
-AutoModelForPreTraining = _auto_class("AutoModelForPreTraining", "pretraining", "for pretraining")
-AutoModelForPoseEstimation = _auto_class("AutoModelForPoseEstimation", "pose", "for keypoints")
-AutoModelForSemanticSegmentation = _auto_class(
-    "AutoModelForSemanticSegmentation", "semantic", "for semantic segmentation"
-)
-AutoModelForNormalEstimation = _auto_class("AutoModelForNormalEstimation", "normal", "for surface normals")
-AutoModelForPointmapEstimation = _auto_class("AutoModelForPointmapEstimation", "pointmap", "for pointmaps")
-AutoModelForImageMatting = _auto_class("AutoModelForImageMatting", "matting", "for mattes")
-AutoModelForAlbedoEstimation = _auto_class("AutoModelForAlbedoEstimation", "albedo", "for albedo")
-AutoModelForPeopleDetection = _auto_class("AutoModelForPeopleDetection", "people", "for people detection")
-AutoModelForImageClassification = _auto_class(
-    "AutoModelForImageClassification", "classification", "for image classification"
-)
-AutoModelForImageSegmentation = _auto_class("AutoModelForImageSegmentation", "segmentation", "for segmentation")
-AutoModelForMaskedImageModeling = _auto_class(
-    "AutoModelForMaskedImageModeling", "masked-image-modeling", "for masked image modeling"
-)
-AutoModelForMaskGeneration = _auto_class("AutoModelForMaskGeneration", "mask-generation", "for masks from prompts")
-AutoModelForObjectTracking = _auto_class("AutoModelForObjectTracking", "tracking", "for tracking in videos")
-AutoModelForInstanceSegmentation = _auto_class(
-    "AutoModelForInstanceSegmentation", "instance", "for instance segmentation"
-)
-AutoModelForUniversalSegmentation = _auto_class(
-    "AutoModelForUniversalSegmentation", "universal", "for semantic, instance and panoptic segmentation"
-)
+AutoBackbone = _auto_class("AutoBackbone", "backbone")
+AutoModelForPreTraining = _auto_class("AutoModelForPreTraining", "pretraining")
+AutoModelForPoseEstimation = _auto_class("AutoModelForPoseEstimation", "pose")
+AutoModelForSemanticSegmentation = _auto_class("AutoModelForSemanticSegmentation", "semantic")
+AutoModelForNormalEstimation = _auto_class("AutoModelForNormalEstimation", "normal")
+AutoModelForPointmapEstimation = _auto_class("AutoModelForPointmapEstimation", "pointmap")
+AutoModelForImageMatting = _auto_class("AutoModelForImageMatting", "matting")
+AutoModelForAlbedoEstimation = _auto_class("AutoModelForAlbedoEstimation", "albedo")
+AutoModelForPeopleDetection = _auto_class("AutoModelForPeopleDetection", "people")
+AutoModelForImageClassification = _auto_class("AutoModelForImageClassification", "classification")
+AutoModelForImageSegmentation = _auto_class("AutoModelForImageSegmentation", "segmentation")
+AutoModelForMaskedImageModeling = _auto_class("AutoModelForMaskedImageModeling", "masked-image-modeling")
+AutoModelForMaskGeneration = _auto_class("AutoModelForMaskGeneration", "mask-generation")
+AutoModelForObjectTracking = _auto_class("AutoModelForObjectTracking", "tracking")
+AutoModelForInstanceSegmentation = _auto_class("AutoModelForInstanceSegmentation", "instance")
+AutoModelForUniversalSegmentation = _auto_class("AutoModelForUniversalSegmentation", "universal")
 
 
 def auto_class(task: str) -> type[AutoTaskModel]:
-    """Return the auto class of a task, a key in `TABLE`."""
+    """Return the auto class of a task, a key in `CLASS_NAMES`."""
     return next(auto for auto in AutoTaskModel.__subclasses__() if auto.task == task)
 
 
 def model_classes(task: str) -> tuple[type[Model], ...]:
-    """Import the model classes of a task, a key in `TABLE`, in all families."""
-    names = dict.fromkeys(family[task] for family in TABLE.values() if task in family)
+    """Import the model classes of a task, a key in `CLASS_NAMES`, in all families."""
+    names = dict.fromkeys(family[task] for family in CLASS_NAMES.values() if task in family)
     return tuple(find_class(name) for name in names)

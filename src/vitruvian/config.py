@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from vitruvian.atomic import write_text
-from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
-from vitruvian.hub import CONFIG_FILE, HUB_KEYWORDS, HubOptions, find_file, json_file, require_file, upload
+from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, split_hub_options, upload
 from vitruvian.limits import get_limits
-from vitruvian.text_files import read_json_value
+from vitruvian.text_files import read_json_object
 from vitruvian.version import __version__
 
 _TYPO_RATIO = 0.85  # similarity from which on an unknown name counts as a misspelled field
@@ -32,7 +32,6 @@ _TYPO_RATIO = 0.85  # similarity from which on an unknown name counts as a missp
 T = TypeVar("T")
 # Words in the names of fields, and their limits.
 _SIZE_LIMITS = (("layers|blocks|depths", "config_layers"), ("label", "config_labels"), ("queries", "config_queries"))
-NumberT = TypeVar("NumberT", int, float)
 
 
 @typing.dataclass_transform(kw_only_default=True)
@@ -60,9 +59,28 @@ def settings(cls: type[T]) -> type[T]:
     return built
 
 
-def bounded(default: NumberT, *, ge: float, lt: float = math.inf) -> NumberT:
-    """Declare a field with a default and a range: greater than or equal to `ge`, and less than `lt`."""
-    declared: Any = dataclasses.field(default=default, metadata={"range": (ge, lt)})
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """Numbers from `ge` or above `gt`, to `le` or below `lt`."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def __contains__(self, number: float) -> bool:
+        return self.ge <= number <= self.le and self.gt < number < self.lt
+
+    def __str__(self) -> str:
+        bounds = (("at least", self.ge), ("above", self.gt), ("at most", self.le), ("below", self.lt))
+        return " and ".join(f"{word} {limit:g}" for word, limit in bounds if math.isfinite(limit))
+
+
+def bounded(
+    default: T, *, ge: float = -math.inf, gt: float = -math.inf, le: float = math.inf, lt: float = math.inf
+) -> T:
+    """Declare a field with a default and the range of its numbers; None is not checked."""
+    declared: Any = dataclasses.field(default=default, metadata={"range": _Range(ge, gt, le, lt)})
     return declared  # type: ignore[no-any-return]
 
 
@@ -87,8 +105,7 @@ class Settings:
         _check_types(self)
         for field in dataclasses.fields(self):
             if "range" in field.metadata:
-                lowest, below = field.metadata["range"]
-                self.require_range((field.name,), lowest, below=below)
+                self._check_range(field.name, field.metadata["range"])
 
     def validate(self) -> None:
         """Raise `ConfigError` for fields that do not fit each other. Subclasses extend it."""
@@ -96,10 +113,13 @@ class Settings:
     def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
         """Raise `ConfigError` for the first of these fields with a number that is not in [lowest, below)."""
         for name in names:
-            value = getattr(self, name)
-            if not all(lowest <= number < below for number in (value if isinstance(value, list | tuple) else (value,))):
-                limit = "" if below == math.inf else f" and below {below}"
-                raise ConfigError(f"{type(self).__name__}.{name}: expected at least {lowest}{limit}, got {value}.")
+            self._check_range(name, _Range(ge=lowest, lt=below))
+
+    def _check_range(self, name: str, allowed: _Range) -> None:
+        value = getattr(self, name)
+        numbers = value if isinstance(value, list | tuple) else () if value is None else (value,)
+        if not all(number in allowed for number in numbers):
+            raise ConfigError(f"{type(self).__name__}.{name}: expected {allowed}, got {value}.")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
@@ -153,7 +173,7 @@ class Settings:
     @classmethod
     def from_json_file(cls, json_file: str | Path) -> Self:
         """Read a JSON file."""
-        return cls.from_dict(read_json(Path(json_file).expanduser()))
+        return cls.from_dict(read_json_object(Path(json_file).expanduser()))
 
     @classmethod
     def get_config_dict(
@@ -162,7 +182,7 @@ class Settings:
         """Return the JSON object of a checkpoint as it is, and the keywords that are no options of the Hub."""
         options, others = split_hub_options(keywords)
         source = pretrained_model_name_or_path
-        return read_json(json_file(source) or require_file(source, cls.file_name, options)), others
+        return read_json_object(json_file(source) or require_file(source, cls.file_name, options)), others
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **keywords: Any) -> Self:
@@ -265,7 +285,7 @@ class Config(Settings):
     problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
 
     def __post_init__(self) -> None:
-        self.id2label = _by_index(self.id2label, type(self).__name__)
+        self.id2label = _with_int_keys(self.id2label, type(self).__name__)
         self.check_fields()
         if self.id2label is None or (self.num_labels and self.num_labels != len(self.id2label)):
             _set_label_count(self, self.num_labels or 2)
@@ -278,7 +298,7 @@ class Config(Settings):
         if self.is_built and name == "num_labels" and value != self.num_labels:
             _set_label_count(self, value)
         elif self.is_built and name == "id2label" and value is not None:
-            _set_label_names(self, _by_index(value, type(self).__name__) or {})
+            _set_label_names(self, _with_int_keys(value, type(self).__name__) or {})
         elif self.is_built and name in ("attn_implementation", "_attn_implementation"):
             self._set_attn_implementation(value)
         elif name == "dtype" and value is not None:
@@ -366,7 +386,7 @@ class Config(Settings):
         return self.return_dict
 
 
-def _by_index(names: Any, owner: str) -> Any:
+def _with_int_keys(names: Any, owner: str) -> Any:
     """Convert the keys of a table of class names from JSON's text to numbers; leave other values to the type check."""
     if not isinstance(names, Mapping):
         return names
@@ -401,12 +421,6 @@ def _set_label_names(config: Config, names: dict[int, str], indices: dict[str, i
     config.__dict__.update(id2label=names, label2id=indices, num_labels=len(names), _built=True)
 
 
-def split_hub_options(keywords: Mapping[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
-    """Split the keywords of a `from_pretrained` into options of the Hub and others."""
-    hub = {name: value for name, value in keywords.items() if name in HUB_KEYWORDS}
-    return HubOptions(**hub), {name: value for name, value in keywords.items() if name not in hub}
-
-
 def nested(value: Any, cls: type[Settings]) -> Any:
     """Convert a JSON object to a settings class; leave other values to the type check."""
     return cls.from_dict(value) if isinstance(value, Mapping) else value
@@ -423,18 +437,10 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file."""
-    value = read_json_value(path, error=CheckpointError)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Is this the right file?")
-    return value
-
-
 def read_config_dict(source: str | Path, options: HubOptions, file_name: str = CONFIG_FILE) -> dict[str, Any] | None:
     """Return the JSON object of a checkpoint's settings file, or None where it has none."""
     path = find_file(source, file_name, options)
-    return None if path is None else read_json(path)
+    return None if path is None else read_json_object(path)
 
 
 def _check_size(value: object, limit: str, subject: str) -> None:
@@ -451,8 +457,8 @@ def _check_types(record: Settings) -> None:
     """Raise `ConfigError` for the first field whose value does not have the annotated type."""
     for name, hint in _type_hints(type(record)).items():  # type: ignore[arg-type]
         value = getattr(record, name)
-        if not _matches(value, hint):
-            raise ConfigError(f"{type(record).__name__}.{name}: expected {_spell(hint)}, got {value!r}.")
+        if not _has_type(value, hint):
+            raise ConfigError(f"{type(record).__name__}.{name}: expected {_type_name(hint)}, got {value!r}.")
 
 
 @functools.cache
@@ -462,25 +468,25 @@ def _type_hints(cls: type[Settings]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def _matches(value: Any, hint: Any) -> bool:
+def _has_type(value: Any, hint: Any) -> bool:
     """Return whether `value` has the type `hint`; int counts as float and lists as tuples, as in JSON."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
     if origin in (typing.Union, types.UnionType):
-        return any(_matches(value, option) for option in arguments)
+        return any(_has_type(value, option) for option in arguments)
     if origin is typing.Literal:
         return value in arguments
     if origin is list:
-        return isinstance(value, (list, tuple)) and all(_matches(item, arguments[0]) for item in value)
+        return isinstance(value, (list, tuple)) and all(_has_type(item, arguments[0]) for item in value)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             return False
         kinds = arguments[:1] * len(value) if arguments[-1:] == (...,) else arguments
-        return len(value) == len(kinds) and all(map(_matches, value, kinds))
+        return len(value) == len(kinds) and all(map(_has_type, value, kinds))
     if origin is dict:
         return isinstance(value, Mapping) and all(
-            _matches(key, arguments[0]) and _matches(item, arguments[1]) for key, item in value.items()
+            _has_type(key, arguments[0]) and _has_type(item, arguments[1]) for key, item in value.items()
         )
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -489,6 +495,6 @@ def _matches(value: Any, hint: Any) -> bool:
     return isinstance(value, hint or type(None))
 
 
-def _spell(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     """Return an annotation as text."""
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")

@@ -1,8 +1,9 @@
-"""Choose the data type and the devices that a model is loaded in."""
+"""Choose the data type that a model is loaded in and the devices that it is loaded on (`device`, `device_map`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,12 +30,26 @@ def checked_dtype(value: torch.dtype | str) -> torch.dtype:
     return dtype
 
 
+def default_placement(device: str | torch.device | int | None, dtype: torch.dtype | str | None) -> dict[str, Any]:
+    """Return the keywords of `from_pretrained` for a device and a data type, with defaults in place of None.
+
+    The default is what a pipeline uses: the best device of this machine, in bfloat16 on a CUDA device that supports it
+    and in float32 elsewhere.
+    """
+    chosen = None if device is None else checked_device(device)
+    on_cuda = torch.cuda.is_available() if chosen is None else chosen.type == "cuda"
+    if dtype is None:
+        # Emulated bfloat16 is slower than float32. CPUs and Metal are fastest, or most exact, in float32.
+        dtype = torch.bfloat16 if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if chosen is None else {"device": chosen})
+
+
 def choose_devices(
     model: nn.Module,
     device: str | torch.device | int | None,
     device_map: object,
     dtype: torch.dtype,
-    keep_whole: Sequence[str] = (),
+    no_split_modules: Sequence[str] = (),
     max_memory: dict[int | str, int | str] | None = None,
 ) -> dict[str, torch.device]:
     """Return the device of each module name; the empty name is the whole model."""
@@ -47,7 +62,7 @@ def choose_devices(
                 raise InputError(f"device_map: the model has no part {name!r}.{near_matches(name, known)}")
         return {name: checked_device(value) for name, value in device_map.items()}
     if device_map == "auto":
-        return _automatic_devices(model, dtype, keep_whole, max_memory)
+        return _automatic_devices(model, dtype, no_split_modules, max_memory)
     return {"": checked_device("cpu" if device is None and device_map is None else device or device_map or 0)}
 
 
@@ -75,7 +90,7 @@ def checked_device(value: object) -> torch.device:
 def _automatic_devices(
     model: nn.Module,
     dtype: torch.dtype,
-    keep_whole: Sequence[str],
+    no_split_modules: Sequence[str],
     max_memory: dict[int | str, int | str] | None,
 ) -> dict[str, torch.device]:
     """Return the best single device for the model, or let accelerate distribute it over several."""
@@ -89,7 +104,7 @@ def _automatic_devices(
         except ImportError as error:
             raise MissingExtraError("accelerate", "train", "device_map='auto' over several devices") from error
         table = infer_auto_device_map(
-            model, max_memory=max_memory, no_split_module_classes=list(keep_whole), dtype=dtype
+            model, max_memory=max_memory, no_split_module_classes=list(no_split_modules), dtype=dtype
         )
         if "disk" in table.values():
             raise InputError("device_map='auto': the model is too large for this machine. Use a smaller variant.")
@@ -104,11 +119,11 @@ def devices_of(model: nn.Module) -> set[torch.device]:
     return {parameter.device for parameter in model.parameters()}
 
 
-def check_one_device(model: nn.Module, task: str) -> None:
-    """Raise `InputError` for a model on several devices."""
+def check_one_device(model: nn.Module, caller: str) -> None:
+    """Raise `InputError`, in the name of `caller`, for a model on several devices."""
     if len(chosen := devices_of(model)) > 1:
         names = ", ".join(sorted(map(str, chosen)))
-        raise InputError(f"{task}: expected a model on one device, got one on {names}. Load it without device_map.")
+        raise InputError(f"{caller}: expected a model on one device, got one on {names}. Load it without device_map.")
 
 
 def device_for(name: str, devices: dict[str, torch.device]) -> torch.device:
@@ -119,7 +134,7 @@ def device_for(name: str, devices: dict[str, torch.device]) -> torch.device:
     return devices[max(under, key=len)]
 
 
-def add_device_hooks(model: nn.Module, devices: dict[str, torch.device], keep_whole: Sequence[str]) -> None:
+def add_device_hooks(model: nn.Module, devices: dict[str, torch.device], no_split_modules: Sequence[str]) -> None:
     """Let accelerate move activations between the devices of a model, and weights that are offloaded to the CPU."""
     if len(set(devices.values())) > 1:
         try:
@@ -128,26 +143,21 @@ def add_device_hooks(model: nn.Module, devices: dict[str, torch.device], keep_wh
             raise MissingExtraError("accelerate", "train", "a model over several devices") from error
         # accelerate identifies devices by number and by the word "cpu".
         table = {name: device.type if device.index is None else device.index for name, device in devices.items()}
-        dispatch_model(model, device_map=table, preload_module_classes=preloaded_classes(model, keep_whole))
+        dispatch_model(model, device_map=table, preload_module_classes=_preloaded_classes(model, no_split_modules))
 
 
-def preloaded_classes(model: nn.Module, keep_whole: Sequence[str]) -> list[str]:
+def _preloaded_classes(model: nn.Module, no_split_modules: Sequence[str]) -> list[str]:
     """Return the classes whose weights are loaded together, since they use weights of modules that they do not call.
 
     Those are the blocks that stay on one device, and all other modules of ours without such a block.
     """
     ours = [module for module in model.modules() if type(module).__module__.partition(".")[0] == "vitruvian"]
-    around = {
-        _class_name(one)
-        for one in ours
-        if any(_class_name(part) in keep_whole for part in one.modules() if part is not one)
+    containers = {
+        type(module).__name__
+        for module in ours
+        if any(type(part).__name__ in no_split_modules for part in module.modules() if part is not module)
     }
-    return sorted({_class_name(module) for module in ours} - around | set(keep_whole))
-
-
-def _class_name(module: nn.Module) -> str:
-    """Return the name of a module's class."""
-    return type(module).__name__
+    return sorted({type(module).__name__ for module in ours} - containers | set(no_split_modules))
 
 
 def with_resident_modules(devices: dict[str, torch.device], residents: Sequence[str]) -> dict[str, torch.device]:

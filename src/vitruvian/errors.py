@@ -57,12 +57,12 @@ class VitruvianError(Exception):
         if expected is not None:
             message = f"expected {expected}." if got is None else f"expected {expected}, got {got}."
         self.subject, self.expected, self.got, self.hint = subject, expected, got, hint
-        self.detail = without_escapes(str(message) if hint is None else f"{message} {hint}".strip())
+        self.detail = replace_control_characters(str(message) if hint is None else f"{message} {hint}".strip())
         super().__init__(self.about(subject))
 
     def about(self, subject: str | None) -> str:
         """Return the message with another subject, such as ``--boxes`` for ``boxes``."""
-        return self.detail if subject is None else f"{without_escapes(subject)}: {self.detail}"
+        return self.detail if subject is None else f"{replace_control_characters(subject)}: {self.detail}"
 
 
 class InputError(VitruvianError, ValueError):
@@ -112,9 +112,15 @@ class NewWeightsWarning(VitruvianWarning):
     """Some weights were not in the checkpoint and are initialized at random."""
 
 
-def without_escapes(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Replace control characters, which terminals interpret, and marks that reverse text; lines and tabs stay."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(text: object, *, limit: int = 160) -> str:
+    """Return `text` on one line of at most `limit` characters, for a message."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

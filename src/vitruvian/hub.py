@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, one_line
 
 CONFIG_FILE = "config.json"
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth")
@@ -47,6 +48,12 @@ class HubOptions:
 HUB_KEYWORDS = tuple(field.name for field in dataclasses.fields(HubOptions))
 
 
+def split_hub_options(keywords: Mapping[str, Any]) -> tuple[HubOptions, dict[str, Any]]:
+    """Split the keywords of a `from_pretrained` into options of the Hub and others."""
+    hub = {name: value for name, value in keywords.items() if name in HUB_KEYWORDS}
+    return HubOptions(**hub), {name: value for name, value in keywords.items() if name not in hub}
+
+
 def require_file(source: str | Path, name: str, options: HubOptions) -> Path:
     """Return the path of a file that the checkpoint must have."""
     path = find_file(source, name, options)
@@ -65,7 +72,7 @@ def find_file(source: str | Path, name: str, options: HubOptions) -> Path | None
     return _download(str(source), name, options)
 
 
-def names_builtin(source: str | Path) -> bool:
+def is_builtin(source: str | Path) -> bool:
     """Return whether a name is that of the packaged model; a folder of that name is ``"./builtin"``."""
     return isinstance(source, str) and source == BUILTIN
 
@@ -77,7 +84,7 @@ def has_builtin() -> bool:
 
 def local_path(source: str | Path) -> Path:
     """Return the path of a name, whether or not it exists."""
-    if not names_builtin(source):
+    if not is_builtin(source):
         return Path(source).expanduser()
     if not has_builtin():
         raise CheckpointError(
@@ -123,12 +130,12 @@ def json_file(source: str | Path) -> Path | None:
     return path if path.is_file() and path.suffix == ".json" else None
 
 
-def pinned(source: str | Path, options: HubOptions, *, by: str = CONFIG_FILE) -> HubOptions:
-    """Resolve a Hub name to its current commit, with the file that is needed first.
+def pin_revision(source: str | Path, options: HubOptions, *, first_file: str = CONFIG_FILE) -> HubOptions:
+    """Replace the revision of a Hub repository by its current commit, which the download of `first_file` reveals.
 
     All files are then of one commit, and each causes at most one request.
     """
-    path = None if is_local(source) else _download(str(source), by, options)
+    path = None if is_local(source) else _download(str(source), first_file, options)
     commits = re.findall(r"[/\\]snapshots[/\\]([0-9a-f]{40})(?=[/\\])", str(path))
     return dataclasses.replace(options, revision=commits[-1]) if commits else options
 
@@ -156,10 +163,10 @@ def _download(repository: str, name: str, options: HubOptions) -> Path | None:
             )
             return Path(path)
         except hub.LocalEntryNotFoundError as error:
-            is_offline = options.local_files_only or offline()
-            if _known_absent(repository, name, options, trust_snapshot=is_offline):
+            no_network = options.local_files_only or is_offline()
+            if _known_absent(repository, name, options, trust_snapshot=no_network):
                 return None
-            if is_offline:
+            if no_network:
                 raise CheckpointError(
                     f"{repository}: {name} is not in the local cache and the network is switched off "
                     "(HF_HUB_OFFLINE or local_files_only). Download it once with the network on."
@@ -189,7 +196,7 @@ def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[N
         elif isinstance(error, (hub.RepositoryNotFoundError, hub.HFValidationError)):
             reason = "no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
         else:
-            reason = f"{action} failed ({' '.join(str(error).split())[:160]}). Check the connection and try again."
+            reason = f"{action} failed ({one_line(error)}). Check the connection and try again."
         raise CheckpointError(f"{repository}: {reason}") from error
 
 
@@ -213,7 +220,7 @@ def _known_absent(repository: str, name: str, options: HubOptions, *, trust_snap
     return trust_snapshot and isinstance(cached(CONFIG_FILE), str)
 
 
-def offline() -> bool:
+def is_offline() -> bool:
     """Return whether the environment sets huggingface_hub offline."""
     from huggingface_hub import constants
 
@@ -260,8 +267,8 @@ def upload(
             create_pr=create_pr,
         )
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{repo_id}: uploading failed ({reason}). Check the name, and log in with `hf auth login` or set HF_TOKEN."
+            f"{repo_id}: uploading failed ({one_line(error, limit=400)}). "
+            "Check the name, and log in with `hf auth login` or set HF_TOKEN."
         ) from error
     return str(done.pr_url or done)

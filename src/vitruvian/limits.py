@@ -13,10 +13,12 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from typing import IO
 
-from vitruvian.errors import InputError, VitruvianError, near_matches
+from vitruvian.errors import ImageError, InputError, VitruvianError, near_matches
 
 _MIB, _GIB = 2**20, 2**30
+_CHUNK_BYTES = _MIB  # that `read_bounded` reads at a time
 _PREFIX = "VITRUVIAN_MAX_"
 _UNITS = {"json_depth": "levels of nesting", "config_size": ""}  # in messages, where the name does not end in it
 
@@ -70,11 +72,11 @@ class Limits:
                 subject=subject,
                 expected=f"at most {limit:,} {_UNITS.get(name, name.rpartition('_')[2])}".rstrip(),
                 got=f"{value:,}",
-                hint=f"If you trust it, raise the limit {name}: {raise_limit(name)}.",
+                hint=f"If you trust it, raise the limit {name}: {limit_hint(name)}.",
             )
 
 
-def raise_limit(name: str) -> str:
+def limit_hint(name: str) -> str:
     """Return how to raise a limit, for messages."""
     return f"--limit {name}=…, {_PREFIX}{name.upper()}=… or vitruvian.set_limits({name}=…)"
 
@@ -101,6 +103,18 @@ def use_limits(**changes: int) -> Iterator[Limits]:
         yield set_limits(**changes)
     finally:
         _current = before
+
+
+def read_bounded(stream: IO[bytes], limit: str, *, subject: str, error: type[VitruvianError] = ImageError) -> bytes:
+    """Read `stream` to its end; more bytes than the limit of this name allows are an `error`."""
+    read = getattr(stream, "read1", stream.read)  # returns what there is, where `read` waits for the whole chunk
+    parts: list[bytes] = []
+    total = 0
+    while part := read(_CHUNK_BYTES):
+        total += len(part)
+        _current.check(limit, total, subject=subject, error=error)
+        parts.append(part)
+    return b"".join(parts)
 
 
 def parse_limits(texts: Mapping[str, str], *, subject: str = "limits") -> dict[str, int]:

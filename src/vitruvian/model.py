@@ -13,14 +13,14 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitruvian.adapters import AdapterMixin
-from vitruvian.config import Config, split_hub_options
+from vitruvian.config import Config
 from vitruvian.devices import (
     add_device_hooks,
     check_one_device,
@@ -32,7 +32,7 @@ from vitruvian.devices import (
     with_resident_modules,
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
-from vitruvian.hub import CONFIG_FILE, HubOptions, pinned, upload, weight_file
+from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
 from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import no_init_weights
 from vitruvian.ops.attention import check_implementation
@@ -40,22 +40,29 @@ from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 from vitruvian.weights import (
     SAVED_FILES,
-    KeyPlan,
+    KeyMatch,
     StateDict,
     WeightFiles,
     WeightNames,
+    apply_renames,
     check_finite,
     check_floating,
     describe_mismatch,
+    join_names,
     match_keys,
     open_weights,
-    renamed,
     save_weights,
-    some,
 )
 
 OutputT = TypeVar("OutputT", bound=ModelOutput)
 R = TypeVar("R")
+
+
+@runtime_checkable
+class _PreparesForInference(Protocol):
+    """A part of a model that joins or transforms its weights for `Model.optimize`."""
+
+    def prepare_for_inference(self) -> None: ...
 
 
 class Model(AdapterMixin):
@@ -109,7 +116,7 @@ class Model(AdapterMixin):
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself, without its children. Subclasses override it."""
 
-    # ------------------------------------------------------------------ loading and saving
+    # ------------------------------------------------------------------ loading
 
     @classmethod
     def from_config(
@@ -199,7 +206,7 @@ class Model(AdapterMixin):
         arguments = {name: overrides.pop(name) for name in _constructor_arguments(cls) if name in overrides}
         location = "state_dict" if pretrained_model_name_or_path is None else pretrained_model_name_or_path
         if pretrained_model_name_or_path is not None:
-            options = pinned(location, hub_options)
+            options = pin_revision(location, hub_options)
         elif state_dict is None or not isinstance(config, Config):
             raise InputError("pretrained_model_name_or_path: expected a name, or a config and a state_dict.")
         else:
@@ -218,19 +225,21 @@ class Model(AdapterMixin):
             model = cls(settings, **arguments)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         renames = [*cls.renamed_keys, *(key_mapping or {}).items()]
-        plan = match_keys(wanted, files.shapes, prefix=cls.base_model_prefix, renames=renames, ignored=cls.ignored_keys)
-        cls.check_plan(plan, source, new_head=ignore_mismatched_sizes or new_labels, strict=strict)
+        match = match_keys(
+            wanted, files.shapes, prefix=cls.base_model_prefix, renames=renames, ignored=cls.ignored_keys
+        )
+        cls.check_keys(match, source, new_head=ignore_mismatched_sizes or new_labels, strict=strict)
         weight_dtype = choose_dtype(torch_dtype if dtype is None else dtype, settings.dtype, files)
         devices = choose_devices(
-            model, device, device_map, weight_dtype, keep_whole=cls.no_split_modules, max_memory=max_memory
+            model, device, device_map, weight_dtype, no_split_modules=cls.no_split_modules, max_memory=max_memory
         )
         devices = with_resident_modules(devices, cls.resident_modules)
-        loaded = model._assign_weights(files, plan, weight_dtype, devices, source, finite=check_finite)
+        loaded = model._assign_weights(files, match, weight_dtype, devices, source, finite=check_finite)
         model._init_missing(set(wanted) - loaded, weight_dtype, devices)
         settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
         add_device_hooks(model, devices, cls.no_split_modules)
-        return (model, plan.loading_info()) if output_loading_info else model  # type: ignore[return-value]
+        return (model, match.loading_info()) if output_loading_info else model  # type: ignore[return-value]
 
     @classmethod
     def open_files(
@@ -267,19 +276,19 @@ class Model(AdapterMixin):
         return changed, changed.num_labels != read.num_labels
 
     @classmethod
-    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool, strict: bool) -> None:
+    def check_keys(cls, match: KeyMatch, source: str, *, new_head: bool, strict: bool) -> None:
         """Raise `WeightsError` if weights are misshapen or, if `strict`, missing or unexpected; else warn about those.
 
         A new head, and the head of a model whose checkpoint has none, may be missing in any case.
         """
         prefix = f"{cls.base_model_prefix}."
-        new = missing = [name for name in plan.missing if not any(pattern in name for pattern in cls.optional_keys)]
-        unexpected, mismatched = plan.unexpected, plan.mismatched
-        if plan.added_prefix:  # a checkpoint of the base model, which has no head
+        new = missing = [name for name in match.missing if not any(pattern in name for pattern in cls.optional_keys)]
+        unexpected, mismatched = match.unexpected, match.mismatched
+        if match.added_prefix:  # a checkpoint of the base model, which has no head
             missing = [name for name in missing if name.startswith(prefix)]
         if new_head:
             mismatched = []
-            if not plan.dropped_prefix:
+            if not match.dropped_prefix:
                 missing = [name for name in missing if name.startswith(prefix)]
                 unexpected = [name for name in unexpected if name.startswith(prefix)]
         if mismatched or (strict and (missing or unexpected)):
@@ -294,14 +303,14 @@ class Model(AdapterMixin):
             )
         if unexpected:
             warnings.warn(
-                f"{cls.__name__}: {len(unexpected)} weights in {source} are not used: {some(unexpected)}.",
+                f"{cls.__name__}: {len(unexpected)} weights in {source} are not used: {join_names(unexpected)}.",
                 VitruvianWarning,
                 stacklevel=3,
             )
-        if new := new + [name for name, _, _ in plan.mismatched]:
+        if new := new + [name for name, _, _ in match.mismatched]:
             close = near_matches(new[0], unexpected)
             warnings.warn(
-                f"{cls.__name__}: {len(new)} weights are not in {source} and are newly initialized: {some(new)}."
+                f"{cls.__name__}: {len(new)} weights are not in {source} and are newly initialized: {join_names(new)}."
                 f"{close} Train the model before you use its predictions.",
                 NewWeightsWarning,
                 stacklevel=3,
@@ -310,7 +319,7 @@ class Model(AdapterMixin):
     def _assign_weights(
         self,
         files: WeightFiles,
-        plan: KeyPlan,
+        match: KeyMatch,
         dtype: torch.dtype,
         devices: dict[str, torch.device],
         source: str,
@@ -319,7 +328,7 @@ class Model(AdapterMixin):
     ) -> set[str]:
         """Replace meta tensors by those of files; return their names. With `finite`, others are an error."""
         for file_name, tensor in files.tensors():
-            name = plan.pairs.get(file_name)
+            name = match.pairs.get(file_name)
             if name is None:
                 continue
             if finite:
@@ -330,7 +339,7 @@ class Model(AdapterMixin):
                 check_floating(name, tensor, source)
             target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
             _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
-        return set(plan.pairs.values())
+        return set(match.pairs.values())
 
     def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:
         """Initialize weights that no file has, and compute the buffers that are never saved."""
@@ -354,6 +363,8 @@ class Model(AdapterMixin):
                 for leaf, value in loaded.items():
                     _set_tensor(module, leaf, value)
             reset_buffers(module, device_of)
+
+    # ------------------------------------------------------------------ saving
 
     def save_pretrained(
         self,
@@ -415,7 +426,7 @@ class Model(AdapterMixin):
                 self.save_pretrained(folder, max_shard_size=max_shard_size), repo_id, replaces=SAVED_FILES, **options
             )
 
-    # ------------------------------------------------------------------ properties and options
+    # ------------------------------------------------------------------ properties and embeddings
 
     @property
     def device(self) -> torch.device:
@@ -477,6 +488,8 @@ class Model(AdapterMixin):
             self._input_grad_hook.remove()
         self._input_grad_hook = None
 
+    # ------------------------------------------------------------------ attention, and optimization of inference
+
     def set_attn_implementation(self, attn_implementation: str | dict[str, str]) -> None:
         """Select the implementation of attention: ``"sdpa"``, ``"eager"`` or an installed flash attention.
 
@@ -517,7 +530,10 @@ class Model(AdapterMixin):
         return self
 
     def prepare_for_inference(self) -> None:
-        """Join or transform weights for `optimize`. Subclasses override it."""
+        """Join or transform weights for `optimize`: call `prepare_for_inference` of the parts that have it."""
+        for module in self.modules():
+            if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
+                module.prepare_for_inference()
 
     def missing_for_fp8(self) -> str:
         """Return what ``optimize(fp8=True)`` lacks, or an empty string. Subclasses that support fp8 override it."""
@@ -556,12 +572,14 @@ class Model(AdapterMixin):
         own = self.state_dict()
         state = {name: own[name] for name in own if any(pattern in name for pattern in self.optional_keys)}
         for name, value in state_dict.items():
-            known = name if name in own else renamed(name, self.renamed_keys)
+            known = name if name in own else apply_renames(name, self.renamed_keys)
             if known in own or not any(re.search(pattern, known) for pattern in self.ignored_keys):
                 state[known] = value
         result = super().load_state_dict(state, *args, **kwargs)
         self._reoptimize()
         return result
+
+    # ------------------------------------------------------------------ gradient checkpointing
 
     def gradient_checkpointing_enable(
         self,
@@ -597,6 +615,8 @@ class Model(AdapterMixin):
 
     def _checkpointed_layers(self) -> list[CheckpointedLayer]:
         return [module for module in self.modules() if isinstance(module, CheckpointedLayer)]
+
+    # ------------------------------------------------------------------ flags and outputs of `forward`
 
     def output_flags(self, **options: Unpack[OutputOptions]) -> OutputFlags:
         """Return the flags of a call, with those of the configuration where the call leaves them out."""

@@ -228,7 +228,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 def _as_tensors(name: str, value: Any, tensor_type: str | None) -> Any:
     """Stack a list of tensors, arrays or numbers of one shape for ``return_tensors``; without it return the list."""
     if tensor_type is None or not isinstance(value, (list, tuple)) or not value:
-        return as_numpy(value) if tensor_type == "np" else value
+        return _to_numpy(value) if tensor_type == "np" else value
     if all(isinstance(item, (Tensor, np.ndarray)) for item in value):
         shapes = {tuple(item.shape) for item in value}
         if len(shapes) > 1:
@@ -245,12 +245,12 @@ def _as_tensors(name: str, value: Any, tensor_type: str | None) -> Any:
                 f"{name}: expected numbers in nested lists of one shape to stack, got {value!r:.80}. "
                 "Pass return_tensors=None for a list."
             ) from error
-    return as_numpy(stacked) if tensor_type == "np" else stacked
+    return _to_numpy(stacked) if tensor_type == "np" else stacked
 
 
-def as_numpy(value: Any) -> Any:
+def _to_numpy(value: Any) -> Any:
     """Convert tensors to NumPy arrays, also in nested lists; bfloat16 becomes float32."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return [as_numpy(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [_to_numpy(item) for item in value] if isinstance(value, (list, tuple)) else value

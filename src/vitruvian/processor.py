@@ -33,9 +33,9 @@ from vitruvian.images import (
 from vitruvian.limits import get_limits
 from vitruvian.outputs import BatchFeature
 
-PROCESSOR_FILE = "preprocessor_config.json"
+IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
-JOINT_FILE = "processor_config.json"
+COMBINED_PROCESSOR_FILE = "processor_config.json"
 ImageInput = Any  # an image or a list of images: PIL, NumPy [H, W, C] or [C, H, W], torch, path, URL or bytes
 
 ArrayT = TypeVar("ArrayT", Tensor, NDArray[Any])
@@ -97,7 +97,7 @@ class ImageProcessor(Settings):
         do_convert_rgb: Whether images of other modes become RGB (PIL images always do).
     """
 
-    file_name: ClassVar[str] = PROCESSOR_FILE
+    file_name: ClassVar[str] = IMAGE_PROCESSOR_FILE
     sizes_are_limited: ClassVar[bool] = True
     model_input_names: ClassVar[list[str]] = ["pixel_values"]
     saved_as_null: ClassVar[frozenset[str]] = frozenset({"do_resize", "do_rescale", "do_normalize"})
@@ -207,12 +207,12 @@ class ImageProcessor(Settings):
         size_hw = height_width(size_table(size), "size")
         return _apply_to_pixels(lambda pixels: center_on_canvas(pixels, size_hw), image, data_format, input_data_format)
 
-    def finish_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
+    def normalize_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
         """Rescale and normalize [..., C, H, W] to float32 by the options, with `in_place` into float32 pixels."""
-        return rescale_and_normalize(pixels, out=pixels if in_place else None, **self.constants)
+        return rescale_and_normalize(pixels, out=pixels if in_place else None, **self.normalization)
 
     @property
-    def constants(self) -> dict[str, Any]:
+    def normalization(self) -> dict[str, Any]:
         """Arguments of `rescale_and_normalize`: `scale`, `mean` and `std`, None for steps that are off."""
         return {
             "scale": self.rescale_factor if self.do_rescale else None,

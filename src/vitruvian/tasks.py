@@ -92,7 +92,7 @@ _ROWS = (
          auto_task="matting", head="matting", pipeline="MattePipeline", result="Matte",
          image_files=("png",), video_files=("webm", "json"), aliases=("matting", "cutout", "image-matting"),
          checkpoints=("facebook/sapiens2-matting-1b",)),
-    Task("albedo", "people", "The colours of people without light and shadow.",  # no checkpoint is published
+    Task("albedo", "people", "The colors of people without light and shadow.",  # no checkpoint is published
          auto_task="albedo", head="albedo", pipeline="AlbedoPipeline", result="Albedo", image_files=("png",),
          aliases=("albedo-estimation",)),
     Task("embed", "people", "Feature vectors of images, or of each patch.",

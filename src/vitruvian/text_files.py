@@ -1,4 +1,4 @@
-"""Read JSON and other text files within `Limits.json_bytes` and `Limits.json_depth`."""
+"""Text files: reading of JSON and others within `Limits.json_bytes` and `Limits.json_depth`, writing of JSON."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import InputError, VitruvianError
-from vitruvian.limits import get_limits
+from vitruvian.atomic import write_text
+from vitruvian.errors import CheckpointError, InputError, VitruvianError
+from vitruvian.limits import get_limits, read_bounded
+
+JsonObject = dict[str, Any]
 
 
 def read_text(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> str:
     """Return the text of a file; one that is too large is an `error`."""
-    limits = get_limits()
     with path.open("rb") as file:
-        content = file.read(limits.json_bytes + 1)
-    limits.check("json_bytes", len(content), subject=str(path), error=error)
-    return content.decode(encoding)
+        return read_bounded(file, "json_bytes", subject=str(path), error=error).decode(encoding)
 
 
-def read_json_value(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> Any:
+def read_json(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> Any:
     """Return the value in a JSON file; what is no JSON, too large or too deep is an `error`."""
     try:
         value = json.loads(read_text(path, error=error, encoding=encoding))
@@ -34,6 +34,31 @@ def read_json_value(path: Path, *, error: type[VitruvianError] = InputError, enc
         depth = _depth(value)
     get_limits().check("json_depth", depth, subject=str(path), error=error)
     return value
+
+
+def read_json_object(path: Path) -> JsonObject:
+    """Return the object in a JSON file of a checkpoint; anything else is a `CheckpointError`."""
+    value = read_json(path, error=CheckpointError)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}. Is this the right file?")
+    return value
+
+
+def write_json(path: str | Path, data: object) -> None:
+    """Write JSON in UTF-8, on one line; NaN and infinity are an `InputError`."""
+    write_text(path, json_text(data) + "\n")
+
+
+def json_text(data: object) -> str:
+    """Return JSON without spaces, or raise `InputError` for what it cannot hold.
+
+    Bytes of file names that are no UTF-8 (lone surrogates) are escaped, so that the text can be encoded.
+    """
+    try:
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"data: expected lists, dicts, finite numbers and text, got {error}.") from error
 
 
 def _depth(value: object) -> int:

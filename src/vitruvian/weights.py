@@ -1,6 +1,6 @@
 """Read and write weight files: safetensors (single or sharded), and `.bin`/`.pth` with `weights_only=True`.
 
-    open_weights(name) ─▶ WeightFiles (names, shapes, lazily read tensors) ─▶ match_keys(model, files) ─▶ KeyPlan
+    open_weights(name) ─▶ WeightFiles (names, shapes, lazily read tensors) ─▶ match_keys(model, files) ─▶ KeyMatch
 
 Tensors of safetensors files are memory-mapped.
 """
@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitruvian.atomic import atomic_write, write_text
-from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
+from vitruvian.text_files import read_json_object
 
 SAVED_FILES = (  # what `save_weights` writes
     "model.safetensors",
@@ -91,15 +91,11 @@ class WeightFiles:
             return shapes
         split: dict[str, tuple[int, ...]] = {}
         for name, shape in shapes.items():
-            news = self.renames(name)
-            if len(news) > 1:
-                if not shape or shape[0] % len(news):
-                    raise WeightsError(
-                        f"{name}: expected a first dimension that splits into {len(news)}, got {list(shape)}. "
-                        "Is this a whole checkpoint?"
-                    )
-                shape = (shape[0] // len(news), *shape[1:])
-            split |= dict.fromkeys(news, shape)
+            new_names = self.renames(name)
+            if len(new_names) > 1:
+                _check_split(name, shape, len(new_names))
+                shape = (shape[0] // len(new_names), *shape[1:])
+            split |= dict.fromkeys(new_names, shape)
         return split
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -131,7 +127,7 @@ class _SafeReader:
             with safe_open(path, framework="pt") as file:
                 self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise damaged(path, str(error)) from error
+            raise damaged_file_error(path, str(error)) from error
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield memory-mapped tensors.
@@ -165,13 +161,13 @@ def _load_torch_file(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted is None:
-            raise damaged(path, "it has no tensors that torch can read") from error
+            raise damaged_file_error(path, "it has no tensors that torch can read") from error
         raise CheckpointError(
             f"{path}: expected tensors alone, but the file needs {wanted[1]}, and opening that could run any code. "
             "Get the weights as safetensors, or, where you trust the file, read it with torch.load and save them so."
         ) from error
     except Exception as error:
-        raise damaged(path, str(error) or type(error).__name__) from error
+        raise damaged_file_error(path, str(error) or type(error).__name__) from error
 
 
 def _fits_records(path: Path, loaded: Any) -> bool:
@@ -193,7 +189,7 @@ def _storages_in(loaded: Any) -> Iterator[torch.UntypedStorage]:
             yield from _storages_in(item)
 
 
-def damaged(path: Path, reason: str) -> CheckpointError:
+def damaged_file_error(path: Path, reason: str) -> CheckpointError:
     """Return the error for a weight file that cannot be read."""
     with path.open("rb") as file:
         if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
@@ -227,7 +223,7 @@ def _named(tensors: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def open_file(path: Path) -> _SafeReader | StateDict:
+def _open_file(path: Path) -> _SafeReader | StateDict:
     """Open one weight file by its suffix."""
     if path.suffix == ".safetensors":
         return _SafeReader(path)
@@ -242,7 +238,7 @@ def open_weights(
     if single is not None:
         if use_safetensors is not None and use_safetensors != (single.suffix == ".safetensors"):
             raise CheckpointError(f"{single}: use_safetensors={use_safetensors} rules this file out. Drop it.")
-        return WeightFiles((open_file(single),))
+        return WeightFiles((_open_file(single),))
     kinds = [WeightNames(safe, variant) for safe in (True, False) if use_safetensors in (None, safe)]
     names = [name for kind in kinds for name in (kind.file(), kind.index)]
     for name in names:
@@ -250,21 +246,21 @@ def open_weights(
         if path is None:
             continue
         if not name.endswith(".json"):
-            return WeightFiles((open_file(path),))
-        return WeightFiles(tuple(open_file(shard) for shard in _shard_paths(source, path, options)))
+            return WeightFiles((_open_file(path),))
+        return WeightFiles(tuple(_open_file(shard) for shard in _shard_paths(source, path, options)))
     if is_local(source) and variant is None:
         unnamed = sorted((local_folder(source) / options.subfolder).glob("*.safetensors"))
         if len(unnamed) == 1 and use_safetensors is not False:
-            return WeightFiles((open_file(unnamed[0]),))
+            return WeightFiles((_open_file(unnamed[0]),))
     raise CheckpointError(f"{source}: expected weights ({' or '.join(names)}), found none. Is the download complete?")
 
 
-def read_original(path: str | Path, example: str) -> dict[str, Tensor]:
+def read_original_weights(path: str | Path, example: str) -> dict[str, Tensor]:
     """Read a weight file of an original release; `example` is a name of such a file for the error message."""
     file = weight_file(path)
     if file is None:
         raise CheckpointError(f"{path}: expected a checkpoint file such as {example}. Check the path.")
-    tensors = dict(open_file(file).tensors())
+    tensors = dict(_open_file(file).tensors())
     for name, tensor in tensors.items():
         check_finite(name, tensor, str(path))
     return tensors
@@ -272,7 +268,7 @@ def read_original(path: str | Path, example: str) -> dict[str, Tensor]:
 
 def _shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[Path]:
     """Return the files of an index, which must exist."""
-    table = read_json(index).get("weight_map")
+    table = read_json_object(index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
         raise CheckpointError(f"{index}: expected a weight_map of file names, found none. Download the index again.")
     paths = []
@@ -287,7 +283,7 @@ def _shard_paths(source: str | Path, index: Path, options: HubOptions) -> list[P
 
 
 @dataclass(frozen=True)
-class KeyPlan:
+class KeyMatch:
     """The mapping from tensors of files to parameters of a model."""
 
     pairs: dict[str, str]  # name in the file -> name in the model
@@ -315,7 +311,7 @@ def match_keys(
     prefix: str = "",
     renames: Iterable[tuple[str, str]] = (),
     ignored: Iterable[str] = (),
-) -> KeyPlan:
+) -> KeyMatch:
     """Match names in files to names in a model.
 
     Args:
@@ -326,7 +322,7 @@ def match_keys(
         ignored: Regular expressions of names in files to ignore.
     """
     renames, ignored = list(renames), list(ignored)
-    names = {file_name: renamed(file_name, renames) for file_name in available}
+    names = {file_name: apply_renames(file_name, renames) for file_name in available}
     skipped = frozenset(name for name in names.values() if any(re.search(p, name) for p in ignored))
     names = {file_name: name for file_name, name in names.items() if name not in skipped}
     candidates = {"": names}
@@ -345,10 +341,10 @@ def match_keys(
             pairs[file_name] = name
     matched = set(pairs.values()) | {name for name, _, _ in mismatched}
     missing = [name for name in wanted if name not in matched]
-    return KeyPlan(pairs, missing, unexpected, mismatched, change == "added", change == "dropped", skipped)
+    return KeyMatch(pairs, missing, unexpected, mismatched, change == "added", change == "dropped", skipped)
 
 
-def renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+def apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
     """Apply every rename to a name, in order."""
     for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
@@ -361,16 +357,18 @@ def describe_mismatch(
     """Describe a mismatch with a few names of each kind, and near matches for missing ones."""
     lines = []
     if missing:
-        lines.append(f"{len(missing)} missing: {some(missing)}.{near_matches(missing[0], unexpected)}")
+        lines.append(f"{len(missing)} missing: {join_names(missing)}.{near_matches(missing[0], unexpected)}")
     if unexpected:
-        lines.append(f"{len(unexpected)} unexpected: {some(unexpected)}.")
+        lines.append(f"{len(unexpected)} unexpected: {join_names(unexpected)}.")
     if mismatched:
-        shapes = some([f"{name} {list(got)} in the file, {list(want)} in the model" for name, got, want in mismatched])
+        shapes = join_names(
+            [f"{name} {list(got)} in the file, {list(want)} in the model" for name, got, want in mismatched]
+        )
         lines.append(f"{len(mismatched)} of another shape: {shapes}.")
     return "\n  ".join(lines)
 
 
-def some(names: list[str], most: int = 6) -> str:
+def join_names(names: list[str], most: int = 6) -> str:
     """Join the first names, and count the rest."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
@@ -398,12 +396,12 @@ def check_floating(name: str, tensor: Tensor, source: str) -> None:
         )
 
 
-def check_state(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str) -> None:
+def check_state_dict(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str) -> None:
     """Raise `WeightsError` unless names, shapes and kinds of numbers are those of a model's state dict."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    plan = match_keys({name: tuple(tensor.shape) for name, tensor in wanted.items()}, shapes)
-    if plan.missing or plan.unexpected or plan.mismatched:
-        problem = describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)
+    match = match_keys({name: tuple(tensor.shape) for name, tensor in wanted.items()}, shapes)
+    if match.missing or match.unexpected or match.mismatched:
+        problem = describe_mismatch(match.missing, match.unexpected, match.mismatched)
         raise WeightsError(f"{source}: its weights do not fit the model.\n  {problem}\nIs it a whole checkpoint?")
     for name, tensor in state.items():
         if wanted[name].is_floating_point():
@@ -414,9 +412,17 @@ def split_evenly(name: str, tensor: Tensor, count: int) -> Sequence[Tensor]:
     """Split a tensor into `count` parts of one size along its first dimension, or raise `WeightsError`."""
     if count == 1:
         return (tensor,)
-    if not tensor.ndim or not tensor.shape[0] or tensor.shape[0] % count:
-        raise WeightsError(f"{name}: expected a first dimension that splits into {count}, got {list(tensor.shape)}.")
+    _check_split(name, tensor.shape, count)
     return tensor.chunk(count)
+
+
+def _check_split(name: str, shape: Sequence[int], count: int) -> None:
+    """Raise `WeightsError` unless the first dimension of a shape is a multiple of `count`, and not 0."""
+    if not shape or not shape[0] or shape[0] % count:
+        raise WeightsError(
+            f"{name}: expected a first dimension that splits into {count}, got {list(shape)}. "
+            "Is this a whole checkpoint?"
+        )
 
 
 def save_weights(

@@ -48,12 +48,16 @@ def shell_commands(text: str) -> list[list[str]]:
     return [words for words in commands if words]
 
 
+# Each command once, with a page that has it.
 COMMANDS = [
-    pytest.param(words[1:], id=f"{page.relative_to(ROOT)}-{' '.join(words)[:70]}")
-    for page in PAGES
-    for _, text in fenced_blocks(page, "sh")
-    for words in shell_commands(text)
-    if words[0] == "vitruvian"
+    pytest.param(list(words[1:]), id=f"{page.relative_to(ROOT)}-{' '.join(words)[:70]}")
+    for words, page in {
+        tuple(words): page
+        for page in PAGES
+        for _, text in fenced_blocks(page, "sh")
+        for words in shell_commands(text)
+        if words[0] == "vitruvian"
+    }.items()
 ]
 
 

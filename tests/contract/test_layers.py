@@ -54,7 +54,7 @@ def imported(source: str, package: str) -> set[str]:
             base = ".".join(part for part in (start, node.module) if part)
             # A name may be a module; from the top-level package it may be a public name of another module.
             found |= {
-                vitruvian.ADDRESS.get(alias.name, f"{base}.{alias.name}")
+                vitruvian._MODULE_OF_NAME.get(alias.name, f"{base}.{alias.name}")
                 if base == "vitruvian"
                 else f"{base}.{alias.name}"
                 for alias in node.names
@@ -132,6 +132,16 @@ def test_contributing_names_functions_that_exist() -> None:
             assert not holder or re.search(rf"^class {holder}\b", source, re.MULTILINE), f"{file} has no {holder}"
 
 
+def test_contributing_names_where_things_are_decided() -> None:
+    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## Where things are decided")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .+\? \| `(.+?)` \| `(.+?)` \|", text, re.MULTILINE)
+    assert len(rows) > 20
+    for name, file in rows:
+        source = (PACKAGE / file).read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"^ *(def|class) {part}\b|^{part}\b.* = ", source, re.MULTILINE), f"{file} has no {part}"
+
+
 def test_the_top_level_package_imports_only_light_modules() -> None:
     found = imported((PACKAGE / "__init__.py").read_text(encoding="utf-8"), "vitruvian")
     assert {name.split(".")[1] for name in found} <= {"errors", "version"}
@@ -166,7 +176,7 @@ class TestChecks:
             ("layers.mlp", "images.resize", False),
             ("layers.mlp", "model.Model", False),
             ("config", "hub.find_file", True),
-            ("hub", "config.read_json", False),
+            ("hub", "config.read_config_dict", False),
             ("outputs", "hub.find_file", False),
             ("models.sam2.modeling", "models.swin.modeling", False),
             ("models.maskformer.modeling", "models.swin.modeling", True),

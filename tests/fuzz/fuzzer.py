@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +50,3 @@ def run_input(seed: Seed, folder: Path, content: bytes) -> Outcome:
     except Exception:
         return Outcome(seed.path, "exception", traceback.format_exc())
     return Outcome(seed.path, "result")
-
-
-def count_kinds(outcomes: list[Outcome]) -> Counter[str]:
-    """Count outcomes by kind."""
-    return Counter(outcome.kind for outcome in outcomes)

@@ -1,9 +1,9 @@
-"""Jobs of the command line that are killed at random moments, then run to their end: nothing is lost or wrong.
+"""Jobs of the command line that are killed at random times, then run to their end: nothing is lost or wrong.
 
     python -m tests.fuzz.kill_loop --kills 500
 
 This process imports everything once, and forks a child for each job. A round disturbs a job a few times (SIGKILL,
-SIGINT or SIGTERM at a random moment, sometimes two jobs at once), runs it to its end, and compares every file with
+SIGINT or SIGTERM at a random time, sometimes two jobs at once), runs it to its end, and compares every file with
 those of an undisturbed run, byte for byte. A job that is not killed ends with 0, or with 1 and a message that names
 what failed.
 """
@@ -131,7 +131,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def disturb(jobs: Jobs, name: str, out: str, rng: random.Random, counts: Counter[str]) -> None:
-    """Start one or two jobs at once and kill one at a random moment."""
+    """Start one or two jobs at once and kill one at a random time."""
     started = time.monotonic()
     children = [jobs.start(name, out) for _ in range(rng.choice((1, 1, 2)))]
     number = rng.choice(SIGNALS)

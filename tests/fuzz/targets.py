@@ -30,7 +30,7 @@ from vitruvian.cli.coco import Dataset
 from vitruvian.cli.commands.tasks import PointmapCommand
 from vitruvian.cli.inputs import Input
 from vitruvian.cli.journal import JOURNAL, Journal
-from vitruvian.files.video import open_video
+from vitruvian.files.video import VideoReader
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.convert import convert_checkpoint
 from vitruvian.models.sapiens2.convert import save_converted
@@ -121,7 +121,7 @@ def videos(folder: Path) -> list[Seed]:
 
 
 def _read_video(path: Path) -> None:
-    reader = open_video(path)
+    reader = VideoReader(path)
     for start in (0, 5):
         for _ in itertools.islice(reader.frames(start), MAX_FRAMES):
             pass

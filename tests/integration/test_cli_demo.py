@@ -16,7 +16,7 @@ from vitruvian.pipelines.demo import DEMO_TASKS
 pytestmark = pytest.mark.usefixtures("workspace")
 
 
-def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = {"parts": "facebook/sapiens2-seg-0.4b", "matte": "facebook/sapiens2-matting-1b"}
     options = [word for task, name in models.items() for word in ("--model", f"{task}={name}")]
     boxes = tmp_path / "boxes.json"
@@ -26,7 +26,7 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out.strip() == str(tmp_path / "out" / "sheet.png")
     assert captured.err == ""
     height, width = pixels(tmp_path / "out" / "sheet.png").shape[:2]
-    assert height > 2 * 360  # two pictures
+    assert height > 2 * 360  # two images
     assert width > 3 * 360  # people, parts, matte
     assert pixels(tmp_path / "out" / "astronaut_people.png").shape == (512, 512, 3)
     assert pixels(tmp_path / "out" / "astronaut_matte.png").shape == (512, 512, 4)
@@ -36,7 +36,7 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "TASK=CHECKPOINT for each, got 'y'" in capsys.readouterr().err
 
 
-def test_the_demo_with_a_model_inside(
+def test_demo_with_the_builtin_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path / "inside", monkeypatch)
@@ -46,26 +46,26 @@ def test_the_demo_with_a_model_inside(
     lines = captured.err.splitlines()
     assert [line.partition(":")[0] for line in lines[:-1]] == ["people", *DEMO_TASKS]
     assert lines[-1].startswith(f"21 files in {tmp_path / 'out'}, in ")
-    for picture in ("astronaut", "standing"):
-        assert (tmp_path / "out" / f"{picture}_pointmap.ply").stat().st_size > 0
-        assert json.loads((tmp_path / "out" / f"{picture}_pose.json").read_text())["model"] == "builtin"
+    for image in ("astronaut", "standing"):
+        assert (tmp_path / "out" / f"{image}_pointmap.ply").stat().st_size > 0
+        assert json.loads((tmp_path / "out" / f"{image}_pose.json").read_text())["model"] == "builtin"
     assert pixels(tmp_path / "out" / "sheet.png").shape[1] > 7 * 360
 
 
 @pytest.mark.filterwarnings("always::vitruvian.errors.VitruvianWarning")
-def test_the_demo_without_a_model(
+def test_demo_without_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
     save_images(tmp_path, 1)
     (tmp_path / "bad.jpg").touch()
-    pictures = [str(tmp_path / name) for name in ("000.jpg", "bad.jpg")]
-    assert cli.run(["demo", *pictures, "-o", str(tmp_path / "out")]) == 1
+    images = [str(tmp_path / name) for name in ("000.jpg", "bad.jpg")]
+    assert cli.run(["demo", *images, "-o", str(tmp_path / "out")]) == 1
     captured = capsys.readouterr()
     assert captured.out.strip() == str(tmp_path / "out" / "sheet.png")
     first, *_, last = captured.err.splitlines()
     assert first.startswith("Warning: --model: none was named and this installation has none inside")
-    assert last.startswith(pictures[1])
+    assert last.startswith(images[1])
     assert (tmp_path / "out" / "000_pose.json").is_file()
     assert cli.run(["demo", "--model", "builtin"]) == 2
     assert "this installation has none" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from vitruvian.cli.commands import doctor
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["problems"] == []
@@ -28,7 +28,7 @@ def test_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert "All is well." in capsys.readouterr().out
 
 
-def test_the_doctor_finds_what_is_wrong(
+def test_doctor_reports_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: str(tmp_path / "none"))

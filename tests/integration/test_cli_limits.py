@@ -48,7 +48,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         running.shutdown()
 
 
-def test_local_files_first_and_no_secrets_anywhere(
+def test_local_files_come_first_and_secrets_are_not_printed(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (local,) = save_images(tmp_path / "in", 1)
@@ -68,7 +68,7 @@ def test_local_files_first_and_no_secrets_anywhere(
     assert len(set(names)) == 10
 
 
-def test_limits_of_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_images(tmp_path / "in", 1, size_hw=(40, 56))
     arguments = (tmp_path / "in", "-o", tmp_path / "out", "--save", "json")
     assert command("pose", *arguments, "--limit", "image_pixels=2239", "--limit", "people=5") == 1

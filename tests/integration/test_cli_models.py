@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,25 +27,25 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("workspace")
 
 
-def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "list", "--task", "matte"]) == 0
     text = capsys.readouterr().out
     assert "facebook/sapiens2-matting-1b" in text
     assert "1.54 B" in text
     assert "sapiens2-pose" not in text
     assert cli.run(["models", "list", "--json"]) == 0
-    inside, *rows = json.loads(capsys.readouterr().out)["checkpoints"]
+    builtin, *rows = json.loads(capsys.readouterr().out)["checkpoints"]
     assert len(rows) == len({row["name"] for row in rows}) == len(list(known_checkpoints()))
     commands = {command for row in rows for command in row["commands"]}
     assert commands == set(PIPELINE_TASKS) - {"albedo"}  # none is published
-    assert (inside["name"], inside["licence"]) == ("builtin", "Apache-2.0")
-    assert {"pose", "albedo"} <= set(inside["commands"])
-    assert 20e6 < inside["cached_bytes"] < 25e6
+    assert (builtin["name"], builtin["licence"]) == ("builtin", "Apache-2.0")
+    assert {"pose", "albedo"} <= set(builtin["commands"])
+    assert 20e6 < builtin["cached_bytes"] < 25e6
     assert cli.run(["models", "list", "--task", "segment"]) == 0
     assert "builtin" not in capsys.readouterr().out
 
 
-def test_sizes_in_the_list_are_those_of_our_models() -> None:
+def test_listed_parameter_counts_are_those_of_the_models() -> None:
     for task, sizes in _SAPIENS2_SIZES.items():
         for variant in sizes if task != "pretrain" else ():
             config = vitruvian.Sapiens2Config.variant(variant, task=task)
@@ -62,7 +61,7 @@ def test_every_task_is_a_command() -> None:
         assert set(task.video_files) <= set(_save_kinds(task))
 
 
-def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_licences_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "licenses"]) == 0
     captured = capsys.readouterr().out
     page = " ".join((ROOT / "docs" / "weight-licences.md").read_text(encoding="utf-8").split()).replace("`", "")
@@ -72,7 +71,7 @@ def test_licences_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> N
         assert licence.text.rstrip(".").lower() in page.lower()
 
 
-def test_what_is_in_the_model_inside(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_the_builtin_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "info", "builtin", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["commands"]) == {"pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"}
@@ -81,7 +80,7 @@ def test_what_is_in_the_model_inside(capsys: pytest.CaptureFixture[str]) -> None
     assert facts["size_bytes"] < 25e6
 
 
-def test_what_is_in_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "info", "facebook/sapiens2-seg-0.4b", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     model = vitruvian.AutoModel.from_pretrained("facebook/sapiens2-seg-0.4b")
@@ -97,7 +96,7 @@ def test_what_is_in_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert "segment, masks" in captured
 
 
-def test_downloads(tmp_path: Path) -> None:
+def test_download(tmp_path: Path) -> None:
     """Against a Hub on this machine; its address is read when huggingface_hub is imported, hence a process."""
     hub = HubServer()
     files = {path.name: path.read_bytes() for path in Path("facebook/sapiens2-pose-0.4b").iterdir()}
@@ -116,61 +115,71 @@ def test_downloads(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ convert
 
 
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("vitruvian")), *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120
-    )
+def run(*words: str | Path) -> int:
+    return cli.run([str(word) for word in words])
 
 
-def test_help_and_version() -> None:
-    assert "models" in run("--help").stdout
-    assert vitruvian.__version__ in run("--version").stdout
-    assert "Example" in run("models", "convert", "--help").stdout
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, text in ((["--help"], "models"), (["models", "convert", "--help"], "Example")):
+        assert run(*words) == 0
+        assert text in capsys.readouterr().out
+
+
+def test_the_installed_command(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("vitruvian"))]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=120, check=True)
+    assert vitruvian.__version__ in done.stdout
+    words = ["models", "convert", str(tmp_path / "missing.pt"), str(tmp_path / "out")]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
 
 
 @needs_shared
 @pytest.mark.parametrize("name", ["pretrain", "pretrain-4k", "pose", "seg", "normal", "albedo", "pointmap"])
-def test_original_file_becomes_a_folder(name: str, tmp_path: Path) -> None:
+def test_original_checkpoint_is_converted(name: str, tmp_path: Path) -> None:
     folder = SHARED / "golden" / "original" / f"original-{name}"
-    done = run("models", "convert", folder / "original.safetensors", tmp_path / "out", "--image-size", "64x48")
-    assert done.returncode == 0, done.stderr
+    assert run("models", "convert", folder / "original.safetensors", tmp_path / "out", "--image-size", "64x48") == 0
     assert (tmp_path / "out" / "preprocessor_config.json").is_file()
     model = vitruvian.AutoModel.from_pretrained(tmp_path / "out")
     io = load_file(folder / "io.safetensors")
     with torch.inference_mode():
         output = model(io["in.pixel_values"])
-    for key, want in io.items():
-        if key.startswith("out."):
-            got = output[key.removeprefix("out.")]
-            assert (got - want).abs().max() / (1 + want.abs().max()) < 1e-4
+    wanted = {key.removeprefix("out."): want for key, want in io.items() if key.startswith("out.")}
+    assert wanted
+    for key, want in wanted.items():
+        assert (output[key] - want).abs().max() / (1 + want.abs().max()) < 1e-4, key
 
 
 @needs_shared
-def test_wrong_size_for_the_scale_branch_is_noticed(tmp_path: Path) -> None:
+def test_image_size_that_does_not_fit_the_scale_branch_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = SHARED / "golden" / "original" / "original-pointmap" / "original.safetensors"
-    done = run("models", "convert", source, tmp_path / "out")
-    assert done.returncode == 2
-    assert "scale branch" in done.stderr
+    assert run("models", "convert", source, tmp_path / "out") == 2
+    assert "scale branch" in capsys.readouterr().err
 
 
-def test_bad_files_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_files_that_cannot_be_converted_are_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_file({"something.else": torch.zeros(2)}, tmp_path / "other.safetensors")
     for words in (
         ("models", "convert", tmp_path / "missing.pt", tmp_path / "out"),
         ("models", "convert", tmp_path / "other.safetensors", tmp_path / "out"),
         ("models", "convert", tmp_path / "other.safetensors", tmp_path / "out", "--family", "sam9"),
     ):
-        done = run(*words)
-        assert done.returncode == 2
-        assert done.stderr.startswith("Error: ")
-        assert "Traceback" not in done.stderr
+        assert run(*words) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("Error: ")
+        assert "Traceback" not in error
         assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("task", ["pretrain", "pose", "seg", "normal", "pointmap", "albedo"])
-def test_architecture_is_read_off_the_shapes(name: str, task: str) -> None:
+def test_configuration_is_inferred_from_the_shapes_of_weights(name: str, task: str) -> None:
     """Write each published model's shapes in the original naming, and read its configuration back."""
     config = Sapiens2Config.variant(name, task=task)
     found, kind = infer_config(original_shapes(config, task))

@@ -153,7 +153,7 @@ def test_lora_reaches_every_linear_layer(case: FamilyCase) -> None:
     torch.testing.assert_close(optimized, merged, atol=1e-3, rtol=1e-3)
 
 
-@each_family
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=lambda case: case.name)
 def test_lora_with_trainer(case: FamilyCase, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     names = linear_names(new_model(case))[::8]

@@ -173,7 +173,7 @@ class Numbers:
         return torch.full((4, 1), math.nan if step in self.broken else 1.0)
 
 
-def test_any_objective_trains(tmp_path: Path):
+def test_custom_objective(tmp_path: Path):
     numbers = Numbers()
     config = small_run(tmp_path, None, "pose", steps=40, optimizer__lr=0.2, accumulation=2)
     objective = Line()
@@ -187,7 +187,7 @@ def test_any_objective_trains(tmp_path: Path):
     assert not (tmp_path / "model").exists()
 
 
-def test_bad_steps_are_skipped_and_counted(tmp_path: Path):
+def test_nonfinite_steps_are_skipped_and_counted(tmp_path: Path):
     config = small_run(tmp_path, None, "pose", steps=12, most_bad_steps=4)
     result = train(config, objective=Line(), batches=Numbers(3, 4, 9))
     assert result.skipped == 3
@@ -196,7 +196,7 @@ def test_bad_steps_are_skipped_and_counted(tmp_path: Path):
     assert all(torch.isfinite(value).all() for value in last_weights(tmp_path).values())
 
 
-def test_many_bad_steps_end_the_run(tmp_path: Path):
+def test_many_nonfinite_steps_end_the_run(tmp_path: Path):
     config = small_run(tmp_path, None, "pose", steps=50, most_bad_steps=4, checkpoint__every=5)
     with pytest.raises(InputError, match=r"none of the last 4 steps.*step-00000005"):
         train(config, objective=Line(), batches=Numbers(*range(6, 99)))

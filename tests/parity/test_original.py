@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import vitruvian
 from tests.shared import SHARED, needs_shared
 from vitruvian.errors import WeightsError
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
@@ -18,50 +15,13 @@ from vitruvian.models.sapiens2.convert import convert_state_dict
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 
 FOLDER = SHARED / "golden" / "original"
-NAMES = ("pretrain", "pretrain-4k", "pose", "seg", "normal", "albedo", "pointmap")
-
-
-def build(folder: Path) -> Any:
-    case = json.loads((folder / "case.json").read_text())
-    fields: dict[str, Any] = dict(case["arch"])
-    if "head" in case:
-        head = dict(case["head"])
-        if head.pop("norm", "").startswith("rms"):
-            head["norm"] = "rms"
-        fields |= {"head_config": head, "num_labels": case["num_labels"]}
-    if "tokenizer" in case:
-        window = case["tokenizer"]["window_size"]
-        fields |= {
-            "use_tokenizer": True,
-            "tokenizer_window_size": window,
-            "num_tokenizer_layers": case["tokenizer"]["num_layers"],
-            "image_size": [side * window for side in fields["image_size"]],
-        }
-    return getattr(vitruvian, case["cls"])(Sapiens2Config(**fields)).eval()
-
-
-@needs_shared
-@pytest.mark.parametrize("name", NAMES)
-def test_original_checkpoint(name: str) -> None:
-    folder = FOLDER / f"original-{name}"
-    model = build(folder)
-    state = convert_state_dict(load_file(folder / "original.safetensors"))
-    model.load_state_dict(state, strict=True)
-    io = load_file(folder / "io.safetensors")
-    with torch.inference_mode():
-        output = model(io["in.pixel_values"])
-    wanted = {key.removeprefix("out."): value for key, value in io.items() if key.startswith("out.")}
-    assert wanted
-    for field, want in wanted.items():
-        got = output[field]
-        error = (got - want).abs().max() / (1 + want.abs().max())
-        assert error < 1e-4, f"{field}: {error:.2g}"
 
 
 @needs_shared
 def test_original_file_opens_with_from_pretrained() -> None:
     folder = FOLDER / "original-pose"
-    config = build(folder).config
+    case = json.loads((folder / "case.json").read_text())
+    config = Sapiens2Config(**case["arch"], head_config=case["head"], num_labels=case["num_labels"])
     model = Sapiens2ForPoseEstimation.from_pretrained(folder / "original.safetensors", config=config)
     io = load_file(folder / "io.safetensors")
     with torch.inference_mode():

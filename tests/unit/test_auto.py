@@ -70,12 +70,12 @@ def edit(folder: Path, into: Path, **values: Any) -> Path:
     return into
 
 
-PROCESSORS = ("processor", "prompts", "video-processor")
+PROCESSORS = ("image-processor", "processor", "video-processor")
 
 
 class TestTable:
     def test_every_entry_is_a_class_with_its_family_behind_it(self) -> None:
-        for model_type, family in auto.TABLE.items():
+        for model_type, family in auto.CLASS_NAMES.items():
             assert "config" in family, model_type
             assert {"model", "backbone"} & set(family), model_type
             config_class = auto.find_class(family["config"])
@@ -88,7 +88,7 @@ class TestTable:
     def test_every_task_has_an_auto_class(self) -> None:
         served = {cls.task for cls in auto.AutoTaskModel.__subclasses__()}
         served |= {"config", *PROCESSORS}
-        assert {task for family in auto.TABLE.values() for task in family} <= served
+        assert {task for family in auto.CLASS_NAMES.values() for task in family} <= served
 
 
 class TestModels:
@@ -108,7 +108,7 @@ class TestModels:
             (None, Sapiens2Model),
         ):
             values = {"model_type": "sapiens2", "architectures": named}
-            assert auto.saved_class(values, "here") is AutoModel.find(values, "here") is want
+            assert auto.saved_class(values, "here") is AutoModel.find_model_class(values, "here") is want
 
     def test_backbone(self, pose: Path) -> None:
         found = AutoBackbone.from_pretrained(pose, out_indices=[0, 3])
@@ -213,7 +213,7 @@ class OwnModel(Model):
 
 
 def test_registered_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "TABLE", {name: dict(family) for name, family in auto.TABLE.items()})
+    monkeypatch.setattr(auto, "CLASS_NAMES", {name: dict(family) for name, family in auto.CLASS_NAMES.items()})
     monkeypatch.setattr(auto, "_registered", {})
     AutoConfig.register("own", OwnConfig)
     AutoModel.register(OwnConfig, OwnModel)
@@ -298,7 +298,7 @@ class TestProcessors:
             AutoImageProcessor.from_pretrained(tmp_path)
 
     def test_registered_classes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(auto, "TABLE", {name: dict(family) for name, family in auto.TABLE.items()})
+        monkeypatch.setattr(auto, "CLASS_NAMES", {name: dict(family) for name, family in auto.CLASS_NAMES.items()})
         monkeypatch.setattr(auto, "_registered", {})
 
         @settings

@@ -23,7 +23,8 @@ from vitruvian import (
     SwinConfig,
     use_limits,
 )
-from vitruvian.config import Settings, bounded, nested, read_json, settings
+from vitruvian.config import Settings, bounded, nested, settings
+from vitruvian.text_files import read_json_object
 
 
 @settings
@@ -348,7 +349,7 @@ class TestFiles:
         with pytest.raises(CheckpointError, match=rf"config\.json: {why}"):
             AutoConfig.from_pretrained(tmp_path)
         with pytest.raises(CheckpointError, match=rf"config\.json: {why}"):
-            read_json(tmp_path / "config.json")
+            read_json_object(tmp_path / "config.json")
 
     def test_saving_into_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")

@@ -412,7 +412,7 @@ class TestDevices:
 
         monkeypatch.setattr(accelerate, "infer_auto_device_map", infer)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (need // 2, need * 2))
-        table = devices.choose_devices(model, None, "auto", torch.float32, keep_whole=("Layer",))
+        table = devices.choose_devices(model, None, "auto", torch.float32, no_split_modules=("Layer",))
         assert table == {"model": torch.device("cuda:0"), "decode_head": torch.device("cpu")}
         devices.choose_devices(model, None, "auto", torch.float32, max_memory={0: "1GB"})
         assert requested == [(None, ["Layer"], torch.float32), ({0: "1GB"}, [], torch.float32)]

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tests.tiny import pixels, tiny_task
 from vitruvian import BatchFeature, InputError, ModelOutput
-from vitruvian.outputs import as_numpy, map_tensors
+from vitruvian.outputs import _to_numpy, map_tensors
 
 
 @dataclass
@@ -224,7 +224,7 @@ def test_map_tensors_keeps_containers() -> None:
 
 
 def test_as_numpy_goes_into_lists_and_leaves_the_rest() -> None:
-    found = as_numpy([torch.ones(2, requires_grad=True), [torch.zeros(1)], "x"])
+    found = _to_numpy([torch.ones(2, requires_grad=True), [torch.zeros(1)], "x"])
     assert isinstance(found[0], np.ndarray)
     assert isinstance(found[1][0], np.ndarray)
     assert found[2] == "x"

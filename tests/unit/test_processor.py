@@ -38,7 +38,7 @@ class Plain(ImageProcessor):
     def preprocess(self, images: Any, *args: Any, return_tensors: str | None = None, **options: Any) -> BatchFeature:
         used = self.with_options(**options)
         return BatchFeature(
-            {"pixel_values": [used.finish_pixels(p) for p in processor.as_pixels(images)]}, return_tensors
+            {"pixel_values": [used.normalize_pixels(p) for p in processor.as_pixels(images)]}, return_tensors
         )
 
 

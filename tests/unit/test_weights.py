@@ -16,12 +16,12 @@ from vitruvian.hub import HubOptions
 from vitruvian.weights import (
     WeightFiles,
     _byte_count,
+    _open_file,
     _SafeReader,
     _split_into_shards,
     check_finite,
     describe_mismatch,
     match_keys,
-    open_file,
     open_weights,
     save_weights,
 )
@@ -268,12 +268,12 @@ class TestDamage:
     def test_torch_files_without_named_tensors(self, tmp_path: Path, content: Any) -> None:
         torch.save(content, tmp_path / "w.pt")
         with pytest.raises(WeightsError, match=r"w\.pt: expected tensors by name, got"):
-            open_file(tmp_path / "w.pt")
+            _open_file(tmp_path / "w.pt")
 
     def test_a_pickle_that_is_not_of_torch(self, tmp_path: Path) -> None:
         (tmp_path / "w.pt").write_bytes(pickle.dumps({"a": 1}, protocol=2))
         with pytest.raises(CheckpointError, match=r"w\.pt: expected"):
-            open_file(tmp_path / "w.pt")
+            _open_file(tmp_path / "w.pt")
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"expected weights \(.*pytorch_model\.bin.*\), found none"):

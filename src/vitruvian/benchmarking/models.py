@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import vitruvian
-from vitruvian.benchmarking.timing import Timing, count_flops, difference, peak_bytes, time_interleaved
+from vitruvian.benchmarking.timing import Timing, count_flops, peak_bytes, relative_difference, time_interleaved
 from vitruvian.errors import InputError, near_matches
 from vitruvian.model import Model
 from vitruvian.ops.dispatch import disable_triton
@@ -64,7 +64,7 @@ class Workload:
     device: torch.device
 
     def pixels(self) -> Tensor:
-        """Random images [B, 3, H, W]."""
+        """Return random images [B, 3, H, W]."""
         return torch.randn(self.batch, 3, *self.size_hw, device=self.device, dtype=self.dtype)
 
 
@@ -80,7 +80,7 @@ class BenchmarkModel:
     prompts: int = 0
 
 
-def names() -> list[str]:
+def benchmark_names() -> list[str]:
     """Return all names that `benchmark_model` accepts."""
     models = [f"sapiens2-{task}-{size}" for task in _SAPIENS_TASKS for size in _SAPIENS_SIZES]
     models += [f"sam2-{size}-{part}" for size in _SAM_SIZES for part in ("encoder", "decoder")]
@@ -89,8 +89,8 @@ def names() -> list[str]:
 
 def benchmark_model(name: str) -> BenchmarkModel:
     """Return the model of a name."""
-    if name not in names():
-        raise InputError(f"--model: there is no {name!r}.{near_matches(name, names())}")
+    if name not in benchmark_names():
+        raise InputError(f"--model: there is no {name!r}.{near_matches(name, benchmark_names())}")
     family, rest = name.split("-", 1)
     middle, last = rest.rsplit("-", 1)
     if family == "sapiens2":
@@ -165,12 +165,12 @@ def random_model(cls: type[Model], config: Any, workload: Workload) -> Model:
 
 
 def has_reference() -> bool:
-    """Tell whether transformers is installed."""
+    """Return whether transformers is installed."""
     return importlib.util.find_spec("transformers") is not None
 
 
 def reference_of(model: Model, workload: Workload) -> Any:
-    """The reference's model with the same weights, opened from our files."""
+    """Return the reference's model with the same weights, opened from our files."""
     library = importlib.import_module("transformers")
     logging = importlib.import_module("transformers.utils.logging")
     logging.disable_progress_bar()
@@ -229,7 +229,7 @@ class Measurement:
         return None if ours is None or theirs is None else ours.median / theirs.median
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a JSON file."""
+        """Return plain values for a JSON file."""
         return asdict(self) | {"ratio": self.ratio}
 
 
@@ -274,12 +274,12 @@ def measure(
         unoptimized = copy.deepcopy(ours)
         calls["plain"] = lambda: model.call(unoptimized, inputs)
     if theirs is not None:
-        theirs, their_inputs = _runnable(model, theirs, inputs, measurement)
+        theirs, their_inputs = _reference_that_runs(model, theirs, inputs, measurement)
         calls["reference"] = lambda: model.call(theirs, their_inputs)
         if "compiled" in variants:
             faster = torch.compile(theirs)
             calls["compiled"] = lambda: model.call(faster, their_inputs)
-            measurement.compiled_difference = difference(calls["compiled"](), calls["reference"]())
+            measurement.compiled_difference = relative_difference(calls["compiled"](), calls["reference"]())
     ours.optimize(cuda_graphs=cuda_graphs)
     # Ours comes last: its first call captures CUDA graphs, which hold memory.
     order = [name for name in ("reference", "compiled", "optimized") if name in calls]
@@ -287,16 +287,19 @@ def measure(
     measurement.memory = {name: used for name in calls if (used := peaks.get(name)) is not None}
     if theirs is not None:
         got, want = calls["optimized"](), calls["reference"]()
-        measurement.difference = difference(got, want)
+        measurement.difference = relative_difference(got, want)
         if "float32" in variants:
             wide = model.call(copy.deepcopy(theirs).float(), _as_dtype(inputs, torch.float32))
-            measurement.to_float32 = {"optimized": difference(got, wide), "reference": difference(want, wide)}
+            measurement.to_float32 = {
+                "optimized": relative_difference(got, wide),
+                "reference": relative_difference(want, wide),
+            }
         del got, want
     measurement.times = time_interleaved(calls, device=workload.device, seconds=seconds, cold=cold)
     return measurement
 
 
-def _runnable(
+def _reference_that_runs(
     model: BenchmarkModel, theirs: Any, inputs: dict[str, Any], measurement: Measurement
 ) -> tuple[Any, dict[str, Any]]:
     """Return the reference in a data type in which it runs, with inputs of it: some of its models need float32."""
@@ -320,8 +323,8 @@ def _as_dtype(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return converted
 
 
-def table(measurements: list[Measurement]) -> str:
-    """Write measurements as a table in Markdown."""
+def markdown_table(measurements: list[Measurement]) -> str:
+    """Return measurements as a table in Markdown."""
     also = any("compiled" in one.times for one in measurements)  # the reference, compiled
     titles = ["model", "batch", "size", "dtype", "ours ms", "reference ms", "ratio", "difference", "memory", "TFLOP/s"]
     titles[7:7] = ["compiled ms", "ratio"] if also else []

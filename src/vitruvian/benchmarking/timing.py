@@ -52,19 +52,19 @@ def time_interleaved(
     repeats = {}
     for name, call in calls.items():
         call()
-        taken = max(sample(call, device, 1, cold=False), 1e-3)  # ms
+        taken = max(_mean_milliseconds(call, device, 1, cold=False), 1e-3)  # ms
         repeats[name] = 1 if cold else max(1, min(10, int(20 / taken)))
-    slowest = max(sample(call, device, 1, cold=False) * repeats[name] for name, call in calls.items())
+    slowest = max(_mean_milliseconds(call, device, 1, cold=False) * repeats[name] for name, call in calls.items())
     turns = max(3, min(rounds, int(seconds * 1e3 / max(slowest, 1e-3))))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
         for name, call in calls.items():
-            samples[name].append(sample(call, device, repeats[name], cold=cold))
+            samples[name].append(_mean_milliseconds(call, device, repeats[name], cold=cold))
     return {name: Timing.of(taken) for name, taken in samples.items()}
 
 
-def sample(call: Call, device: torch.device, repeats: int, *, cold: bool) -> float:
-    """Milliseconds of one call, the mean of some in a row."""
+def _mean_milliseconds(call: Call, device: torch.device, repeats: int, *, cold: bool) -> float:
+    """Return the milliseconds of one call, the mean of `repeats` in a row; `cold` flushes the GPU's cache first."""
     if device.type != "cuda":
         start = time.perf_counter()
         for _ in range(repeats):
@@ -83,7 +83,7 @@ def sample(call: Call, device: torch.device, repeats: int, *, cold: bool) -> flo
 
 
 def peak_bytes(call: Call, device: torch.device) -> int | None:
-    """Most memory that a call takes on a CUDA device beside what is held before; None elsewhere.
+    """Return the most memory that a call takes on a CUDA device beside what is held before; None elsewhere.
 
     The workspace of cuBLAS is released first, so that a call which needs some counts it.
     """
@@ -101,7 +101,7 @@ def peak_bytes(call: Call, device: torch.device) -> int | None:
 
 
 def count_flops(call: Call) -> int:
-    """Floating-point operations of a call that runs on torch's own operators: products, convolutions, attention."""
+    """Return the floating-point operations of a call in torch's operators: products, convolutions and attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
     kernels = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
@@ -112,20 +112,23 @@ def count_flops(call: Call) -> int:
 
 
 def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Operations of attention by shapes [B, A, N, D], [B, G, M, D], [B, G, M, E]; some releases of torch want A = G."""
+    """Return the operations of attention by shapes: [B, A, N, D], [B, G, M, D], [B, G, M, E].
+
+    The counter in some releases of torch requires A = G.
+    """
     B, A, N, D = query
     return 2 * B * A * N * key[2] * (D + value[3])
 
 
 def product_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """TFLOP/s of a large matrix product of random numbers."""
+    """Return the TFLOP/s of a large matrix product of random numbers, the most that a model can reach."""
     side = 8192 if device.type == "cuda" else 2048
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     taken = time_interleaved({"": lambda: left @ right}, device=device, seconds=0.3)[""]
     return 2 * side**3 / taken.median / 1e9
 
 
-def difference(got: Any, want: Any) -> tuple[float, float]:
+def relative_difference(got: Any, want: Any) -> tuple[float, float]:
     """Return two differences of results: the largest over the largest value, and the distance over the length.
 
     Of several tensors the worst counts.
@@ -148,8 +151,8 @@ def _tensors_of(value: Any) -> list[Tensor]:
     return [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def machine(device: torch.device) -> str:
-    """Name the machine and the libraries."""
+def describe_machine(device: torch.device) -> str:
+    """Return the names of the device, the cores and the release of torch, for reports."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from vitruvian.auto import AutoConfig, packed_tasks, saved_class
 from vitruvian.devices import choose_dtype
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_folder, names_builtin
+from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_builtin, is_local, local_folder
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.packed import read_multitask
@@ -137,8 +137,8 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
         if not size:
             raise CheckpointError(f"{name}: expected weights (.safetensors), found none. Is the download whole?")
         dtype = dtype or (None if tasks else choose_dtype(None, None, open_weights(name, HubOptions())))
-    licence = LICENCES.get("builtin" if names_builtin(name) else family.removesuffix("_video"))
-    note = "" if names_builtin(name) else " (if it is Meta's release)"
+    licence = LICENCES.get("builtin" if is_builtin(name) else family.removesuffix("_video"))
+    note = "" if is_builtin(name) else " (if it is Meta's release)"
     return {
         "name": name,
         "class": type(model).__name__,

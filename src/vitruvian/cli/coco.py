@@ -11,7 +11,7 @@ from typing import Any
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
 from vitruvian.results import Result
-from vitruvian.text_files import read_json_value
+from vitruvian.text_files import read_json
 
 _Record = dict[str, Any]  # of JSON
 
@@ -82,7 +82,7 @@ class Dataset:
 
 def _read_dataset(path: Path) -> list[_RecordedImage]:
     """Read a dataset that was written before."""
-    values = read_json_value(path)
+    values = read_json(path)
     try:
         categories = {category["id"]: category for category in values["categories"] if category["name"]}
         annotations: dict[int, list[_Record]] = defaultdict(list)

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from vitruvian.cli.options import MessageGroup
-from vitruvian.errors import VitruvianError, without_escapes
+from vitruvian.errors import VitruvianError, replace_control_characters
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
@@ -34,7 +34,8 @@ _ITEM = re.compile(r"(\w+)\[(\d+)\]")  # boxes[0]
 
 def printable(text: str) -> str:
     """Return a text that any terminal takes, on one line: bytes that are no UTF-8 are escaped, controls replaced."""
-    return without_escapes(re.sub(r"[\t\n\r]+", " ", text)).encode("utf-8", "backslashreplace").decode("utf-8")
+    one_line = replace_control_characters(re.sub(r"[\t\n\r]+", " ", text))
+    return one_line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def error_text(error: BaseException | str) -> str:

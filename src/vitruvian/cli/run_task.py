@@ -38,7 +38,7 @@ from vitruvian.errors import InputError
 from vitruvian.files import json_text
 from vitruvian.files.locks import OutputLock, remove_unused_locks
 from vitruvian.files.output_paths import name_key
-from vitruvian.images.download import read_bounded
+from vitruvian.limits import read_bounded
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.people.detectors import open_detector
 from vitruvian.pipelines.saving import ResultWriter, save_as

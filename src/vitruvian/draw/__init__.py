@@ -5,17 +5,17 @@ Line widths and text sizes follow the size of the image.
 """
 
 from vitruvian.draw.boxes import draw_boxes, enclosing_boxes
-from vitruvian.draw.dense import checkerboard, colour_depth, colour_normals, composite, principal_colours
-from vitruvian.draw.palettes import class_colours
-from vitruvian.draw.panels import contact_sheet
+from vitruvian.draw.contact_sheet import contact_sheet
+from vitruvian.draw.dense import checkerboard, color_depth, color_normals, composite, principal_colors
+from vitruvian.draw.palettes import class_colors
 from vitruvian.draw.pose import draw_pose
 from vitruvian.draw.segmentation import draw_labels, draw_masks, draw_panoptic
 
 __all__ = [
     "checkerboard",
-    "class_colours",
-    "colour_depth",
-    "colour_normals",
+    "class_colors",
+    "color_depth",
+    "color_normals",
     "composite",
     "contact_sheet",
     "draw_boxes",
@@ -24,5 +24,5 @@ __all__ = [
     "draw_panoptic",
     "draw_pose",
     "enclosing_boxes",
-    "principal_colours",
+    "principal_colors",
 ]

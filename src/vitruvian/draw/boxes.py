@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import BLACK, RgbImage, fine_width, size_of
-from vitruvian.draw.palettes import class_colours, identity_colours
+from vitruvian.draw.canvas import BLACK, RgbImage, image_hw, outline_width
+from vitruvian.draw.palettes import class_colors, identity_colors
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
 
 
@@ -36,7 +36,7 @@ def draw_boxes(
     ids: Sequence[int] | None = None,
     outline: bool = True,
 ) -> RgbImage:
-    """Draw boxes over an image in distinct colours, by identity if there are `ids`, with tags that do not overlap.
+    """Draw boxes over an image in distinct colors, by identity if there are `ids`, with tags that do not overlap.
 
     Args:
         image: uint8 [H, W, 3].
@@ -46,32 +46,32 @@ def draw_boxes(
         ids: [N] identities, written as ``#3``.
         outline: Whether to draw the boxes or only their tags.
     """
-    colours = class_colours(len(boxes_xyxy)) if ids is None else identity_colours(ids)
-    width = max(1, round(fine_width(size_of(image))))
+    colors = class_colors(len(boxes_xyxy)) if ids is None else identity_colors(ids)
+    width = max(1, round(outline_width(image_hw(image))))
     canvas = np.array(image, order="C")
-    size = text_size(size_of(image), count=len(boxes_xyxy))
+    size = text_size(image_hw(image), count=len(boxes_xyxy))
     tags: list[Tag] = []
     texts = captions(len(boxes_xyxy), scores=scores, ids=ids)
-    for box, text, (red, green, blue) in zip(boxes_xyxy, texts, colours.tolist(), strict=True):
+    for box, text, (red, green, blue) in zip(boxes_xyxy, texts, colors.tolist(), strict=True):
         if not np.isfinite(box).all():
             continue
         if outline:
-            _draw_box(canvas, box, width=width, colour=(red, green, blue))
+            _draw_box(canvas, box, width=width, color=(red, green, blue))
         if text:
             left, top, right, bottom = box.tolist()
             high, wide = tag_hw(text, size)
             positions = ((left, top - high), (left + width, top + width), (right - wide, top - high), (left, bottom))
-            tags.append(Tag(text=text, colour=(red, green, blue), positions=positions))
+            tags.append(Tag(text=text, color=(red, green, blue), positions=positions))
     draw_tags(canvas, tags, size=size)
     return canvas
 
 
-def _draw_box(canvas: RgbImage, box: NDArray[np.floating], *, width: int, colour: Sequence[int]) -> None:
+def _draw_box(canvas: RgbImage, box: NDArray[np.floating], *, width: int, color: Sequence[int]) -> None:
     """Draw a box on whole pixels, in place: lines inside its edges, with a thin dark line on both sides."""
-    height, wide = size_of(canvas)
+    height, wide = image_hw(canvas)
     left, top, right, bottom = np.rint(np.clip(box, 0, (wide, height, wide, height))).astype(int).tolist()
     right, bottom = max(right, left + 1), max(bottom, top + 1)
-    for grow, ink, opacity in ((1, BLACK, 0.3), (0, colour, 1.0)):
+    for grow, ink, opacity in ((1, BLACK, 0.3), (0, color, 1.0)):
         thick = width + 2 * grow
         x0, y0, x1, y1 = left - grow, top - grow, right + grow, bottom + grow
         y2, y3 = min(y0 + thick, y1), max(y1 - thick, min(y0 + thick, y1))

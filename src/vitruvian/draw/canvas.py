@@ -16,11 +16,12 @@ from vitruvian.errors import InputError
 
 RgbImage = NDArray[np.uint8]  # [H, W, 3]
 Floats = NDArray[np.float32]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
-WHITE: Colour = (255, 255, 255)
-BLACK: Colour = (0, 0, 0)
-NEUTRAL: Colour = (128, 128, 128)  # for unknown values
+WHITE: Color = (255, 255, 255)
+BLACK: Color = (0, 0, 0)
+INK: Color = (24, 24, 28)  # of text on white
+NEUTRAL: Color = (128, 128, 128)  # for unknown values
 
 
 def check_opacity(opacity: float) -> None:
@@ -29,18 +30,18 @@ def check_opacity(opacity: float) -> None:
         raise InputError(f"opacity: expected a number from 0 to 1, got {opacity}. 0.5 shows both layers.")
 
 
-def size_of(image: NDArray[np.generic]) -> tuple[int, int]:
+def image_hw(image: NDArray[np.generic]) -> tuple[int, int]:
     """Return height and width of an array [H, W, ...]."""
     return image.shape[0], image.shape[1]
 
 
-def fine_width(size_hw: tuple[int, int]) -> float:
+def outline_width(size_hw: tuple[int, int]) -> float:
     """Return the width of outlines and boxes in pixels."""
     return max(1.2, math.hypot(*size_hw) * 0.0018)
 
 
-def tint(image: RgbImage, colour: Sequence[int] | RgbImage, weight: RgbImage) -> RgbImage:
-    """Blend one colour into an image [H, W, 3] by a weight uint8 [H, W]."""
+def tint(image: RgbImage, color: Sequence[int] | RgbImage, weight: RgbImage) -> RgbImage:
+    """Blend one color into an image [H, W, 3] by a weight uint8 [H, W]."""
     mixed = Image.fromarray(image)
-    mixed.paste(tuple(int(value) for value in colour), mask=Image.fromarray(weight))
+    mixed.paste(tuple(int(value) for value in color), mask=Image.fromarray(weight))
     return np.array(mixed)

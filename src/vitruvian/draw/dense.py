@@ -17,10 +17,10 @@ _BAND = 2**16  # pixels of one step: fits into the cache
 _SAMPLE = 2**19  # pixels that near and far are estimated from
 
 
-def colour_normals(
+def color_normals(
     normals: Floats, mask: NDArray[np.bool_] | None = None, *, convention: Literal["opencv", "opengl"] = "opencv"
 ) -> RgbImage:
-    """Show normals in the usual colours: red to the right, green up, blue to the viewer; grey where unknown.
+    """Show normals in the usual colors: red to the right, green up, blue to the viewer; gray where unknown.
 
     A surface that faces the camera is (128, 128, 255).
 
@@ -49,10 +49,10 @@ def colour_normals(
     return out.reshape(normals.shape)
 
 
-def colour_depth(
+def color_depth(
     depth: Floats, mask: NDArray[np.bool_] | None = None, *, near: float | None = None, far: float | None = None
 ) -> RgbImage:
-    """Show inverse depth in the colour map Turbo: near is red, far is blue; grey where unknown.
+    """Show inverse depth in the color map Turbo: near is red, far is blue; gray where unknown.
 
     Args:
         depth: [H, W], distance along the camera's axis; not finite or not over 0 where unknown.
@@ -94,8 +94,8 @@ _ITERATIONS = 24
 _OVERSAMPLING = 8  # further directions of the subspace iteration, for faster convergence
 
 
-def principal_colours(patches: Floats, size_hw: tuple[int, int]) -> RgbImage:
-    """Colour patches by their first three principal components: similar patches have similar colours.
+def principal_colors(patches: Floats, size_hw: tuple[int, int]) -> RgbImage:
+    """Color patches by their first three principal components: similar patches have similar colors.
 
     Args:
         patches: [h, w, C].
@@ -103,30 +103,30 @@ def principal_colours(patches: Floats, size_hw: tuple[int, int]) -> RgbImage:
 
     Returns:
         uint8 [H, W, 3]: the components are red, green and blue, each scaled to its middle 98 percent. Without any
-        variance, and where patches are not finite, it is grey.
+        variance, and where patches are not finite, it is gray.
     """
     inside = np.isfinite(patches).all(-1)  # [h, w]
-    colours = np.full((*inside.shape, 3), NEUTRAL, dtype=np.uint8)
+    colors = np.full((*inside.shape, 3), NEUTRAL, dtype=np.uint8)
     if inside.any():
-        colours[inside] = _to_uint8(_principal_components(patches[inside]))
-    return np.array(Image.fromarray(colours).resize(size_hw[::-1], Image.Resampling.BICUBIC))
+        colors[inside] = _to_uint8(_principal_components(patches[inside]))
+    return np.array(Image.fromarray(colors).resize(size_hw[::-1], Image.Resampling.BICUBIC))
 
 
 def _principal_components(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the first three principal components of rows [N, C]: [N, 3], zero where there are fewer."""
-    centred = rows - rows.mean(0)
-    count = min(3 + _OVERSAMPLING, *centred.shape)
+    centered = rows - rows.mean(0)
+    count = min(3 + _OVERSAMPLING, *centered.shape)
     # Subspace iteration: far cheaper than a full decomposition.
-    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((centred.shape[1], count)).astype(np.float32))[0]
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((centered.shape[1], count)).astype(np.float32))[0]
     for _ in range(_ITERATIONS):
-        basis = np.linalg.qr(centred.T @ (centred @ basis))[0]  # [C, count]
-    small = centred @ basis  # [N, count]
+        basis = np.linalg.qr(centered.T @ (centered @ basis))[0]  # [C, count]
+    small = centered @ basis  # [N, count]
     turn = np.linalg.svd(small, full_matrices=False)[2][:3]  # [3, count]
     main = turn @ basis.T  # [3, C]
     strongest = np.abs(main).argmax(1)
     main *= np.where(main[np.arange(len(main)), strongest] < 0, -1, 1)[:, None]  # the sign is arbitrary: fix it
     components = np.zeros((len(rows), 3), dtype=np.float32)
-    components[:, : len(main)] = centred @ main.T
+    components[:, : len(main)] = centered @ main.T
     return components
 
 
@@ -136,8 +136,8 @@ def _to_uint8(values: NDArray[np.float32]) -> RgbImage:
     flat = high - low <= 1e-6 * max(1e-12, float(np.abs(values).max()))
     scaled = (values - low) / np.where(flat, 1, high - low)
     scaled[:, flat] = 0.5
-    colours: RgbImage = np.rint(np.clip(scaled, 0, 1) * 255).astype(np.uint8)
-    return colours
+    colors: RgbImage = np.rint(np.clip(scaled, 0, 1) * 255).astype(np.uint8)
+    return colors
 
 
 def checkerboard(size_hw: tuple[int, int]) -> RgbImage:
@@ -145,15 +145,15 @@ def checkerboard(size_hw: tuple[int, int]) -> RgbImage:
     height, width = size_hw
     side = max(4, round(max(size_hw) / 60))
     odd = (np.arange(height)[:, None] // side + np.arange(width)[None, :] // side) % 2  # [H, W]
-    grey = np.where(odd == 1, 208, 250).astype(np.uint8)
-    return np.repeat(grey[..., None], 3, axis=2)  # [H, W, 3]
+    gray = np.where(odd == 1, 208, 250).astype(np.uint8)
+    return np.repeat(gray[..., None], 3, axis=2)  # [H, W, 3]
 
 
 def composite(foreground: Floats, alpha: Floats, background: RgbImage) -> RgbImage:
     """Composite a premultiplied foreground over a background: ``foreground + (1 − alpha) · background``.
 
     Args:
-        foreground: [H, W, 3] from 0 to 1, colour times alpha.
+        foreground: [H, W, 3] from 0 to 1, color times alpha.
         alpha: [H, W] from 0 to 1.
         background: uint8 [H, W, 3].
     """

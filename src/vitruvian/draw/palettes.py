@@ -1,8 +1,8 @@
-"""Colours: distinct ones for classes and objects, for the sides and fingers of a body, and a colour map for depth.
+"""Colors: distinct ones for classes and objects, for the sides and fingers of a body, and a color map for depth.
 
-Class colours are distinct for normal and for red-green blind vision as far as their number allows; the first `count`
-colours are the same for every count. ``class_colours.txt`` lists them: after the first eight, each is the colour of a
-grid (without black, white, grey and neon) that is farthest from all earlier ones in OKLab.
+Class colors are distinct for normal and for red-green blind vision as far as their number allows; the first `count`
+colors are the same for every count. ``class_colors.txt`` lists them: after the first eight, each is the color of a
+grid (without black, white, gray and neon) that is farthest from all earlier ones in OKLab.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from vitruvian.draw.canvas import Colour, RgbImage
+from vitruvian.draw.canvas import Color, RgbImage
 
-LEFT: Final[Colour] = (48, 176, 255)
-RIGHT: Final[Colour] = (255, 138, 36)
-MIDDLE: Final[Colour] = (236, 236, 244)
-FINGERS: Final[dict[str, Colour]] = {
+LEFT: Final[Color] = (48, 176, 255)
+RIGHT: Final[Color] = (255, 138, 36)
+MIDDLE: Final[Color] = (236, 236, 244)
+FINGERS: Final[dict[str, Color]] = {
     "thumb": (255, 214, 64),
     "forefinger": (52, 211, 153),
     "middle_finger": (84, 140, 255),
@@ -27,35 +27,35 @@ FINGERS: Final[dict[str, Colour]] = {
     "pinky_finger": (255, 105, 160),
 }
 
-# Turbo as evenly spaced colours to interpolate linearly: our own fit, within 5 of 255 everywhere.
+# Turbo as evenly spaced colors to interpolate linearly: our own fit, within 5 of 255 everywhere.
 _TURBO: Final = (
     "30113b", "3e3894", "465dd3", "4880f9", "3ca2ff", "23c3e5", "15dec2", "29f09f", "5afc71", "8fff48",
     "b5f934", "d6e735", "f1cd3b", "feb036", "fe8a26", "f36114", "e14008", "c72703", "a51201", "7a0302",
 )  # fmt: skip
 
 
-def class_colours(count: int) -> RgbImage:
-    """Return `count` distinct colours, uint8 [count, 3]; they repeat after about two thousand."""
+def class_colors(count: int) -> RgbImage:
+    """Return `count` distinct colors, uint8 [count, 3]; they repeat after about two thousand."""
     table = _class_table()
     return table[np.arange(count) % len(table)]
 
 
 @lru_cache(maxsize=1)
 def _class_table() -> RgbImage:
-    """Read all class colours, uint8 [K, 3]."""
-    text = resources.files(__package__).joinpath("class_colours.txt").read_text(encoding="ascii")
+    """Read all class colors, uint8 [K, 3]."""
+    text = resources.files(__package__).joinpath("class_colors.txt").read_text(encoding="ascii")
     return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, 3)
 
 
-def identity_colours(ids: Sequence[int]) -> RgbImage:
-    """Return a colour for each identity, uint8 [N, 3]: the same one in every frame; they repeat after 64."""
-    return class_colours(64)[np.asarray(ids, dtype=np.int64) % 64]
+def identity_colors(ids: Sequence[int]) -> RgbImage:
+    """Return a color for each identity, uint8 [N, 3]: the same one in every frame; they repeat after 64."""
+    return class_colors(64)[np.asarray(ids, dtype=np.int64) % 64]
 
 
 @lru_cache(maxsize=1)
 def turbo_map(levels: int = 1024) -> RgbImage:
-    """Return the colour map Turbo as a table uint8 [levels, 3]."""
-    points = np.array([list(bytes.fromhex(colour)) for colour in _TURBO], dtype=np.float64)  # [points, 3]
+    """Return the color map Turbo as a table uint8 [levels, 3]."""
+    points = np.array([list(bytes.fromhex(color)) for color in _TURBO], dtype=np.float64)  # [points, 3]
     where, ends = np.linspace(0, 1, levels), np.linspace(0, 1, len(points))
     table = np.stack([np.interp(where, ends, channel) for channel in points.T], -1)  # [levels, 3]
     return table.round().astype(np.uint8)

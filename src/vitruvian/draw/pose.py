@@ -4,7 +4,7 @@ Line widths follow from the size of the person (its box, or the extent of its po
 faces a dot never fills more than a part of the gap to its neighbours, so that the 238 points of a face stay apart. They
 are painted from large to small: bones, joints, feet, fingers, face.
 
-A layout states which of the 308 points each of its points comes from, so one table of colours serves all layouts. Faces
+A layout states which of the 308 points each of its points comes from, so one table of colors serves all layouts. Faces
 have no bones: their lines are `vitruvian.human.FACE_LINES`.
 """
 
@@ -21,21 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.draw.boxes import draw_boxes, enclosing_boxes
-from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, size_of
+from vitruvian.draw.canvas import BLACK, WHITE, Color, RgbImage, image_hw
 from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT
 from vitruvian.draw.rasterize import Strokes
 from vitruvian.errors import InputError
 from vitruvian.human import FACE_LINES, KEYPOINTS, Layout
 
 _Kind = Literal["body", "extra", "head", "foot", "hand", "face"]
-_DrawnBone = tuple[_Kind, Colour, int, int]
+_DrawnBone = tuple[_Kind, Color, int, int]
 
-_HEAD: Final = ("nose", "left_eye", "right_eye", "left_ear", "right_ear")
+_HEAD_POINTS: Final = ("nose", "left_eye", "right_eye", "left_ear", "right_ear")
 # Landmarks without a bone, drawn small.
-_EXTRA: Final = ("olecranon", "cubital_fossa", "acromion", "neck")
-_SIDES: Final[dict[str, Colour]] = {"left": LEFT, "right": RIGHT, "middle": MIDDLE}
+_LANDMARKS: Final = ("olecranon", "cubital_fossa", "acromion", "neck")
+_SIDE_COLORS: Final[dict[str, Color]] = {"left": LEFT, "right": RIGHT, "middle": MIDDLE}
 
-_FACE: Final[dict[str, Colour]] = {
+_FACE_COLORS: Final[dict[str, Color]] = {
     "left_brow": (120, 205, 255), "right_brow": (255, 180, 90),
     "left_lid": (150, 230, 255), "right_lid": (255, 214, 140),
     "left_ear": (120, 190, 255), "right_ear": (255, 165, 80),
@@ -43,7 +43,7 @@ _FACE: Final[dict[str, Colour]] = {
     "outer_lip": (255, 96, 140), "inner_lip": (255, 170, 190), "plain": (244, 244, 250),
 }  # fmt: skip
 # Words in the names of points of a face, and the feature that they belong to.
-_FEATURES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+_FACE_FEATURES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("brow", ("eyebrow",)),
     ("lid", ("lash_line", "eyelid_line", "crease_line")),
     ("iris", ("iris",)),
@@ -54,7 +54,7 @@ _FEATURES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("ear", ("crus", "helix", "tragus", "concha", "lobe", "between_22_15")),
 )
 # Words in the names of points of a face that are spaced alike.
-_SPACINGS: Final = (("pupil",), ("iris",), ("lash_line", "eyelid_line", "crease_line"), ("lip", "mouth", "cupid"))
+_FACE_SPACINGS: Final = (("pupil",), ("iris",), ("lash_line", "eyelid_line", "crease_line"), ("lip", "mouth", "cupid"))
 
 
 class _Point(NamedTuple):
@@ -62,7 +62,7 @@ class _Point(NamedTuple):
 
     kind: _Kind
     side: str
-    colour: Colour
+    color: Color
     cluster: str | None = None  # close points of a hand or a face, which share a size
 
 
@@ -72,31 +72,31 @@ class _Anatomy:
 
     Attributes:
         points: Its J points.
-        bones: Kind, colour, start and end of each bone.
-        lines: Lines of the face: the indices of their points, and their colour.
+        bones: Kind, color, start and end of each bone.
+        lines: Lines of the face: the indices of their points, and their color.
         clusters: Indices of the points of each cluster.
     """
 
     points: tuple[_Point, ...]
     bones: tuple[_DrawnBone, ...]
-    lines: tuple[tuple[tuple[int, ...], Colour], ...]
+    lines: tuple[tuple[tuple[int, ...], Color], ...]
     clusters: tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=8)
-def _anatomy_of(layout: Layout) -> _Anatomy:
+def _layout_anatomy(layout: Layout) -> _Anatomy:
     """Return the points and lines of a layout."""
-    points = tuple(_point(name, sources) for name, sources in zip(layout.names, layout.sources, strict=True))
+    points = tuple(_describe_point(name, sources) for name, sources in zip(layout.names, layout.sources, strict=True))
     bones: list[_DrawnBone] = []
     for bone in layout.skeleton:
         start, end = points[bone.start], points[bone.end]
-        kind = next(kind for kind in _BONE if kind in (start.kind, end.kind))
+        kind = next(kind for kind in _BONE_WIDTHS if kind in (start.kind, end.kind))
         side = start.side if start.side == end.side else "middle"
-        colour = _finger_colour(bone.name, side) if kind == "hand" else _SIDES[side]
-        bones.append((kind, colour, bone.start, bone.end))
+        color = _finger_color(bone.name, side) if kind == "hand" else _SIDE_COLORS[side]
+        bones.append((kind, color, bone.start, bone.end))
     index = {name: i for i, name in enumerate(layout.names)}
     lines = tuple(
-        (tuple(index[name] for name in names), _FACE[feature])
+        (tuple(index[name] for name in names), _FACE_COLORS[feature])
         for feature, names in FACE_LINES
         if all(name in index for name in names)
     )
@@ -107,41 +107,41 @@ def _anatomy_of(layout: Layout) -> _Anatomy:
     return _Anatomy(points, tuple(bones), lines, tuple(map(tuple, clusters.values())))
 
 
-def _point(name: str, sources: tuple[int, ...]) -> _Point:
+def _describe_point(name: str, sources: tuple[int, ...]) -> _Point:
     """Return what a point is, by its name and its sources among the 308."""
     sides = {KEYPOINTS[source].side for source in sources}
     side = sides.pop() if len(sides) == 1 else "middle"
     source, group = (KEYPOINTS[sources[0]].name, KEYPOINTS[sources[0]].group) if sources else ("", "face")
     if not name.startswith("face-"):
         if "_hand_" in name or group in ("left_hand", "right_hand"):
-            return _Point("hand", side, _finger_colour(source, side), f"{side} hand")
+            return _Point("hand", side, _finger_color(source, side), f"{side} hand")
         if group == "feet":
-            return _Point("foot", side, _SIDES[side])
+            return _Point("foot", side, _SIDE_COLORS[side])
         if group == "body":
-            extra: _Kind = "extra" if source.endswith(_EXTRA) else "body"
-            return _Point("head" if source in _HEAD else extra, side, _SIDES[side])
-    feature = next((feature for feature, words in _FEATURES if any(word in source for word in words)), "plain")
-    colour = _FACE.get(feature) or _FACE.get(f"{side}_{feature}", WHITE)
-    near = next((words for words in _SPACINGS if any(word in name for word in words)), ())
-    return _Point("face", side, colour, f"{side} {near}")
+            extra: _Kind = "extra" if source.endswith(_LANDMARKS) else "body"
+            return _Point("head" if source in _HEAD_POINTS else extra, side, _SIDE_COLORS[side])
+    feature = next((feature for feature, words in _FACE_FEATURES if any(word in source for word in words)), "plain")
+    color = _FACE_COLORS.get(feature) or _FACE_COLORS.get(f"{side}_{feature}", WHITE)
+    near = next((words for words in _FACE_SPACINGS if any(word in name for word in words)), ())
+    return _Point("face", side, color, f"{side} {near}")
 
 
-def _finger_colour(name: str, side: str) -> Colour:
-    return next((colour for finger, colour in FINGERS.items() if finger in name), _SIDES[side])
+def _finger_color(name: str, side: str) -> Color:
+    return next((color for finger, color in FINGERS.items() if finger in name), _SIDE_COLORS[side])
 
 
 _Points = NDArray[np.float64]
 
-_LINE = 0.0135  # width of a bone relative to the size of the person
-_HALO = 0.45  # opacity of the dark rim around lines
+_BODY_BONE_WIDTH = 0.0135  # relative to the size of the person
+_RIM_OPACITY = 0.45  # opacity of the dark rim around lines
 # Width of bones and radius of joints by kind, relative to a bone of the body. A bone has the first kind of its ends.
-_BONE: dict[_Kind, float] = {"hand": 0.5, "foot": 0.8, "head": 0.7, "body": 1.0}
-_JOINT: dict[_Kind, float] = {"body": 0.95, "head": 0.7, "foot": 0.65, "hand": 0.42, "face": 0.4, "extra": 0.5}
+_BONE_WIDTHS: dict[_Kind, float] = {"hand": 0.5, "foot": 0.8, "head": 0.7, "body": 1.0}
+_JOINT_RADII: dict[_Kind, float] = {"body": 0.95, "head": 0.7, "foot": 0.65, "hand": 0.42, "face": 0.4, "extra": 0.5}
 
 
 @dataclass(frozen=True)
-class _Pen:
-    """The points of one person, and sizes in pixels."""
+class _PersonGeometry:
+    """The points of one person, and the sizes in pixels that they are drawn in."""
 
     points: _Points  # [J, 2]
     visible: NDArray[np.bool_]  # [J]
@@ -161,11 +161,11 @@ def draw_pose(
     ids: Sequence[int] | None = None,
     line_width: float | None = None,
 ) -> RgbImage:
-    """Draw the skeletons of people over an image: left blue, right orange, fingers and face in other colours.
+    """Draw the skeletons of people over an image: left blue, right orange, fingers and face in other colors.
 
     Args:
         image: uint8 [H, W, 3].
-        keypoints: [P, J, 2] x, y in pixels; the point (0, 0) is the centre of the first pixel. Points that are not
+        keypoints: [P, J, 2] x, y in pixels; the point (0, 0) is the center of the first pixel. Points that are not
             finite are left out.
         scores: [P, J].
         layout: What the J points are, for instance `vitruvian.human.SAPIENS_308`.
@@ -178,13 +178,15 @@ def draw_pose(
         raise InputError(
             f"line_width: expected a number of pixels over 0, got {line_width}. Leave it out for the default."
         )
-    anatomy, points = _anatomy_of(layout), keypoints.astype(np.float64)
+    anatomy, points = _layout_anatomy(layout), keypoints.astype(np.float64)
     visible = np.isfinite(points).all(-1) & (scores >= threshold)  # [P, J]
     canvas = np.array(image, order="C")
     for i in range(len(points)):
         box = None if boxes_xyxy is None else boxes_xyxy[i]
-        pen = _pen(points[i], visible[i], anatomy, size_hw=size_of(image), box=box, line_width=line_width)
-        _draw_person(canvas, pen, anatomy)
+        person = _person_geometry(
+            points[i], visible[i], anatomy, size_hw=image_hw(image), box=box, line_width=line_width
+        )
+        _draw_person(canvas, person, anatomy)
     if boxes_xyxy is not None:
         return draw_boxes(canvas, boxes_xyxy, ids=ids)
     if ids is not None:
@@ -192,7 +194,7 @@ def draw_pose(
     return canvas
 
 
-def _pen(
+def _person_geometry(
     points: _Points,
     visible: NDArray[np.bool_],
     anatomy: _Anatomy,
@@ -200,27 +202,28 @@ def _pen(
     size_hw: tuple[int, int],
     box: NDArray[np.floating] | None,
     line_width: float | None,
-) -> _Pen:
+) -> _PersonGeometry:
+    """Choose the width of bones and the radii of joints for one person: points [J, 2], visible [J]."""
     sides = np.zeros(2)
     if box is not None and np.isfinite(box).all():
         sides = np.abs(box[2:] - box[:2])
     elif visible.any():
         sides = np.ptp(np.clip(points[visible], 0, size_hw[::-1]), axis=0)
     shortest, longest = sorted(sides.tolist())
-    person = math.sqrt(longest * max(shortest, longest / 3))  # a side view is not thinner
+    extent = math.sqrt(longest * max(shortest, longest / 3))  # a side view is not thinner
     across = math.hypot(*size_hw)
-    width = line_width or float(np.clip(person * _LINE, max(1.4, across * 0.001), max(1.6, across * 0.007)))
-    radii = np.array([_JOINT[point.kind] for point in anatomy.points]) * width
+    width = line_width or float(np.clip(extent * _BODY_BONE_WIDTH, max(1.4, across * 0.001), max(1.6, across * 0.007)))
+    radii = np.array([_JOINT_RADII[point.kind] for point in anatomy.points]) * width
     for cluster in anatomy.clusters:
         members = [i for i in cluster if visible[i]]
-        gap = _gap(points[members])
+        gap = _median_neighbor_distance(points[members])
         share = 0.2 if anatomy.points[cluster[0]].kind == "hand" else 0.25
         radii[list(cluster)] = np.minimum(radii[list(cluster)], max(0.12, share * gap))
     faces = sum(bool(visible[i]) for i, point in enumerate(anatomy.points) if point.kind == "face")
-    return _Pen(points=points, visible=visible, width=width, radii=radii, detailed=faces >= 12)
+    return _PersonGeometry(points=points, visible=visible, width=width, radii=radii, detailed=faces >= 12)
 
 
-def _gap(points: _Points) -> float:
+def _median_neighbor_distance(points: _Points) -> float:
     """Return the median distance of points [N, 2] to their nearest neighbours; 0 for fewer than two points."""
     if len(points) < 2:
         return 0.0
@@ -229,53 +232,54 @@ def _gap(points: _Points) -> float:
     return float(np.median(distance.min(1)))
 
 
-def _draw_person(canvas: RgbImage, pen: _Pen, anatomy: _Anatomy) -> None:
+def _draw_person(canvas: RgbImage, person: _PersonGeometry, anatomy: _Anatomy) -> None:
+    """Draw bones, joints, hands and face of one person onto `canvas`, in place."""
     strokes = Strokes()
-    bones = [bone for bone in anatomy.bones if pen.visible[bone[2]] and pen.visible[bone[3]]]
-    _add_bones(strokes, pen, anatomy, [bone for bone in bones if bone[0] != "hand"])
-    _add_joints(strokes, pen, anatomy, ("body", "extra", "foot", "head"))
-    _add_bones(strokes, pen, anatomy, [bone for bone in bones if bone[0] == "hand"])
-    _add_joints(strokes, pen, anatomy, ("hand",))
-    for line, colour in anatomy.lines:
+    bones = [bone for bone in anatomy.bones if person.visible[bone[2]] and person.visible[bone[3]]]
+    _add_bones(strokes, person, anatomy, [bone for bone in bones if bone[0] != "hand"])
+    _add_joints(strokes, person, anatomy, ("body", "extra", "foot", "head"))
+    _add_bones(strokes, person, anatomy, [bone for bone in bones if bone[0] == "hand"])
+    _add_joints(strokes, person, anatomy, ("hand",))
+    for line, color in anatomy.lines:
         for start, end in itertools.pairwise(line):
-            if pen.visible[start] and pen.visible[end]:
-                radius = 0.42 * min(pen.radii[start], pen.radii[end])
-                strokes.line(pen.points[start], pen.points[end], radius=radius, colour=colour, opacity=0.9)
-    _add_joints(strokes, pen, anatomy, ("face",))
+            if person.visible[start] and person.visible[end]:
+                radius = 0.42 * min(person.radii[start], person.radii[end])
+                strokes.line(person.points[start], person.points[end], radius=radius, color=color, opacity=0.9)
+    _add_joints(strokes, person, anatomy, ("face",))
     strokes.paint(canvas)
 
 
-def _add_bones(strokes: Strokes, pen: _Pen, anatomy: _Anatomy, bones: list[_DrawnBone]) -> None:
-    """Add bones: first the dark rims of all, then the colours, so that no rim crosses a neighbour."""
+def _add_bones(strokes: Strokes, person: _PersonGeometry, anatomy: _Anatomy, bones: list[_DrawnBone]) -> None:
+    """Add bones: first the dark rims of all, then the colors, so that no rim crosses a neighbour."""
     for rim in (True, False):
-        for kind, colour, start, end in bones:
-            width, opacity = pen.width * _BONE[kind], 1.0
+        for kind, color, start, end in bones:
+            width, opacity = person.width * _BONE_WIDTHS[kind], 1.0
             if kind == "hand":
-                thin, thick = sorted((pen.radii[start], pen.radii[end]))
+                thin, thick = sorted((person.radii[start], person.radii[end]))
                 width = min(width, 1.3 * thick, 1.9 * thin)
-            if pen.detailed and anatomy.points[start].kind == anatomy.points[end].kind == "head":
+            if person.detailed and anatomy.points[start].kind == anatomy.points[end].kind == "head":
                 width, opacity = width * 0.5, 0.6
-            ends = pen.points[start], pen.points[end]
+            ends = person.points[start], person.points[end]
             if rim:
-                strokes.line(*ends, radius=width / 2 + _rim(width), colour=BLACK, opacity=_HALO * opacity)
+                strokes.line(*ends, radius=width / 2 + _rim(width), color=BLACK, opacity=_RIM_OPACITY * opacity)
             else:
-                strokes.line(*ends, radius=width / 2, colour=colour, opacity=opacity)
+                strokes.line(*ends, radius=width / 2, color=color, opacity=opacity)
 
 
 def _rim(width: float) -> float:
     return max(0.5, 0.16 * width) if width >= 1 else 0.25
 
 
-def _add_joints(strokes: Strokes, pen: _Pen, anatomy: _Anatomy, kinds: tuple[_Kind, ...]) -> None:
+def _add_joints(strokes: Strokes, person: _PersonGeometry, anatomy: _Anatomy, kinds: tuple[_Kind, ...]) -> None:
     for i, part in enumerate(anatomy.points):
-        if part.kind not in kinds or not pen.visible[i]:
+        if part.kind not in kinds or not person.visible[i]:
             continue
-        radius, point = float(pen.radii[i]), pen.points[i]
-        if part.kind == "head" and pen.detailed:
+        radius, point = float(person.radii[i]), person.points[i]
+        if part.kind == "head" and person.detailed:
             radius *= 0.35
         if part.kind != "face":
-            strokes.dot(point, radius=radius + _rim(2 * radius) * 0.8, colour=BLACK, opacity=_HALO)
+            strokes.dot(point, radius=radius + _rim(2 * radius) * 0.8, color=BLACK, opacity=_RIM_OPACITY)
             if radius >= 2.2:  # large enough for a white ring
-                strokes.dot(point, radius=radius, colour=WHITE)
+                strokes.dot(point, radius=radius, color=WHITE)
                 radius *= 0.68
-        strokes.dot(point, radius=radius, colour=part.colour)
+        strokes.dot(point, radius=radius, color=part.color)

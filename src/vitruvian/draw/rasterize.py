@@ -1,11 +1,11 @@
 """Rasterize anti-aliased lines and dots; only the pixels that they cover are computed.
 
 A stroke covers all points within `radius` of a line segment; a dot is a segment of length 0. The coverage of a pixel
-follows from the distance of its centre to the segment:
+follows from the distance of its center to the segment:
 
     strokes ─rows─▶ (stroke, y) ─spans─▶ (stroke, y, x) ─distance─▶ coverage ─sort by pixel─▶ blend in order
 
-The point (x, y) is the centre of pixel (x, y). Strokes thinner than a pixel become transparent.
+The point (x, y) is the center of pixel (x, y). Strokes thinner than a pixel become transparent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import Floats, RgbImage, size_of
-from vitruvian.images.components import run_positions
+from vitruvian.draw.canvas import Floats, RgbImage, image_hw
+from vitruvian.images.connected_components import run_positions
 
 _Ints = NDArray[np.int64]
 _Point = Sequence[float] | NDArray[np.float64]  # x, y
@@ -35,19 +35,19 @@ class Strokes:
 
     rows: list[tuple[float, ...]] = field(default_factory=list)  # x0 y0 x1 y1 radius red green blue opacity
 
-    def line(self, start: _Point, end: _Point, *, radius: float, colour: Sequence[int], opacity: float = 1.0) -> None:
+    def line(self, start: _Point, end: _Point, *, radius: float, color: Sequence[int], opacity: float = 1.0) -> None:
         """Add a line between two points (x, y) with round ends."""
-        red, green, blue = colour
+        red, green, blue = color
         row = (start[0], start[1], end[0], end[1], radius, red, green, blue, opacity)
         self.rows.append(tuple(float(value) for value in row))
 
-    def dot(self, point: _Point, *, radius: float, colour: Sequence[int], opacity: float = 1.0) -> None:
+    def dot(self, point: _Point, *, radius: float, color: Sequence[int], opacity: float = 1.0) -> None:
         """Add a disc around a point (x, y)."""
-        self.line(point, point, radius=radius, colour=colour, opacity=opacity)
+        self.line(point, point, radius=radius, color=color, opacity=opacity)
 
     def paint(self, image: RgbImage) -> None:
         """Paint all strokes onto `image` uint8 [H, W, 3], in place, the first one lowest."""
-        size_hw = size_of(image)
+        size_hw = image_hw(image)
         table = np.asarray(self.rows, dtype=np.float64).reshape(-1, 9)  # [N, 9]
         near = np.abs(table[:, :4]).max(1) <= _MAX_DISTANCE * max(size_hw)  # false for NaN
         drawn: Floats = table[near & (table[:, 4] > 0) & (table[:, 8] > 0)].astype(np.float32)
@@ -108,12 +108,12 @@ def _paint(image: RgbImage, table: Floats, stroke: _Ints, y: _Ints, first: _Ints
     depth = np.diff(starts, append=len(pixel))  # strokes over each pixel
     deepest_first = np.argsort(-depth, kind="stable")
     starts, depth = starts[deepest_first], depth[deepest_first]
-    alpha, colour = alpha[entry], table[stroke[visible[entry]], 5:8]
+    alpha, color = alpha[entry], table[stroke[visible[entry]], 5:8]
     mixed = flat[pixel[starts]].astype(np.float32)  # [pixels, 3]
     for rank in range(int(depth[0])):
         some = int(np.searchsorted(-depth, -rank, side="left"))  # pixels with more than `rank` strokes
         here = starts[:some] + rank
-        mixed[:some] += (colour[here] - mixed[:some]) * alpha[here, None]
+        mixed[:some] += (color[here] - mixed[:some]) * alpha[here, None]
     flat[pixel[starts]] = np.rint(mixed).astype(np.uint8)
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from vitruvian.draw.boxes import captions
-from vitruvian.draw.canvas import BLACK, WHITE, RgbImage, check_opacity, fine_width, size_of, tint
-from vitruvian.draw.palettes import class_colours, identity_colours
-from vitruvian.draw.panels import add_legend
+from vitruvian.draw.canvas import BLACK, WHITE, RgbImage, check_opacity, image_hw, outline_width, tint
+from vitruvian.draw.legend import add_legend
+from vitruvian.draw.palettes import class_colors, identity_colors
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
 from vitruvian.images.label_maps import count_labels
 
@@ -31,7 +31,7 @@ def _borders(labels: NDArray[np.generic], *, both: bool = True) -> NDArray[np.bo
 
 
 def _draw_outline(
-    canvas: RgbImage, labels: NDArray[np.generic], *, colour: Sequence[int], width: float, opacity: float
+    canvas: RgbImage, labels: NDArray[np.generic], *, color: Sequence[int], width: float, opacity: float
 ) -> None:
     """Draw smooth lines of about `width` pixels along the borders between labels [H, W] onto `canvas`, in place."""
     edge = _borders(labels, both=width >= 2)  # a thin line is one pixel wide
@@ -45,7 +45,7 @@ def _draw_outline(
     soft = Image.fromarray(edge[window].view(np.uint8) * np.uint8(255)).filter(ImageFilter.GaussianBlur(sigma))
     gain = max(1.0, 1.55 * sigma)  # makes the middle of the line solid
     weight = np.asarray(soft.point([round(min(255, value * gain) * opacity) for value in range(256)]))
-    canvas[window] = tint(np.ascontiguousarray(canvas[window]), colour, weight)
+    canvas[window] = tint(np.ascontiguousarray(canvas[window]), color, weight)
 
 
 def _bounds(mask: NDArray[np.bool_]) -> tuple[int, int, int, int] | None:
@@ -82,7 +82,7 @@ def _depth(inside: NDArray[np.bool_]) -> NDArray[np.int64]:
 def draw_labels(
     image: RgbImage | None,
     labels: NDArray[np.integer],
-    colours: RgbImage,
+    colors: RgbImage,
     *,
     names: Mapping[int, str] | None = None,
     opacity: float = 0.55,
@@ -95,29 +95,27 @@ def draw_labels(
     Args:
         image: uint8 [H, W, 3], or None to draw the labels alone, opaque.
         labels: [H, W] from 0 to K − 1.
-        colours: uint8 [K, 3], for instance `vitruvian.human.PART_COLOURS`.
+        colors: uint8 [K, 3], for instance `vitruvian.human.PART_COLORS`.
         names: Names of classes; without them there is no legend.
-        opacity: Of the colours over the image.
+        opacity: Of the colors over the image.
         legend: Whether to add a panel at the right; without it the result has the size of the image.
         outline: Whether to draw the borders.
-        background: The label that is neither coloured nor in the legend; None for none.
+        background: The label that is neither colored nor in the legend; None for none.
     """
     check_opacity(opacity)
     present, dense = _renumbered(labels)
     visible = [label for label in present if label != background]
-    palette = np.array(
-        [BLACK if label == background else colours[label] for label in present], np.uint8
-    )  # [present, 3]
+    palette = np.array([BLACK if label == background else colors[label] for label in present], np.uint8)  # [present, 3]
     strength = round(255 * (opacity if image is not None else 1))
     weights = np.array([0 if label == background else strength for label in present], np.uint8)  # [present]
     ground = Image.new("RGB", labels.shape[::-1]) if image is None else Image.fromarray(image)
     layer, weight = Image.fromarray(palette.take(dense, axis=0)), Image.fromarray(weights.take(dense))
     canvas = np.array(Image.composite(layer, ground, weight))
     if outline and visible:
-        _draw_outline(canvas, dense, colour=WHITE, width=fine_width(size_of(labels)), opacity=0.8)
+        _draw_outline(canvas, dense, color=WHITE, width=outline_width(image_hw(labels)), opacity=0.8)
     if not legend or names is None:
         return canvas
-    return add_legend(canvas, [names[label] for label in visible], colours[visible])
+    return add_legend(canvas, [names[label] for label in visible], colors[visible])
 
 
 def _renumbered(labels: NDArray[np.integer]) -> tuple[dict[int, int], NDArray[np.integer]]:
@@ -149,7 +147,7 @@ def draw_masks(
     opacity: float = 0.5,
     outline: bool = True,
 ) -> RgbImage:
-    """Draw masks over an image in distinct colours, by identity if there are `ids`, large ones below small ones.
+    """Draw masks over an image in distinct colors, by identity if there are `ids`, large ones below small ones.
 
     Args:
         image: uint8 [H, W, 3].
@@ -157,20 +155,20 @@ def draw_masks(
         labels: [N] names, written inside the masks.
         scores: [N], written with two digits.
         ids: [N] identities, written as ``#3``.
-        opacity: Of the colours over the image.
+        opacity: Of the colors over the image.
         outline: Whether to draw the borders.
     """
     check_opacity(opacity)
-    size_hw = size_of(image)
+    size_hw = image_hw(image)
     cropped, count = _crop_masks(masks)
     texts = captions(count, labels=labels, scores=scores, ids=ids)
-    colours = class_colours(count) if ids is None else identity_colours(ids)
-    canvas, width = np.array(image, order="C"), fine_width(size_hw)
+    colors = class_colors(count) if ids is None else identity_colors(ids)
+    canvas, width = np.array(image, order="C"), outline_width(size_hw)
     cropped.sort(key=lambda mask: -mask.area)
     for mask in cropped:
-        _paint(canvas, mask, colours[mask.index], opacity=opacity, width=width if outline else 0)
+        _paint(canvas, mask, colors[mask.index], opacity=opacity, width=width if outline else 0)
     size = text_size(size_hw, count=len(cropped))
-    tags = [_mask_tag(mask, texts[mask.index], colours[mask.index], size) for mask in cropped if texts[mask.index]]
+    tags = [_mask_tag(mask, texts[mask.index], colors[mask.index], size) for mask in cropped if texts[mask.index]]
     draw_tags(canvas, tags, size=size)
     return canvas
 
@@ -187,9 +185,9 @@ def _crop_masks(masks: Iterable[NDArray[np.bool_]]) -> tuple[list[_CroppedMask],
     return cropped, index + 1
 
 
-def _paint(canvas: RgbImage, mask: _CroppedMask, colour: RgbImage, *, opacity: float, width: float) -> None:
+def _paint(canvas: RgbImage, mask: _CroppedMask, color: RgbImage, *, opacity: float, width: float) -> None:
     """Fill and outline a mask on `canvas`, in place, in a window a little larger than the mask."""
-    height, wide = size_of(canvas)
+    height, wide = image_hw(canvas)
     margin = int(np.ceil(2 * width)) + 1
     top, left = max(mask.top - margin, 0), max(mask.left - margin, 0)
     high, across = mask.inside.shape
@@ -197,27 +195,28 @@ def _paint(canvas: RgbImage, mask: _CroppedMask, colour: RgbImage, *, opacity: f
     inside = np.zeros((bottom - top, right - left), dtype=bool)
     inside[mask.top - top :, mask.left - left :][:high, :across] = mask.inside
     weight = inside.view(np.uint8) * np.uint8(round(255 * opacity))
-    window = tint(canvas[top:bottom, left:right], colour, weight)
+    window = tint(canvas[top:bottom, left:right], color, weight)
     if width:
-        lighter = np.rint(255 - (255.0 - colour) * 0.55).astype(int).tolist()
-        _draw_outline(window, inside, colour=lighter, width=width, opacity=0.92)
+        lighter = np.rint(255 - (255.0 - color) * 0.55).astype(int).tolist()
+        _draw_outline(window, inside, color=lighter, width=width, opacity=0.92)
     canvas[top:bottom, left:right] = window
 
 
-def _mask_tag(mask: _CroppedMask, text: str, colour: RgbImage, size: int) -> Tag:
+def _mask_tag(mask: _CroppedMask, text: str, color: RgbImage, size: int) -> Tag:
+    """Return the tag of a mask: deep inside it, or above or below a small one."""
     x, y = _inner_point(mask.inside)
     high, _ = tag_hw(text, size)
     small = mask.inside.shape[0] < 2.5 * high  # a tag inside would cover it: put it above or below
     beyond = (-high / 2 - 1, mask.inside.shape[0] + high / 2 + 1)
     heights = [mask.top + offset for offset in (beyond if small else (y,))]
-    return _tag_at(mask.left + x, heights, text, colour, size)
+    return _tag_at(mask.left + x, heights, text, color, size)
 
 
-def _tag_at(x: float, heights: Sequence[float], text: str, colour: RgbImage, size: int) -> Tag:
-    """Return a tag centred on one of these heights, or beside it."""
+def _tag_at(x: float, heights: Sequence[float], text: str, color: RgbImage, size: int) -> Tag:
+    """Return a tag centered on one of these heights, or beside it."""
     high, wide = tag_hw(text, size)
     positions = tuple((x + shift * wide, y - high / 2) for y in heights for shift in (-0.5, -1.0, 0.0))
-    return Tag(text=text, colour=(int(colour[0]), int(colour[1]), int(colour[2])), positions=positions)
+    return Tag(text=text, color=(int(color[0]), int(color[1]), int(color[2])), positions=positions)
 
 
 def draw_panoptic(
@@ -229,47 +228,47 @@ def draw_panoptic(
     opacity: float = 0.6,
     outline: bool = True,
 ) -> RgbImage:
-    """Draw a panoptic map over an image: segments in colours, with white outlines and names where they fit.
+    """Draw a panoptic map over an image: segments in colors, with white outlines and names where they fit.
 
     Args:
         image: uint8 [H, W, 3], or None to draw the segments alone.
         segmentation: [H, W], the number of each pixel's segment; 0 is none.
         labels: Names to write on segments, by their numbers.
-        classes: Classes by segment number: segments of one class have shades of one colour.
-        opacity: Of the colours over the image.
+        classes: Classes by segment number: segments of one class have shades of one color.
+        opacity: Of the colors over the image.
         outline: Whether to draw the borders.
     """
     present, dense = _renumbered(segmentation)
-    colours = _segment_colours(present, classes)
+    colors = _segment_colors(present, classes)
     background = 0 if 0 in present else None  # renumbered, too, it is the lowest
-    canvas = draw_labels(image, dense, colours, opacity=opacity, legend=False, outline=outline, background=background)
+    canvas = draw_labels(image, dense, colors, opacity=opacity, legend=False, outline=outline, background=background)
     numbers, areas = list(present), -np.array(list(present.values()))
     order = [int(i) for i in np.argsort(areas, kind="stable") if numbers[i] in labels]  # large ones first
-    size = text_size(size_of(segmentation), count=len(order))
-    draw_tags(canvas, _segment_tags(dense, order, [labels[numbers[i]] for i in order], colours, size), size=size)
+    size = text_size(image_hw(segmentation), count=len(order))
+    draw_tags(canvas, _segment_tags(dense, order, [labels[numbers[i]] for i in order], colors, size), size=size)
     return canvas
 
 
-def _segment_colours(numbers: Iterable[int], classes: Mapping[int, int]) -> RgbImage:
-    """Return a colour for each segment, [N, 3]: a shade of the colour of its class."""
-    palette, segments_of_class = class_colours(max(classes.values(), default=0) + 1), Counter[int]()
-    colours = []
+def _segment_colors(numbers: Iterable[int], classes: Mapping[int, int]) -> RgbImage:
+    """Return a color for each segment, [N, 3]: a shade of the color of its class."""
+    palette, segments_of_class = class_colors(max(classes.values(), default=0) + 1), Counter[int]()
+    colors = []
     for number in numbers:
         label = classes.get(number, 0)
-        colours.append(_shade(palette[label], segments_of_class[label]))
+        colors.append(_shade(palette[label], segments_of_class[label]))
         segments_of_class[label] += number in classes  # 0, no segment, has no class
-    return np.array(colours, np.uint8)
+    return np.array(colors, np.uint8)
 
 
-def _shade(colour: RgbImage, step: int) -> RgbImage:
-    """Return the colour itself for step 0, then lighter and darker ones."""
+def _shade(color: RgbImage, step: int) -> RgbImage:
+    """Return the color itself for step 0, then lighter and darker ones."""
     share = (0.0, 0.38, -0.3, 0.6, -0.48)[step % 5]
     goal = 255.0 if share > 0 else 0.0
-    return np.rint(colour + (goal - colour.astype(np.float64)) * abs(share)).astype(np.uint8)
+    return np.rint(color + (goal - color.astype(np.float64)) * abs(share)).astype(np.uint8)
 
 
 def _segment_tags(
-    dense: NDArray[np.integer], order: Sequence[int], texts: Sequence[str], colours: RgbImage, size: int
+    dense: NDArray[np.integer], order: Sequence[int], texts: Sequence[str], colors: RgbImage, size: int
 ) -> list[Tag]:
     """Return tags for the segments that are large enough for a letter."""
     step = max(1, min(dense.shape) // 256)
@@ -281,5 +280,5 @@ def _segment_tags(
         if bounds is not None and inside.sum() * step**2 >= size**2:
             left, top, right, bottom = bounds
             x, y = _inner_point(inside[top:bottom, left:right])
-            tags.append(_tag_at((left + x) * step, [(top + y) * step], text, colours[i], size))
+            tags.append(_tag_at((left + x) * step, [(top + y) * step], text, colors[i], size))
     return tags

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitruvian.draw.canvas import BLACK, WHITE, Colour, RgbImage, size_of
+from vitruvian.draw.canvas import BLACK, WHITE, Color, RgbImage, image_hw
 
 _MIN_TEXT_SIZE = 10  # pixels
 _Box = tuple[int, int, int, int]  # left, top, right, bottom
@@ -44,7 +44,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def shortened(text: str, size: int, width: int) -> str:
+def truncate_text(text: str, size: int, width: int) -> str:
     """Truncate text to `width` pixels, with an ellipsis."""
     text = _one_line(text)
     if text_width(text, size) <= width:
@@ -55,23 +55,23 @@ def shortened(text: str, size: int, width: int) -> str:
     return text[:length].rstrip() + "…" if length else ""
 
 
-def write(image: Image.Image, text: str, *, left_top: tuple[int, int], size: int, colour: Colour) -> None:
+def write_text(image: Image.Image, text: str, *, left_top: tuple[int, int], size: int, color: Color) -> None:
     """Write one line onto an image, in place."""
-    ImageDraw.Draw(image).text(left_top, _one_line(text), font=_font(size), fill=colour)
+    ImageDraw.Draw(image).text(left_top, _one_line(text), font=_font(size), fill=color)
 
 
 @dataclass(frozen=True)
 class Tag:
-    """A short text on a coloured background.
+    """A short text on a colored background.
 
     Attributes:
         text: What it says.
-        colour: Of the background; letters are black or white, whichever has more contrast.
+        color: Of the background; letters are black or white, whichever has more contrast.
         positions: Top left corners (x, y) in the order of preference, for a tag of the size `tag_hw`.
     """
 
     text: str
-    colour: Colour
+    color: Color
     positions: tuple[tuple[float, float], ...]
 
 
@@ -85,12 +85,13 @@ def draw_tags(image: RgbImage, tags: Sequence[Tag], *, size: int) -> None:
     """Draw tags onto `image` in place, each at its first free position, or where it overlaps least."""
     occupied: list[_Box] = []
     for tag in tags:
-        box = _place(tag, size_of(image), occupied, size=size)
+        box = _place(tag, image_hw(image), occupied, size=size)
         occupied.append(box)
         _draw_tag(image, tag, box, size=size)
 
 
 def _place(tag: Tag, size_hw: tuple[int, int], occupied: Sequence[_Box], *, size: int) -> _Box:
+    """Return the first free position of a tag inside the image, or the one that overlaps the least."""
     height, width = tag_hw(tag.text, size)
     candidates: list[_Box] = []
     for down in (0, 1, -1, 2, -2, 3, -3):  # the positions themselves, then shifted by lines
@@ -110,19 +111,20 @@ def _overlap(a: _Box, b: _Box) -> int:
 
 
 def _draw_tag(image: RgbImage, tag: Tag, box: _Box, *, size: int) -> None:
+    """Draw a tag into its box, in place."""
     left, top, right, bottom = box
     height, width = bottom - top, right - left
     window = image[top:bottom, left:right]
     tile = Image.fromarray(np.ascontiguousarray(window))
-    tile.paste(tag.colour, (0, 0), Image.fromarray(_rounded_rectangle(height, width, radius=size * 0.28)))
-    centred = (width - text_width(tag.text, size)) // 2, (height - line_height(size)) // 2
-    write(tile, tag.text, left_top=centred, size=size, colour=BLACK if _luminance(tag.colour) > 0.3 else WHITE)
+    tile.paste(tag.color, (0, 0), Image.fromarray(_rounded_rectangle(height, width, radius=size * 0.28)))
+    centered = (width - text_width(tag.text, size)) // 2, (height - line_height(size)) // 2
+    write_text(tile, tag.text, left_top=centered, size=size, color=BLACK if _luminance(tag.color) > 0.3 else WHITE)
     window[...] = np.asarray(tile)
 
 
-def _luminance(colour: Colour) -> float:
-    """Return the relative luminance of a colour, 0 to 1."""
-    red, green, blue = (math.pow(value / 255, 2.2) for value in colour)
+def _luminance(color: Color) -> float:
+    """Return the relative luminance of a color, 0 to 1."""
+    red, green, blue = (math.pow(value / 255, 2.2) for value in color)
     return red * 0.2126 + green * 0.7152 + blue * 0.0722
 
 

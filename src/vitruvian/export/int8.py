@@ -1,10 +1,10 @@
 """int8: an exported model with weights and activations of 8 bits, calibrated on images, for OpenVINO on CPUs.
 
 NNCF observes the activations of the calibration images, moves outliers into the weights (SmoothQuant) and chooses
-ranges for both. Three kinds of products stay in floating point, since they lose most and save little time: those that
-read the images, cheap ones that write the results, and those that read a gated layer, whose few large values leave
-little resolution for the others. On the built-in model keypoints then move a fifth as far, and a call takes a tenth
-longer.
+ranges for both. Three kinds of matrix products and convolutions stay in floating point, since they lose most and save
+little time: those that read the images, cheap ones that write the results, and those that read a gated layer, whose few
+large values leave little resolution for the others. On the built-in model keypoints then move a fifth as far, and a
+call takes a tenth longer.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError, near_matches
-from vitruvian.export.comparison import task_cost
+from vitruvian.export.comparison import task_errors
 from vitruvian.export.onnx_export import example_inputs
-from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature, require
+from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature, import_extra
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
 from vitruvian.model import Model
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES
-from vitruvian.processor import JOINT_FILE, PROCESSOR_FILE
+from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE
 
 _T = TypeVar("_T")
-_PRODUCTS = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
+# Operations of OpenVINO that are called "matmuls" below: matrix products and convolutions.
+_MATMUL_TYPES = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
 
 
-def _outer_products(graph: Any) -> list[str]:
-    """Return the names of the products that read an input, and of the cheap ones before an output."""
-    names = _names_of(_nearest_products(graph.get_parameters(), _consumers))
-    ends = _nearest_products(graph.get_results())
+def _input_and_output_matmuls(graph: Any) -> list[str]:
+    """Return the names of the matmuls that read an input, and of the cheap ones before an output."""
+    names = _node_names(_nearest_matmuls(graph.get_parameters(), _consumers))
+    ends = _nearest_matmuls(graph.get_results())
     while ends:
         cheap = [node for node in ends if _is_cheap(node) and node.get_friendly_name() not in names]
-        names |= _names_of(cheap)
-        ends = _nearest_products([before for node in cheap for before in _sources(node)])
+        names |= _node_names(cheap)
+        ends = _nearest_matmuls([before for node in cheap for before in _sources(node)])
     return sorted(names)
 
 
-def _gated_products(graph: Any) -> list[str]:
-    """Return the names of the matrix products that read one product times another, as gated feed-forwards have it."""
+def _gated_matmuls(graph: Any) -> list[str]:
+    """Return the names of the matmuls that read one matmul times another, as in gated feed-forward layers."""
     names = []
     for node in graph.get_ordered_ops():
         if node.get_type_name() != "MatMul" or _sources(node)[0].get_type_name() != "Multiply":
             continue
-        factors = [_nearest_products([factor]) for factor in _sources(_sources(node)[0])]
-        if all(len(products) == 1 for products in factors) and len(_names_of(factors[0] + factors[1])) == 2:
+        factors = [_nearest_matmuls([factor]) for factor in _sources(_sources(node)[0])]
+        if all(len(matmuls) == 1 for matmuls in factors) and len(_node_names(factors[0] + factors[1])) == 2:
             names.append(node.get_friendly_name())
     return names
 
@@ -71,28 +72,28 @@ def _consumers(node: Any) -> list[Any]:
     return [target.get_node() for output in node.outputs() for target in output.get_target_inputs()]
 
 
-def _nearest_products(nodes: list[Any], neighbours: Callable[[Any], list[Any]] = _sources) -> list[Any]:
-    """Return the first products on every path from some nodes, themselves included, except through shapes."""
-    products, visited, todo = [], set(), list(nodes)
+def _nearest_matmuls(nodes: list[Any], neighbours: Callable[[Any], list[Any]] = _sources) -> list[Any]:
+    """Return the first matmuls on every path from some nodes, themselves included, except through shapes."""
+    matmuls, visited, todo = [], set(), list(nodes)
     while todo:
         node = todo.pop()
         name, kind = node.get_friendly_name(), node.get_type_name()
         if name in visited or kind == "ShapeOf":
             continue
         visited.add(name)
-        if kind in _PRODUCTS:
-            products.append(node)
+        if kind in _MATMUL_TYPES:
+            matmuls.append(node)
         else:
             todo += neighbours(node)
-    return products
+    return matmuls
 
 
-def _names_of(nodes: Iterable[Any]) -> set[str]:
+def _node_names(nodes: Iterable[Any]) -> set[str]:
     return {node.get_friendly_name() for node in nodes}
 
 
 def _is_cheap(node: Any) -> bool:
-    """Tell whether a product is a 1×1 convolution, or one of a single vector for each image."""
+    """Return whether a matmul is a 1×1 convolution, or one of a single vector for each image."""
     if node.get_type_name() == "MatMul":
         rank = node.get_output_partial_shape(0).rank
         return bool(rank.is_static and rank.get_length() == 2)
@@ -100,7 +101,7 @@ def _is_cheap(node: Any) -> bool:
     return bool(node.get_type_name() == "Convolution" and kernel.is_static and list(kernel.to_shape())[2:] == [1, 1])
 
 
-HELD_OUT = 4  # images that are not calibrated with, to measure the cost on
+HELD_OUT = 4  # images that are not calibrated with, to measure the errors on
 
 
 def calibration_samples(
@@ -141,7 +142,7 @@ def _resize(pixels: Tensor, size_hw: Sequence[int]) -> Tensor:
 
 
 def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """Return the samples to calibrate with, and a few others to measure the cost on; of few samples, all for both."""
+    """Return the samples to calibrate with, and a few others to measure the errors on; of few samples, all for both."""
     if len(samples) < 2 * HELD_OUT:
         return list(samples), list(samples)
     chosen = _evenly_spaced(range(len(samples)), HELD_OUT)
@@ -151,12 +152,12 @@ def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tenso
 def print_costs(
     model: Model, exported: ExportedModel, samples: Iterable[Mapping[str, Any]], *, show: Callable[[str], Any]
 ) -> dict[str, float]:
-    """Print the difference of an exported model to the model on some inputs, in terms of its task; return the means."""
+    """Print the errors of an exported model on some inputs, in terms of its task; return their means by name."""
     costs: dict[str, list[float]] = {}
     with torch.inference_mode():
         for one in samples:
             sample: dict[str, Any] = dict(one)
-            for name, value in task_cost(exported(**sample), model(**sample, return_dict=True)).items():
+            for name, value in task_errors(exported(**sample), model(**sample, return_dict=True)).items():
                 costs.setdefault(name, []).append(value)
     means = {name: statistics.mean(values) for name, values in costs.items()}
     for name, value in means.items():
@@ -182,9 +183,9 @@ def quantize_int8(
         most: Use no more inputs than this.
         keep: Names of further operations in the graph that stay in floating point.
     """
-    openvino = require("openvino", "int8")
-    passes = require("openvino.passes", "int8")
-    nncf = require("nncf", "int8")
+    openvino = import_extra("openvino", "int8")
+    passes = import_extra("openvino.passes", "int8")
+    nncf = import_extra("nncf", "int8")
     origin, out = Path(source).expanduser(), Path(folder).expanduser()
     signature = Signature.read(origin)
     if not (origin / ONNX_FILE).is_file():
@@ -199,10 +200,10 @@ def quantize_int8(
     manager = passes.Manager()
     manager.register_pass(passes.ConstantFolding())  # NNCF wants weights in the shape in which they are multiplied
     manager.run_passes(graph)
-    known, kept = _names_of(graph.get_ordered_ops()), set(keep)
+    known, kept = _node_names(graph.get_ordered_ops()), set(keep)
     for name in kept - known:
         raise InputError(f"keep: expected names of operations, got {name!r}.{near_matches(name, known)}")
-    names = sorted({*_outer_products(graph), *_gated_products(graph), *kept})
+    names = sorted({*_input_and_output_matmuls(graph), *_gated_matmuls(graph), *kept})
     with contextlib.redirect_stdout(sys.stderr):  # progress is no output
         quantized = nncf.quantize(
             graph,
@@ -214,7 +215,7 @@ def quantize_int8(
         )
     out.mkdir(parents=True, exist_ok=True)
     openvino.save_model(quantized, out / OPENVINO_FILE, compress_to_fp16=False)
-    for name in (CONFIG_FILE, PROCESSOR_FILE, JOINT_FILE):
+    for name in (CONFIG_FILE, IMAGE_PROCESSOR_FILE, COMBINED_PROCESSOR_FILE):
         if (origin / name).is_file():
             shutil.copyfile(origin / name, out / name)
     replace(signature, precision="int8").write(out)

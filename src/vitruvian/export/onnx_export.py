@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.export.comparison import compare_outputs
-from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten, require
+from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten_outputs, import_extra
 from vitruvian.model import Model
 
 # A transposed convolution that doubles the size of its input
@@ -24,7 +24,7 @@ _UPSAMPLING = {"kernel_size": (4, 4), "stride": (2, 2), "padding": (1, 1)}
 _UPSAMPLING |= {"output_padding": (0, 0), "dilation": (1, 1)}
 
 
-class SubPixelConvolution(nn.Module):
+class _SubPixelConvolution(nn.Module):
     """A transposed convolution of kernel 4, stride 2 and padding 1 as a plain one and a pixel shuffle.
 
     Engines have faster kernels for plain convolutions, and int8 ones. Each of the four phases of the result is a 2×2
@@ -60,7 +60,7 @@ def _subpixel_convolutions(model: nn.Module) -> Iterator[None]:
     ]
     try:
         for owner, name, child in replaced:
-            setattr(owner, name, SubPixelConvolution(child))
+            setattr(owner, name, _SubPixelConvolution(child))
         yield
     finally:
         for owner, name, child in replaced:
@@ -100,7 +100,7 @@ def export_onnx(
         check: Run the file with ONNX Runtime and compare with torch; raises `InputError` where they differ.
     """
     for package in ("onnx", "onnxscript", *(("onnxruntime",) if check else ())):
-        require(package, "ONNX export")
+        import_extra(package, "ONNX export")
     if model.dtype != torch.float32 or model.device.type != "cpu":
         raise InputError(
             f"export_onnx: expected a model in float32 on the CPU, got {model.dtype} on {model.device}. "
@@ -158,7 +158,7 @@ class _Traced(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the model."""
         output = self.model(**dict(zip(self.inputs, tensors, strict=True)), **self.options, return_dict=True)
-        outputs = dict(flatten(output))
+        outputs = dict(flatten_outputs(output))
         self.record({name: f"{type(output).__module__}:{type(output).__qualname__}" for name in outputs})
         # The exporter needs two tensors for one that is returned twice.
         return tuple(value.clone() for value in outputs.values())

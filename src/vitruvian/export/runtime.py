@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoConfig, AutoProcessor, find_class
-from vitruvian.config import Config, read_json
+from vitruvian.config import Config
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines import pipeline_class
 from vitruvian.tasks import find_task
+from vitruvian.text_files import read_json_object
 
 _SIGNATURE_FILE = "export.json"
 ONNX_FILE = "model.onnx"
@@ -70,7 +71,7 @@ class Signature:
                 f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {_SIGNATURE_FILE}."
             )
         with contextlib.suppress(TypeError):
-            signature = cls(**read_json(path))
+            signature = cls(**read_json_object(path))
             if all(
                 isinstance(name, str)
                 for name in (*signature.inputs, *signature.outputs, signature.model, signature.output)
@@ -89,18 +90,18 @@ class Signature:
         raise CheckpointError(f"{_SIGNATURE_FILE}: expected an output class of vitruvian, got {self.output!r}.")
 
 
-def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+def flatten_outputs(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors inside an output with their names."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, ModelOutput | dict | tuple | list):
         pairs = enumerate(value) if isinstance(value, tuple | list) else value.items()
         for key, part in pairs:
-            yield from flatten(part, f"{name}.{key}" if name else str(key))
+            yield from flatten_outputs(part, f"{name}.{key}" if name else str(key))
 
 
-def unflatten(values: dict[str, Any]) -> dict[str, Any]:
-    """Undo `flatten`: names that continue with numbers become tuples, others dicts."""
+def _unflatten_outputs(values: dict[str, Any]) -> dict[str, Any]:
+    """Undo `flatten_outputs`: names that continue with numbers become tuples, others dicts."""
     fields: dict[str, Any] = {}
     for name, value in values.items():
         first, _, rest = name.partition(".")
@@ -110,12 +111,12 @@ def unflatten(values: dict[str, Any]) -> dict[str, Any]:
             fields[first] = value
     for name, value in fields.items():
         if isinstance(value, dict):
-            parts = unflatten(value)
+            parts = _unflatten_outputs(value)
             fields[name] = tuple(parts.values()) if all(key.isdecimal() for key in parts) else parts
     return fields
 
 
-def require(package: str, purpose: str) -> Any:
+def import_extra(package: str, purpose: str) -> Any:
     """Import a package of the extra, or raise `MissingExtraError`."""
     try:
         return importlib.import_module(package)
@@ -188,7 +189,7 @@ class ExportedModel:
                 if "heatmaps" not in outputs:
                     raise InputError("flip_pairs: expected a model of poses, got one without heatmaps.")
                 outputs["heatmaps"] = flip_back(outputs["heatmaps"], flip_pairs)
-        output: ModelOutput = self.output_class(**unflatten(outputs))
+        output: ModelOutput = self.output_class(**_unflatten_outputs(outputs))
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def _feeds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -244,7 +245,7 @@ class OnnxModel(ExportedModel):
 
     def __init__(self, folder: str | Path, *, threads: int | None = None, providers: list[str] | None = None) -> None:
         super().__init__(folder)
-        runtime = require("onnxruntime", "OnnxModel")
+        runtime = import_extra("onnxruntime", "OnnxModel")
         path = self.folder / ONNX_FILE
         if not path.is_file():
             raise CheckpointError(f"{folder}: expected {ONNX_FILE}, got none. Open int8 models with OpenVinoModel.")
@@ -278,7 +279,7 @@ class OpenVinoModel(ExportedModel):
         super().__init__(folder)
         if precision not in (None, "f32", "bf16"):
             raise InputError(f'precision: expected "f32" or "bf16", got {precision!r}.')
-        openvino = require("openvino", "OpenVinoModel")
+        openvino = import_extra("openvino", "OpenVinoModel")
         path = self.folder / (OPENVINO_FILE if (self.folder / OPENVINO_FILE).is_file() else ONNX_FILE)
         if not path.is_file():
             raise CheckpointError(f"{folder}: expected {OPENVINO_FILE} or {ONNX_FILE}, got neither.")

@@ -1,10 +1,10 @@
-"""Write arrays, images, videos, point clouds and COCO datasets atomically, in formats that other programs open.
+"""Write arrays, images, videos, point clouds and COCO datasets atomically, in common formats; read videos.
 
 Video needs PyAV, which is imported only when it is used.
 """
 
-from vitruvian.files.arrays import json_text
 from vitruvian.files.coco import CocoWriter
 from vitruvian.files.images import write_image
+from vitruvian.text_files import json_text
 
 __all__ = ["CocoWriter", "json_text", "write_image"]

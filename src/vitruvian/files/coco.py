@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from vitruvian.atomic import Writer, atomic_write
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject, json_text
 from vitruvian.files.images import write_image
 from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, rle_area, rle_box_xywh
+from vitruvian.text_files import JsonObject, json_text
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1
@@ -125,7 +125,7 @@ class _CocoResult(Protocol):
 
 @runtime_checkable
 class _PanopticResult(Protocol):
-    """A result whose annotation is an image of segment numbers as colours, uint8 [H, W, 3]."""
+    """A result whose annotation is an image of segment numbers as colors, uint8 [H, W, 3]."""
 
     def panoptic_image(self) -> NDArray[np.uint8]: ...
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from vitruvian.errors import VitruvianError
-from vitruvian.hub import WEIGHT_ENDINGS, HubOptions, is_local, local_path, pinned
+from vitruvian.hub import WEIGHT_ENDINGS, HubOptions, is_local, local_path, pin_revision
 
 _HASHED_BYTES = 1 << 25  # larger files are known by their header, size and modification time
 _HEADER_BYTES = 1 << 20
@@ -20,7 +20,7 @@ def checkpoint_digest(name: str, revision: str | None = None) -> str | None:
     """
     try:
         if not is_local(name):
-            return pinned(name, HubOptions(revision=revision)).revision
+            return pin_revision(name, HubOptions(revision=revision)).revision
         path = local_path(name)
     except (VitruvianError, OSError):
         return None

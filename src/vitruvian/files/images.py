@@ -21,7 +21,7 @@ _JPEG: tuple[str, _Options] = ("JPEG", {"quality": 95, "subsampling": 0})
 # Pillow's name and options by channels and suffix.
 _FORMATS: dict[int, dict[str, tuple[str, _Options]]] = {
     3: {".png": _PNG, ".jpg": _JPEG, ".jpeg": _JPEG, ".webp": ("WEBP", {"quality": 95})},
-    # "exact" keeps the colour under full transparency, which WebP otherwise changes.
+    # "exact" keeps the color under full transparency, which WebP otherwise changes.
     4: {".png": _PNG, ".webp": ("WEBP", {"lossless": True, "exact": True, "quality": 60})},
 }
 _MAX_SIDE = {"JPEG": 65535, "WEBP": 16383}
@@ -49,16 +49,16 @@ def write_image(path: str | Path, image: NDArray[np.uint8]) -> None:
         Image.fromarray(image).save(temporary, form, **options)
 
 
-def write_label_png(path: str | Path, labels: NDArray[np.integer], colours: NDArray[np.uint8]) -> None:
+def write_label_png(path: str | Path, labels: NDArray[np.integer], colors: NDArray[np.uint8]) -> None:
     """Write labels [H, W] from 0 to 65535 as a PNG whose pixels hold the labels.
 
-    Up to 255 it has the palette `colours`, uint8 [K, 3], which viewers show; with larger labels it is 16-bit gray.
+    Up to 255 it has the palette `colors`, uint8 [K, 3], which viewers show; with larger labels it is 16-bit gray.
     """
     if labels.max() > 255:
         write_png16(path, labels.astype(np.uint16))
         return
     image = Image.fromarray(labels.astype(np.uint8), "L")
-    image.putpalette(colours[:256].tobytes())
+    image.putpalette(colors[:256].tobytes())
     with atomic_write(path) as temporary:
         image.save(temporary, "PNG", compress_level=_PNG_LEVEL, bits=8)
 
@@ -70,13 +70,13 @@ def write_png16(path: str | Path, image: NDArray[np.uint16]) -> None:
     compresses smooth maps well.
     """
     height, width = image.shape[:2]
-    colour_type = 0 if image.ndim == 2 else 2  # gray, RGB
+    color_type = 0 if image.ndim == 2 else 2  # gray, RGB
     rows = image.astype(">u2").reshape(height, -1).view(np.uint8)  # [H, 2·W·C] bytes, high one first
     filtered = np.empty((height, 1 + rows.shape[1]), np.uint8)
     filtered[:, 0] = 2
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])  # wraps around at 256, as the format requires
-    header = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, 0)
     chunks = {b"IHDR": header, b"IDAT": zlib.compress(filtered.tobytes(), _PNG_LEVEL), b"IEND": b""}
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(b"\x89PNG\r\n\x1a\n")

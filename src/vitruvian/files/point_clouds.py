@@ -10,21 +10,23 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject, srgb_to_linear
+from vitruvian.images.srgb import srgb_to_linear
+from vitruvian.text_files import JsonObject
 
 _FLOAT, _UNSIGNED_SHORT, _UNSIGNED_INT = 5126, 5123, 5125  # glTF component types
 _VERTICES, _INDICES = 34962, 34963  # glTF buffer view targets
 _POINTS, _TRIANGLES = 0, 4  # glTF primitive modes
 
 
-def write_ply(path: str | Path, points: NDArray[np.float32], colours: NDArray[np.uint8], *, comments: str = "") -> None:
-    """Write points [N, 3] with RGB colours uint8 [N, 3] as binary little-endian PLY."""
-    table = np.empty(len(points), [("points", "<f4", 3), ("colours", "u1", 3)])
-    table["points"], table["colours"] = points, colours
+def write_ply(path: str | Path, points: NDArray[np.float32], colors: NDArray[np.uint8], *, comments: str = "") -> None:
+    """Write points [N, 3] with RGB colors uint8 [N, 3] as binary little-endian PLY."""
+    table = np.empty(len(points), [("points", "<f4", 3), ("colors", "u1", 3)])
+    table["points"], table["colors"] = points, colors
     header = ["ply", "format binary_little_endian 1.0", *(f"comment {line}" for line in comments.splitlines())]
     header += [f"element vertex {len(points)}", *(f"property float {name}" for name in ("x", "y", "z"))]
     header += [*(f"property uchar {name}" for name in ("red", "green", "blue")), "end_header", ""]
@@ -36,12 +38,12 @@ def write_ply(path: str | Path, points: NDArray[np.float32], colours: NDArray[np
 def write_glb(
     path: str | Path,
     points: NDArray[np.float32],
-    colours: NDArray[np.uint8],
+    colors: NDArray[np.uint8],
     triangles: NDArray[np.uint32] | None = None,
 ) -> None:
     """Write points [N, 3], or with `triangles` uint32 [M, 3] (indices of points) a mesh, as GLB.
 
-    The axes of glTF are those of OpenGL: x right, y up, z to the viewer. Front faces run counter-clockwise. `colours`
+    The axes of glTF are those of OpenGL: x right, y up, z to the viewer. Front faces run counter-clockwise. `colors`
     are sRGB uint8 [N, 3]; they are stored as linear values, as glTF requires, in 16 bits to keep dark ones apart.
     Viewers show them without lights.
     """
@@ -49,9 +51,9 @@ def write_glb(
         raise InputError(f"{Path(path).name}: expected at least one point, got none. GLB cannot be empty.")
     positions = points.astype("<f4")
     bounds = {"min": positions.min(0).tolist(), "max": positions.max(0).tolist()}
-    linear = np.round(srgb_to_linear(np.arange(256) / 255).astype(np.float64) * 65535).astype(np.uint16)  # [256]
-    rgba = np.full((len(colours), 4), 65535, "<u2")
-    rgba[:, :3] = linear[colours]
+    linear = np.round(srgb_to_linear(torch.arange(256) / 255).double().numpy() * 65535).astype(np.uint16)  # [256]
+    rgba = np.full((len(colors), 4), 65535, "<u2")
+    rgba[:, :3] = linear[colors]
     buffers = [positions.tobytes(), rgba.tobytes()]
     accessors: list[JsonObject] = [
         {"componentType": _FLOAT, "count": len(points), "type": "VEC3", **bounds},

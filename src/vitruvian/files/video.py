@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.atomic import Writer, temporary_path, write_errors
-from vitruvian.errors import ImageError, InputError, MissingExtraError
+from vitruvian.errors import ImageError, InputError, MissingExtraError, one_line
 from vitruvian.files.images import write_image
-from vitruvian.images.decode import one_line
 from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional
@@ -30,7 +29,7 @@ _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
 _RgbImage = NDArray[np.uint8]  # [H, W, 3]
 
-_MAX_SD_HEIGHT = 576  # taller video without a stated colour space is BT.709, as players assume
+_MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
 
 def import_av() -> ModuleType:
@@ -52,15 +51,14 @@ def open_container(path: str | Path, mode: str = "r", **options: Any) -> _Contai
     return import_av().open(f"file:{path}", mode, options=limits | options.pop("options", {}), **options)
 
 
-def open_video(path: str | Path) -> VideoReader:
-    """Open a video file, or raise `ImageError` where it has no frame that can be decoded."""
-    return VideoReader(path)
+# -------------------------------------------------------------------------------------------------------- reading
 
 
 class VideoReader:
     """Iterate over the frames of a video, upright and in order, with constant memory.
 
-    Each iteration opens the file again, so a reader can be iterated many times, also from several threads.
+    Each iteration opens the file again, so a reader can be iterated many times, also from several threads. A file
+    without a frame that can be decoded is an `ImageError`.
 
     Attributes:
         path: The file.
@@ -182,7 +180,8 @@ class VideoReader:
         return self._times or None
 
     def _to_rgb(self, frame: _Frame) -> _RgbImage:
-        unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the colour spaces that swscale supports
+        """Convert a decoded frame to upright RGB, uint8 [H, W, 3]."""
+        unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the color spaces that swscale supports
         space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
         image: _RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
         return np.ascontiguousarray(np.rot90(image, self.rotation // 90)) if self.rotation else image
@@ -324,9 +323,9 @@ class VideoWriter(Writer):
     |---|---|---|
     | .mp4 | H.264, 4:2:0 | no; odd sides are padded by one pixel |
     | .webm | VP9, 4:2:0 | straight, in VP9's second stream |
-    | .mov | ProRes 422 HQ, or 4444 with alpha | straight, 10 bits for colour and alpha |
+    | .mov | ProRes 422 HQ, or 4444 with alpha | straight, 10 bits for color and alpha |
 
-    Colours are BT.709, limited range, and tagged so. Memory is constant.
+    Colors are BT.709, limited range, and tagged so. Memory is constant.
 
     Args:
         path: Where to write.
@@ -405,6 +404,7 @@ class VideoWriter(Writer):
             self._closed = True
 
     def _new_stream(self) -> _Stream:
+        """Add the video stream, with its codec, time base and color tags, to the container."""
         stream = self._container.add_stream(self.codec.name, rate=self.rate, options=dict(self.codec.options))
         stream.height, stream.width = self._coded_hw
         stream.pix_fmt = self.codec.pixel_format
@@ -417,6 +417,7 @@ class VideoWriter(Writer):
         return stream
 
     def _check(self, image: object) -> None:
+        """Raise `InputError` for an image of another size or type, and after `close`."""
         wanted = (*self.size_hw, 4 if self.alpha else 3)
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.shape != wanted:
             got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
@@ -425,12 +426,14 @@ class VideoWriter(Writer):
             raise InputError(f"{self.path.name}: expected an open writer, got a closed one. Open a new one.")
 
     def _tick(self, time: float | None) -> int:
+        """Return the time of the next frame in units of the time base, after that of the last one."""
         if self._last is None:
             return 0 if time is None else max(0, round(time / self._time_base))
         tick = self._last + self._frame_ticks if time is None else round(time / self._time_base)
         return max(tick, self._last + 1)
 
     def _frame(self, image: NDArray[np.uint8], tick: int) -> _Frame:
+        """Convert an image [H, W, 3 or 4] to a frame of the encoder at this time, padded to even sides if needed."""
         av = import_av()
         padding = [(0, new - old) for new, old in zip(self._coded_hw, self.size_hw, strict=True)]
         image = np.pad(image, (*padding, (0, 0)), mode="edge") if self._coded_hw != self.size_hw else image

@@ -16,7 +16,7 @@ from vitruvian.human.keypoints import (
     KeypointInfo,
 )
 from vitruvian.human.layouts import BODY_25, COCO_17, COCO_WHOLEBODY_133, FACE_LINES, LAYOUTS, SAPIENS_308, Layout
-from vitruvian.human.parts import PART_COLOURS, PART_FLIP_PERMUTATION, PART_INDEX, PART_NAMES, PARTS, Part
+from vitruvian.human.parts import PART_COLORS, PART_FLIP_PERMUTATION, PART_INDEX, PART_NAMES, PARTS, Part
 
 __all__ = [
     "BODY_25",
@@ -31,7 +31,7 @@ __all__ = [
     "KEYPOINT_NAMES",
     "LAYOUTS",
     "PARTS",
-    "PART_COLOURS",
+    "PART_COLORS",
     "PART_FLIP_PERMUTATION",
     "PART_INDEX",
     "PART_NAMES",

@@ -1,7 +1,7 @@
 """The 308 keypoints of Sapiens2: names, sides, groups, flips and bones.
 
 The id of a keypoint is the channel of its heatmap. Left and right are always the person's own. The table is
-``keypoints308.json``: name, group, side, mirror partner, sigma and colour of each point, and the bones by the names of
+``keypoints308.json``: name, group, side, mirror partner, sigma and color of each point, and the bones by the names of
 their ends.
 
 Names:
@@ -9,7 +9,7 @@ Names:
 - A finger is numbered from the palm to the tip: ``*_third_joint`` (the knuckle; for the thumb the joint at the wrist),
   ``*2``, ``*3``, ``*4`` (the tip). The bones run in that order from the wrist.
 - Numbered midpoints of a line on the face run from image left to image right for a person who faces the camera: on a
-  line with a centre point 1 and 2 are the quarters and 3 to 6 the eighths; on a line without one (brows, bridge of the
+  line with a center point 1 and 2 are the quarters and 3 to 6 the eighths; on a line without one (brows, bridge of the
   nose) 1 is the middle and 2, 3 are the quarters. The mirror partner of a numbered point therefore often has another
   number: ``r_midpoint_1_of_upper_lash_line`` and ``l_midpoint_2_of_upper_lash_line`` are both the outer quarter.
 - ``border_of_iris_3``, ``_6``, ``_9``, ``_12`` are hours of a clock face as the image shows it.
@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, get_args
 
 Side = Literal["left", "right", "middle"]
 Group = Literal["body", "feet", "left_hand", "right_hand", "face", "irises", "ears"]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class KeypointInfo:
         side: The person's own side; "middle" for points on the line of symmetry.
         swap: Id of its mirror image; its own id for points in the middle.
         sigma: Standard deviation of human annotation relative to the person's size, as in COCO's OKS.
-        colour: RGB, 0 to 255.
+        color: RGB, 0 to 255.
     """
 
     id: int
@@ -47,7 +47,7 @@ class KeypointInfo:
     side: Side
     swap: int
     sigma: float
-    colour: Colour
+    color: Color
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Bone:
     name: str
     start: int
     end: int
-    colour: Colour
+    color: Color
 
 
 def read_table(name: str) -> Any:

@@ -90,6 +90,7 @@ class Layout:
 
 
 def _check_points(keypoints: Any, scores: Any) -> None:
+    """Raise `InputError` unless these are keypoints [..., 308, 2 or 3] and scores [..., 308] of one library."""
     numpy = isinstance(keypoints, np.ndarray) and isinstance(scores, np.ndarray)
     if not numpy and not (hasattr(keypoints, "requires_grad") and hasattr(scores, "requires_grad")):
         raise InputError(

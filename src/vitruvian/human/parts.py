@@ -1,7 +1,7 @@
-"""The 29 body parts of Sapiens2: names, sides, kinds, flips and colours. The table is ``parts29.json``.
+"""The 29 body parts of Sapiens2: names, sides, kinds, flips and colors. The table is ``parts29.json``.
 
 The id of a part is its logit channel and its value in a label map. Left and right are always the person's own. The
-colours are our own: one hue for each pair, light on the left and dark on the right.
+colors are our own: one hue for each pair, light on the left and dark on the right.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vitruvian.human.keypoints import Colour, Side, read_table
+from vitruvian.human.keypoints import Color, Side, read_table
 
 Kind = Literal["background", "clothing", "skin", "hair", "mouth"]
 
@@ -24,7 +24,7 @@ class Part:
         kind: "clothing" is everything worn (glasses and shoes too), "mouth" lips, teeth and tongue.
         side: The person's own side; "middle" where there is only one.
         swap: Id of its mirror image; its own id for parts in the middle.
-        colour: RGB, 0 to 255.
+        color: RGB, 0 to 255.
     """
 
     id: int
@@ -32,7 +32,7 @@ class Part:
     kind: Kind
     side: Side
     swap: int
-    colour: Colour
+    color: Color
 
 
 PARTS: Final[tuple[Part, ...]] = tuple(
@@ -47,7 +47,7 @@ PART_NAMES: Final[tuple[str, ...]] = tuple(part.name for part in PARTS)
 PART_INDEX: Final[dict[str, int]] = {part.name: part.id for part in PARTS}
 """Name to id."""
 
-PART_COLOURS: Final[tuple[Colour, ...]] = tuple(part.colour for part in PARTS)
+PART_COLORS: Final[tuple[Color, ...]] = tuple(part.color for part in PARTS)
 """RGB of each part, a palette for label maps."""
 
 PART_FLIP_PERMUTATION: Final[tuple[int, ...]] = tuple(part.swap for part in PARTS)

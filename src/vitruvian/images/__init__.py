@@ -12,7 +12,7 @@ from vitruvian.images.resize import (
     shortest_edge_hw,
 )
 from vitruvian.ops.crop import crop_boxes, crop_params
-from vitruvian.ops.normalize import rescale_and_normalize
+from vitruvian.ops.pixel_normalization import rescale_and_normalize
 
 __all__ = [
     "ImageSource",

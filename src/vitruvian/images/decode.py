@@ -1,11 +1,7 @@
-"""Decode bytes and arrays to upright 8-bit RGB images, or raise one line that says what they are and what to do.
+"""Decode image files with Pillow, or raise one line that says what the bytes are and what to do.
 
 Pillow's plugins are called one by one instead of through `PIL.Image.open`: that function compares the size with a
 global limit, which a limit of our own would have to change under other threads.
-
-White levels: bool is 0 and 1, uint8 0..255, uint16 0..65535 (divided by 257, never clipped), floats 0..1. Integers
-wider than 16 bits have no defined white level: up to 255 they count as 8-bit, up to 65535 as 16-bit, and anything else
-is refused, as are floats outside of 0..1, since stretching them would silently change the image.
 """
 
 from __future__ import annotations
@@ -16,13 +12,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import IO
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from PIL import ExifTags, Image, ImageFile
-from torch import Tensor
+from PIL import Image, ImageFile
 
-from vitruvian.errors import ImageError
+from vitruvian.errors import ImageError, one_line
 
 # ------------------------------------------------------------------------------------------------ file signatures
 
@@ -161,12 +153,6 @@ def load_pixels(image: Image.Image, *, subject: str) -> None:
         ) from error
 
 
-def one_line(text: object, *, limit: int = 160) -> str:
-    """Return `text` on one line of at most `limit` characters."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
-
-
 def is_image(head: bytes) -> bool:
     """Return whether bytes start with the signature of an image format."""
     return is_heif(head) or any(accept is not None and accept(head[:16]) is True for _, _, accept in _plugins())
@@ -229,126 +215,3 @@ def _heif_factory(subject: str) -> _Factory:
             'Install its reader with: pip install "vitruvian[heif]"'
         ) from error
     return pillow_heif.HeifImageFile
-
-
-# ------------------------------------------------------------------------------------------- upright 8-bit RGB
-
-_Turn = Image.Transpose
-_TO_UPRIGHT = {
-    2: _Turn.FLIP_LEFT_RIGHT, 3: _Turn.ROTATE_180, 4: _Turn.FLIP_TOP_BOTTOM, 5: _Turn.TRANSPOSE,
-    6: _Turn.ROTATE_270, 7: _Turn.TRANSVERSE, 8: _Turn.ROTATE_90,
-}  # fmt: skip
-_DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
-_PLAIN_MODES = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
-_FLOAT_TOLERANCE = 1e-3  # resampling and half precision may leave 0..1
-
-_Array = npt.NDArray[np.generic]
-
-
-def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]) -> Image.Image:
-    """Return a new RGB image, rotated by its EXIF tag, with alpha composited over `background` and the colour profile.
-
-    The EXIF block is dropped, so that an image that is read twice is not rotated twice.
-    """
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
-        orientation = None
-    rgb = to_rgb(image, subject=subject, background=background)
-    if orientation in _TO_UPRIGHT:
-        rgb = rgb.transpose(_TO_UPRIGHT[orientation])
-    rgb.info = {"icc_profile": image.info["icc_profile"]} if image.info.get("icc_profile") else {}
-    return rgb
-
-
-def array_to_rgb(source: _Array | Tensor, *, max_pixels: int, background: tuple[int, int, int]) -> Image.Image:
-    """Convert [H, W], [H, W, C] or [C, H, W] values with 1, 3 or 4 channels (RGBA) to an RGB image.
-
-    Ambiguous shapes are [H, W, C] for arrays and [C, H, W] for tensors.
-    """
-    subject = "tensor" if isinstance(source, Tensor) else "array"
-    if isinstance(source, Tensor):
-        values = source.detach().cpu()
-        source = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    pixels = _channels_last(source, channels_first=subject == "tensor", subject=subject)  # [H, W, C]
-    check_pixel_count((pixels.shape[1], pixels.shape[0]), subject=subject, max_pixels=max_pixels)
-    pixels = to_uint8(pixels, subject=subject)
-    pixels = np.ascontiguousarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)  # [H, W] or [H, W, C]
-    return to_rgb(Image.fromarray(pixels), subject=subject, background=background)
-
-
-def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.NDArray[np.uint8]:
-    """Scale values to 0..255 by the white level of their type, or by `white` where the file states one."""
-    if values.dtype == np.uint8:
-        return values.view(np.uint8)
-    if values.dtype == np.bool_:
-        return values.astype(np.uint8) * np.uint8(255)
-    if np.issubdtype(values.dtype, np.floating):
-        if not (values.min() >= -_FLOAT_TOLERANCE and values.max() <= 1 + _FLOAT_TOLERANCE):  # also false for NaN
-            raise ImageError(
-                f"{subject}: expected floating-point values from 0 to 1, got {values.min():.4g} to {values.max():.4g}. "
-                "Divide by the white level first (255 for 8-bit values)."
-            )
-        scaled = np.multiply(values, 255, dtype=np.float32)
-        return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
-    if not np.issubdtype(values.dtype, np.integer):
-        raise ImageError(
-            f"{subject}: expected bool, integer or float values, got {values.dtype}. Convert them to uint8 first."
-        )
-    low, high = int(values.min()), int(values.max())
-    if white is None:
-        sixteen_bit = values.dtype.kind == "u" and values.dtype.itemsize == 2  # in either byte order
-        white = 65535 if sixteen_bit or high > 255 else 255
-    if low < 0 or high > white:
-        raise ImageError(
-            f"{subject}: expected integers from 0 to {white}, got {low} to {high}. "
-            "Scale them to uint8 (0 to 255) or uint16 (0 to 65535) first."
-        )
-    return ((values.astype(np.uint32) * 255 + white // 2) // white).astype(np.uint8)
-
-
-def _channels_last(array: _Array, *, channels_first: bool, subject: str) -> _Array:
-    """Convert [H, W], [H, W, C] or [C, H, W] to [H, W, C]."""
-    if array.ndim == 2:
-        return array[..., None]  # [H, W, 1]
-    if array.ndim == 3:
-        ends = {"first": array.shape[0] in (1, 3, 4), "last": array.shape[-1] in (1, 3, 4)}
-        if ends["first"] and (channels_first or not ends["last"]):
-            return np.moveaxis(array, 0, -1)  # [H, W, C]
-        if ends["last"]:
-            return array
-    hint = "Pass one image at a time, or the batch to load_images." if array.ndim == 4 else "Reorder or slice it."
-    raise ImageError(
-        f"{subject}: expected shape [H, W], [H, W, C] or [C, H, W] with 1, 3 or 4 channels, "
-        f"got {list(array.shape)}. {hint}"
-    )
-
-
-def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]) -> Image.Image:
-    """Return a new RGB image with the pixels of `image`, without EXIF rotation."""
-    if image.mode in _DEEP_MODES:
-        gray = to_uint8(np.asarray(image), subject=subject, white=_stated_white(image))  # [H, W]
-        return Image.fromarray(gray).convert("RGB")
-    if image.has_transparency_data:
-        key = image.info.get("transparency")
-        if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
-            # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent colour.
-            image = image.copy()
-            image.info["transparency"] = tuple(value >> 8 for value in key)
-        straight = image.convert("RGBA")  # premultiplied modes become straight
-        canvas = Image.new("RGB", image.size, background)
-        canvas.paste(straight.convert("RGB"), mask=straight.getchannel("A"))
-        return canvas
-    if image.mode in _PLAIN_MODES:
-        return image.convert("RGB")
-    raise ImageError(
-        f"{subject}: expected a gray, RGB, CMYK or palette image, got mode {image.mode}. Convert it to RGB first."
-    )
-
-
-def _stated_white(image: Image.Image) -> int | None:
-    """Return the white level that the file states, where its mode does not define it."""
-    if image.format in ("PNG", "PPM") and image.mode == "I":
-        return 65535
-    bits = getattr(image, "tag_v2", {}).get(258)  # BitsPerSample of a TIFF
-    return 4095 if image.mode == "I;16" and bits == (12,) else None

@@ -20,15 +20,13 @@ from concurrent.futures import Future
 from typing import IO, cast
 from urllib.parse import SplitResult
 
-from vitruvian.errors import ImageError, InputError
-from vitruvian.images.decode import one_line
-from vitruvian.limits import get_limits, raise_limit
+from vitruvian.errors import ImageError, InputError, one_line
+from vitruvian.limits import get_limits, limit_hint, read_bounded
 
 _SCHEMES = ("http://", "https://")
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # not quoted: URLs that were copied from a browser may be quoted already
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 10
-_CHUNK_BYTES = 1024**2
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CHECK = "Check the URL and the network connection."
 
@@ -78,23 +76,10 @@ def download(url: str, *, timeout: float | None, allow_private: bool = True) -> 
             subject=transfer.subject,
             expected=f"a download of at most {seconds:,} seconds",
             got="a slower one",
-            hint=f"Download the image first, or raise the limit download_seconds: {raise_limit('download_seconds')}.",
+            hint=f"Download the image first, or raise the limit download_seconds: {limit_hint('download_seconds')}.",
         ) from None
     finally:
         transfer.cancel()
-
-
-def read_bounded(stream: IO[bytes], limit: str, *, subject: str) -> bytes:
-    """Read `stream` to its end; more bytes than the limit of this name allows are an `ImageError`."""
-    limits = get_limits()
-    read = getattr(stream, "read1", stream.read)  # returns what there is, where `read` waits for the whole chunk
-    parts: list[bytes] = []
-    total = 0
-    while part := read(_CHUNK_BYTES):
-        total += len(part)
-        limits.check(limit, total, subject=subject, error=ImageError)
-        parts.append(part)
-    return b"".join(parts)
 
 
 class _Transfer:
@@ -130,6 +115,7 @@ class _Transfer:
         return ImageError(subject=self.subject, expected="an image", got=got, hint=hint)
 
     def _fetch(self) -> bytes:
+        """Return the body, after redirects."""
         url = self._url
         for _ in range(_MAX_REDIRECTS + 1):
             parts = urllib.parse.urlsplit(url)
@@ -146,6 +132,7 @@ class _Transfer:
         raise self._error(f"more than {_MAX_REDIRECTS} redirects", "Use the URL that they lead to.")
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
+        """Return the whole body of a successful response."""
         if not 200 <= response.status < 300:
             got = f"HTTP status {response.status} {one_line(response.reason)}"
             raise self._error(got, "Check the URL, and that it needs no login.")

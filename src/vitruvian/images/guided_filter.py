@@ -1,9 +1,9 @@
-"""Upsampling along the edges of an image (guided filter), and the foreground colours of a matte.
+"""Upsampling along the edges of an image (guided filter), and the foreground colors of a matte.
 
 A map that a model predicts at a low resolution is blurred where it is enlarged bilinearly. The guided filter models it,
-in each small window, as a linear function of the image's colours. The slopes of these functions are smooth and can be
+in each small window, as a linear function of the image's colors. The slopes of these functions are smooth and can be
 enlarged; applied to the detail that the image loses at the low resolution, they give the map the same detail. Where
-colours do not explain the map it stays as smooth as before.
+colors do not explain the map it stays as smooth as before.
 
 The time is linear in the number of pixels, whatever the size of the windows, and beside the result only a few rows of
 temporary values are live. Both functions run on the device of their inputs without synchronizing it.
@@ -21,11 +21,11 @@ from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
 
 _RADIUS = 1  # of the windows, in pixels of the map
-_EPSILON = 1e-3  # variance of colours, from 0 to 1, below which a window has no edges
+_EPSILON = 1e-3  # variance of colors, from 0 to 1, below which a window has no edges
 _BLOCK_PIXELS = 1 << 18  # pixels of one step
 _OPAQUE, _CLEAR = 0.95, 0.05  # alpha of pixels that are all foreground, and all background
-_COLOUR_SIDE = 512  # long side of the image that colours of foreground and background are estimated in
-_COLOUR_RADII = (32, 8, 2)  # in pixels of that: the nearest pixels that there are decide
+_COLOR_SIDE = 512  # long side of the image that colors of foreground and background are estimated in
+_COLOR_RADII = (32, 8, 2)  # in pixels of that: the nearest pixels that there are decide
 
 
 @torch.no_grad()
@@ -58,11 +58,11 @@ def guided_upsample(values: Tensor, image: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def foreground_colours(image: Tensor, alpha: Tensor) -> Tensor:
-    """Return the colours of the foreground alone: [3, H, W], [H, W] -> float32 [3, H, W] from 0 to 1.
+def foreground_colors(image: Tensor, alpha: Tensor) -> Tensor:
+    """Return the colors of the foreground alone: [3, H, W], [H, W] -> float32 [3, H, W] from 0 to 1.
 
     Where alpha is 0.95 or more these are the image's. At the fringe the image mixes foreground and background:
-    image = alpha · foreground + (1 − alpha) · background. There the colours of opaque and of clear pixels nearby are
+    image = alpha · foreground + (1 − alpha) · background. There the colors of opaque and of clear pixels nearby are
     estimates of both, and the foreground is corrected by what they do not explain.
 
     Args:
@@ -70,35 +70,35 @@ def foreground_colours(image: Tensor, alpha: Tensor) -> Tensor:
         alpha: From 0 to 1.
     """
     height, width = image.shape[1:]
-    factor = min(1.0, _COLOUR_SIDE / max(height, width))
+    factor = min(1.0, _COLOR_SIDE / max(height, width))
     small_hw = max(1, round(height * factor)), max(1, round(width * factor))
     small, small_alpha = _as_float(resize(image, small_hw)), resize(alpha[None], small_hw)
     near = torch.cat((_nearby_mean(small, small_alpha >= _OPAQUE), _nearby_mean(small, small_alpha <= _CLEAR)))
     out = torch.empty(3, height, width, device=image.device)
     for rows in _row_blocks(height, width):
         foreground, background = torch.split(_upsampled_rows(near, rows, (height, width)), 3)  # [3, r, W] each
-        colours, share = _as_float(image[:, rows]), alpha[rows]
-        unexplained = colours - torch.lerp(background, foreground, share)
+        colors, share = _as_float(image[:, rows]), alpha[rows]
+        unexplained = colors - torch.lerp(background, foreground, share)
         corrected = unexplained.mul_(share).add_(foreground).clamp_(0, 1)
-        torch.where(share >= _OPAQUE, colours, corrected, out=out[:, rows])
+        torch.where(share >= _OPAQUE, colors, corrected, out=out[:, rows])
     return out
 
 
-def _nearby_mean(colours: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mean colour of the chosen pixels near each pixel: [3, h, w], [1, h, w] -> [3, h, w].
+def _nearby_mean(colors: Tensor, chosen: Tensor) -> Tensor:
+    """Return the mean color of the chosen pixels near each pixel: [3, h, w], [1, h, w] -> [3, h, w].
 
-    Their own colours where none is near.
+    Their own colors where none is near.
     """
-    weighted = torch.cat((colours * chosen, chosen.to(colours.dtype)))  # [4, h, w]
-    found = colours
-    for radius in _COLOUR_RADII:
+    weighted = torch.cat((colors * chosen, chosen.to(colors.dtype)))  # [4, h, w]
+    found = colors
+    for radius in _COLOR_RADII:
         total = _window_mean(weighted, radius)
         found = torch.where(total[3] > 1e-6, total[:3] / total[3].clamp(min=1e-6), found)
     return found
 
 
 def _slopes(values: Tensor, guide: Tensor) -> Tensor:
-    """Fit values ≈ slope · colour + offset in the window of each pixel, and average the slopes of all its windows.
+    """Fit values ≈ slope · color + offset in the window of each pixel, and average the slopes of all its windows.
 
     [C, h, w], [3, h, w] -> [C, 3, h, w].
     """
@@ -132,14 +132,14 @@ def _row_blocks(height: int, width: int) -> Iterator[slice]:
 def _upsampled_rows(maps: Tensor, rows: slice, size_hw: tuple[int, int]) -> Tensor:
     """Return some rows of maps [C, h, w] that are enlarged bilinearly to a size: [C, r, W]."""
     last = maps.shape[1] - 1
-    centres = torch.arange(rows.start, rows.stop, device=maps.device) + 0.5  # [r]
-    position = (centres * (maps.shape[1] / size_hw[0]) - 0.5).clamp(0, last)
+    centers = torch.arange(rows.start, rows.stop, device=maps.device) + 0.5  # [r]
+    position = (centers * (maps.shape[1] / size_hw[0]) - 0.5).clamp(0, last)
     above = position.long()
     share = (position - above)[:, None]  # [r, 1]
     mixed = torch.lerp(maps[:, above], maps[:, (above + 1).clamp(max=last)], share)  # [C, r, w]
-    return F.interpolate(mixed[None], (len(centres), size_hw[1]), mode="bilinear", align_corners=False)[0]
+    return F.interpolate(mixed[None], (len(centers), size_hw[1]), mode="bilinear", align_corners=False)[0]
 
 
 def _as_float(image: Tensor) -> Tensor:
-    """Return colours from 0 to 1, float32."""
+    """Return colors from 0 to 1, float32."""
     return image.float() / 255 if image.dtype == torch.uint8 else image.float()

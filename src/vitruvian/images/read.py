@@ -1,8 +1,8 @@
 """Read an image from a path, URL, bytes, file object, PIL image, array or tensor as upright RGB.
 
-    source → bytes or stream → decode.py (PIL image, size checked first, then upright 8-bit RGB)
+    source → bytes or stream → decode.py (PIL image, size checked first) → upright_rgb.py (EXIF orientation, 8 bits)
 
-Colour profiles stay in `image.info["icc_profile"]`; pixel values are those of the file.
+Color profiles stay in `image.info["icc_profile"]`; pixel values are those of the file.
 """
 
 from __future__ import annotations
@@ -21,20 +21,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.errors import ImageError, InputError, near_matches
-from vitruvian.images.decode import (
-    array_to_rgb,
-    check_pixel_count,
-    decode_image,
-    is_image,
-    load_pixels,
-    one_line,
-    reserve_memory,
-    to_rgb,
-    to_upright_rgb,
-)
-from vitruvian.images.download import download, is_url, read_bounded, redacted_url
-from vitruvian.limits import get_limits
+from vitruvian.errors import ImageError, InputError, near_matches, one_line
+from vitruvian.images.decode import check_pixel_count, decode_image, is_image, load_pixels, reserve_memory
+from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.images.upright_rgb import array_to_rgb, to_rgb, to_upright_rgb
+from vitruvian.limits import get_limits, read_bounded
 
 ImageSource = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[np.generic] | Tensor
@@ -60,7 +51,7 @@ def load_image(
         timeout: Seconds to wait for a server each time; see `download`.
         max_pixels: Images with more pixels are an `ImageError`, before they are decoded; by default
             `Limits.image_pixels`.
-        background: The RGB colour behind transparent pixels.
+        background: The RGB color behind transparent pixels.
 
     Animations and multipage files give their first frame. EXIF orientation is applied; an invalid one is ignored.
     16-bit values are scaled, not clipped. Float files must be within 0..1.
@@ -156,6 +147,7 @@ def _open_text(source: str, *, timeout: float | None) -> tuple[str, IO[bytes]]:
 
 
 def _open_path(path: str) -> IO[bytes]:
+    """Open a file for reading; a pipe is read to its end, since decoders seek."""
     subject = one_line(path)
     if not path:
         raise ImageError("image: expected a path or a URL, got an empty string. Pass the image's path.")
@@ -170,11 +162,12 @@ def _open_path(path: str) -> IO[bytes]:
         raise ImageError(f"{subject}: expected a readable file, got {reason}. Check the path.") from error
     if stream.seekable():
         return stream
-    with stream:  # a pipe: decoders need to seek
+    with stream:
         return io.BytesIO(read_bounded(stream, "file_bytes", subject=subject))
 
 
 def _no_such_file(path: str) -> ImageError:
+    """Return the error for a file that does not exist, with names in its folder that are close."""
     folder = Path(path).parent
     if not folder.is_dir():
         return ImageError(f"{one_line(path)}: expected an image file, got a path to a missing folder. Check the path.")
@@ -183,6 +176,7 @@ def _no_such_file(path: str) -> ImageError:
 
 
 def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
+    """Read a binary file object from its start to its end."""
     try:
         if not hasattr(source, "seekable") or source.seekable():
             source.seek(0)
@@ -196,6 +190,7 @@ def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:
 
 
 def _data_url_bytes(source: str) -> bytes:
+    """Decode the data of a `data:` URL, base64 or percent-encoded."""
     get_limits().check("file_bytes", len(source) * 3 // 4, subject="data: URL", error=ImageError)
     header, comma, payload = source.partition(",")
     if not comma:
@@ -209,6 +204,7 @@ def _data_url_bytes(source: str) -> bytes:
 
 
 def _from_base64(text: str) -> bytes | None:
+    """Decode base64 in either alphabet, with or without padding; None for other text."""
     compact = "".join(text.split()).replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)

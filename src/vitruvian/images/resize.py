@@ -23,7 +23,7 @@ def resize(pixels: Tensor, size_hw: SizeHW, *, mode: ResizeMode = "bilinear", an
 
     uint8 on the CPU uses torch's native 8-bit kernels (3× faster in channels-last memory format, as of
     `image_to_tensor`); elsewhere it is computed in float32, rounded half to even and clamped. The nearest modes copy
-    values and take any dtype, also labels, and ignore `antialias`. "nearest-exact" samples at pixel centres, as PIL
+    values and take any dtype, also labels, and ignore `antialias`. "nearest-exact" samples at pixel centers, as PIL
     does; "nearest" is the older rule of torch. An image of this size is returned unchanged.
     """
     if mode not in _MODES:
@@ -57,7 +57,7 @@ def resize(pixels: Tensor, size_hw: SizeHW, *, mode: ResizeMode = "bilinear", an
 def resample_mode(resample: int) -> ResizeMode:
     """Convert a PIL resampling number, as in processor configs, to a mode of `resize`.
 
-    0 becomes "nearest-exact": PIL's nearest samples at pixel centres, torch's plain "nearest" does not.
+    0 becomes "nearest-exact": PIL's nearest samples at pixel centers, torch's plain "nearest" does not.
     """
     if resample in _RESAMPLE_MODES:
         return _RESAMPLE_MODES[int(resample)]
@@ -104,7 +104,7 @@ def round_up_hw(size_hw: SizeHW, divisor: int) -> SizeHW:
 
 
 def center_on_canvas(pixels: Tensor, size_hw: SizeHW) -> Tensor:
-    """Centre [..., C, H, W] on a canvas [..., C, h, w]: pad smaller images with zeros, crop larger ones.
+    """Center [..., C, H, W] on a canvas [..., C, h, w]: pad smaller images with zeros, crop larger ones.
 
     For odd differences the extra row or column is padded or cropped at the bottom or right.
     """

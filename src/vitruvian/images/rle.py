@@ -24,7 +24,7 @@ from vitruvian.errors import InputError
 Ints = npt.NDArray[np.int64]
 
 # Pixels of masks that are encoded in one step, which limits memory.
-CHUNK_PIXELS = 1 << 26
+_CHUNK_PIXELS = 1 << 26
 
 
 class Rle(TypedDict):
@@ -48,7 +48,7 @@ def encode_rles(masks: Tensor | npt.NDArray[np.generic], *, compress: bool = Fal
     """Encode masks [N, H, W] of 0 and 1 (bool, integer or float), one RLE each."""
     tensor = _as_bool(masks)
     count, height, width = tensor.shape
-    chunk = max(1, CHUNK_PIXELS // (height * width))
+    chunk = max(1, _CHUNK_PIXELS // (height * width))
     runs = [counts for start in range(0, count, chunk) for counts in run_lengths(tensor[start : start + chunk])]
     size = [height, width]
     return [{"size": list(size), "counts": compress_counts(c) if compress else c.tolist()} for c in runs]

@@ -1,12 +1,28 @@
-"""Which stages a backbone returns, by name or by index: what backbones and their configurations share."""
+"""What backbones and their configurations share: sizes, images, and the stages that a backbone returns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitruvian.config import Config, settings
-from vitruvian.errors import ConfigError, near_matches
+from vitruvian.errors import ConfigError, InputError, near_matches
+
+if TYPE_CHECKING:  # configurations import no torch
+    from torch import Tensor
+
+Size = int | list[int]  # a side, or height and width
+
+
+def as_hw(size: Size) -> tuple[int, int]:
+    """Return (height, width) of a size."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def check_pixels(pixel_values: Tensor, channels: int) -> None:
+    """Raise `InputError` unless images have the shape [B, C, H, W]."""
+    if pixel_values.ndim != 4 or pixel_values.shape[1] != channels:
+        raise InputError(f"pixel_values: expected shape [B, {channels}, H, W], got {list(pixel_values.shape)}.")
 
 
 def channels_by_stage(stem: int, stages: Sequence[int]) -> dict[str, int]:
@@ -14,7 +30,7 @@ def channels_by_stage(stem: int, stages: Sequence[int]) -> dict[str, int]:
     return {"stem": stem} | {f"stage{number}": channels for number, channels in enumerate(stages, start=1)}
 
 
-def align_stages(
+def _align_stages(
     owner: str, names: Sequence[str], features: Sequence[str] | None, indices: Sequence[int] | None
 ) -> tuple[list[str], list[int]]:
     """Return the stages by name and by index from either, both (which must agree) or neither (the last stage)."""
@@ -68,8 +84,15 @@ class BackboneConfig(Config):
 
     def set_stages(self, out_features: list[str] | None = None, out_indices: list[int] | None = None) -> None:
         """Choose the stages that the backbone returns, by name or by index; by default the last."""
-        features, indices = align_stages(type(self).__name__, self.stage_names, out_features, out_indices)
+        features, indices = _align_stages(type(self).__name__, self.stage_names, out_features, out_indices)
         self.__dict__.update(out_features=features, out_indices=indices)
+
+    def require_sizes(self, *names: str) -> None:
+        """Raise `ConfigError` for a field that is neither a positive side nor a positive height and width."""
+        for name in names:
+            value: Size = getattr(self, name)
+            if (not isinstance(value, int) and len(value) != 2) or min(as_hw(value)) < 1:
+                raise ConfigError(f"{type(self).__name__}.{name}: expected a side or (height, width), got {value}.")
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -92,8 +115,8 @@ class BackboneConfig(Config):
         raise NotImplementedError
 
 
-class ChosenStages:
-    """Properties of a backbone with a `BackboneConfig`."""
+class BackboneMixin:
+    """Properties of a backbone with a `BackboneConfig`: which stages it returns, and their channels."""
 
     config: BackboneConfig
 

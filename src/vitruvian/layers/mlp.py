@@ -14,15 +14,15 @@ from vitruvian.ops.swiglu import gated_linear, swiglu
 Activation = Callable[[Tensor], Tensor]
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
+def _gelu_tanh(x: Tensor) -> Tensor:
     """GELU by its tanh approximation."""
     return F.gelu(x, approximate="tanh")
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
     "leaky_relu": F.leaky_relu,
     "relu": F.relu,
     "relu6": F.relu6,

@@ -175,7 +175,7 @@ def albedo_loss(
 
         l1: ``Σ_rgb |p − a|``
         gradient: squared difference of the image gradients of p and a, Σ over rgb; mean of along x and along y
-        chromaticity: ``Σ_rgb |c(p) − c(a)|`` with ``c(x) = x / (Σ_rgb x + 1e-3)`` and p clamped to [0, 1]: the colour
+        chromaticity: ``Σ_rgb |c(p) − c(a)|`` with ``c(x) = x / (Σ_rgb x + 1e-3)`` and p clamped to [0, 1]: the color
             regardless of brightness
 
     Albedo is [B, 3, H, W]; predictions are those before they are clamped to [0, 1]. See `terms` for the other
@@ -194,5 +194,5 @@ def albedo_loss(
 
 
 def _chromaticity(rgb: Tensor) -> Tensor:
-    """Divide colours by their brightness: [B, 3, H, W] -> [B, 3, H, W], components that add up to (almost) 1."""
+    """Divide colors by their brightness: [B, 3, H, W] -> [B, 3, H, W], components that add up to (almost) 1."""
     return rgb / (rgb.sum(dim=1, keepdim=True) + _MIN_BRIGHTNESS)

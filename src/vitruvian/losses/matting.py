@@ -1,7 +1,7 @@
-"""Loss of mattes: premultiplied colour and alpha, compared directly, at several scales and composited.
+"""Loss of mattes: premultiplied color and alpha, compared directly, at several scales and composited.
 
 A matte is [B, 4, H, W]: red, green, blue *premultiplied* by alpha, then alpha; all 0 to 1. Its composite over a
-background is ``colour + (1 − alpha) · background``.
+background is ``color + (1 − alpha) · background``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vitruvian.errors import InputError
 from vitruvian.losses import terms
 
 _PYRAMID_LEVELS = 5
-_MID_GREY = 0.5
+_MID_GRAY = 0.5
 _BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
 # No recipe is published: these weights are our own.
 MATTING_WEIGHTS = {"alpha": 1.0, "colour": 1.0, "laplacian": 1.0, "composite": 1.0, "gradient": 1.0}
@@ -35,7 +35,7 @@ def matting_loss(
     Terms, as masked means:
 
         alpha: ``|α − α*|``
-        colour: ``Σ_rgb |F − F*|`` of the premultiplied colours
+        colour: ``Σ_rgb |F − F*|`` of the premultiplied colors
         laplacian: L1 of a Laplacian pyramid of alpha, see `_laplacian_error`
         composite: ``Σ_rgb |(F + (1 − α) b) − (F* + (1 − α*) b)|``: the composite over the background b
         gradient: squared difference of the image gradients of alpha, along x plus along y
@@ -44,19 +44,19 @@ def matting_loss(
         pred: Predicted matte [B, 4, H, W], after the sigmoid.
         target: Target matte [B, 4, H, W].
         mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
-        background: Image to composite over, broadcastable to [B, 3, H, W], 0 to 1; by default mid-grey. A random colour
+        background: Image to composite over, broadcastable to [B, 3, H, W], 0 to 1; by default mid-gray. A random color
             for each image, ``torch.rand(B, 3, 1, 1)``, penalizes halos of every hue.
         weights: Weights of terms other than `MATTING_WEIGHTS`.
     """
     pred, target, valid = terms.check_maps(pred, target, mask, channels=4, what="mattes")
     behind = _check_background(background, pred)  # broadcasts to [B, 3, H, W]
     error = terms.clear_invalid(pred - target, valid)  # [B, 4, H, W]
-    colour, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]
+    color, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]
     functions = {
         "alpha": lambda: terms.weighted_mean(alpha.abs(), valid),
-        "colour": lambda: terms.weighted_mean(colour.abs(), valid),
+        "colour": lambda: terms.weighted_mean(color.abs(), valid),
         "laplacian": lambda: _laplacian_error(alpha, valid),
-        "composite": lambda: terms.weighted_mean((colour - alpha * behind).abs(), valid),
+        "composite": lambda: terms.weighted_mean((color - alpha * behind).abs(), valid),
         "gradient": lambda: terms.sum_gradient_error(alpha, valid),
     }
     return terms.weighted_sum(functions, MATTING_WEIGHTS, weights, anchor=pred)
@@ -92,12 +92,12 @@ def _halve(image: Tensor) -> Tensor:
 
 def _check_background(background: Tensor | None, pred: Tensor) -> Tensor:
     if background is None:
-        return pred.new_full((1, 3, 1, 1), _MID_GREY)
+        return pred.new_full((1, 3, 1, 1), _MID_GRAY)
     B, _, H, W = pred.shape
     shape = background.shape
     if len(shape) != 4 or any(have not in (1, want) for have, want in zip(shape, (B, 3, H, W), strict=True)):
         raise InputError(
             f"background: expected a shape that broadcasts to {[B, 3, H, W]}, got {list(shape)}. "
-            "Pass an image, or a colour as [1, 3, 1, 1]."
+            "Pass an image, or a color as [1, 3, 1, 1]."
         )
     return background.float()

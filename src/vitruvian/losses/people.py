@@ -66,7 +66,7 @@ def people_loss(logits: Tensor, sides: Tensor, target: PeopleTarget) -> LossTerm
         box: ``1 − GIoU`` of the boxes at cells with a target of at least one half, weighted by it.
 
     Args:
-        logits: Centres [B, 1, h, w].
+        logits: Centers [B, 1, h, w].
         sides: Positive distances to the four sides in cells [B, 4, h, w].
         target: The target of `draw_people`.
     """

@@ -69,7 +69,7 @@ def pointmap_loss(
         target: Target points [B, 3, H, W], metric.
         target_scales: Canonical ÷ actual focal length of each image [B, 1] or [B]; see `canonical_scales`.
         pred_scales: Predicted scales [B, 1].
-        intrinsics: Camera matrix of each image as the model sees it [B, 3, 3], in pixels; the centre of the first pixel
+        intrinsics: Camera matrix of each image as the model sees it [B, 3, 3], in pixels; the center of the first pixel
             is (0, 0).
         mask: Weight of each pixel [B, 1, H, W] or [B, H, W].
         weights: Weights of terms other than `POINTMAP_WEIGHTS`.
@@ -109,7 +109,7 @@ def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> T
 
 
 def _pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
-    """Return x/z and y/z of the ray through each pixel's centre: [B, 3, 3] -> [B, 2, H, W].
+    """Return x/z and y/z of the ray through each pixel's center: [B, 3, 3] -> [B, 2, H, W].
 
     ``y/z = (v − c_y) / f_y`` and ``x/z = (u − c_x − s · y/z) / f_x`` for column u, row v (from 0) and skew s.
     """

@@ -46,7 +46,7 @@ def masked_reconstruction_loss(
         pixels: The images [B, C, H, W].
         mask: [B, N]; true (or 1) where the patch was masked.
         patch_size: Side of a patch in pixels.
-        normalize: Whether targets are normalised patch by patch.
+        normalize: Whether targets are normalized patch by patch.
     """
     target = patchify(pixels.float(), patch_size=patch_size)  # [B, N, P]
     if pred_patches.shape != target.shape:
@@ -78,7 +78,7 @@ def self_distillation_loss(
     """Return the cross-entropy of the student's distribution against the teacher's, averaged over all rows.
 
     ``−Σ_K t · log softmax(student / student_temp)``. The teacher's t has no gradient; to prevent collapse it is either
-    centred, ``softmax((teacher − center) / teacher_temp)``, or balanced over the batch by `sinkhorn`.
+    centered, ``softmax((teacher − center) / teacher_temp)``, or balanced over the batch by `sinkhorn`.
 
     Args:
         student_logits: [..., K], for each image (or patch).
@@ -86,7 +86,7 @@ def self_distillation_loss(
         center: What to subtract from the teacher [K], see `Center`; None subtracts nothing.
         student_temp: Temperature of the student.
         teacher_temp: Temperature of the teacher; lower is sharper.
-        sinkhorn_iterations: Iterations of `sinkhorn` instead of centring; 0 for centring.
+        sinkhorn_iterations: Iterations of `sinkhorn` instead of centering; 0 for centering.
     """
     if student_logits.shape != teacher_logits.shape or student_logits.ndim < 2:
         raise InputError(
@@ -106,8 +106,8 @@ def self_distillation_loss(
         if sinkhorn_iterations:
             teacher = sinkhorn(logits, temperature=teacher_temp, iterations=sinkhorn_iterations)  # [M, K]
         else:
-            centred = logits if center is None else logits - center.float()
-            teacher = (centred / teacher_temp).softmax(dim=-1)  # [M, K]
+            centered = logits if center is None else logits - center.float()
+            teacher = (centered / teacher_temp).softmax(dim=-1)  # [M, K]
     student = (student_logits.float().flatten(0, -2) / student_temp).log_softmax(dim=-1)  # [M, K]
     return -(teacher * student).sum() / max(student.shape[0], 1)
 

@@ -1,5 +1,6 @@
 """Operations that models are built from, one file each.
 
 A file holds the plain torch version (the definition: differentiable, traceable, for every device), the Triton version
-under it where there is one, and the function that models call. `dispatch` decides which version runs.
+under it where there is one, and the function that models call. `dispatch` decides which version runs. `cache`,
+`cuda_graphs`, `pinned_copy` and `split_softmax` are not operations: the others and `Model` use them.
 """

@@ -1,17 +1,19 @@
-"""Caches of constant tensors: positions, masks, index tables."""
+"""Caches: constant tensors (positions, masks, index tables) by arguments, and values that are computed from weights."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 _held: ContextVar[list[object] | None] = ContextVar("_held", default=None)
 
 
@@ -38,7 +40,7 @@ def cached_tensors(build: Callable[P, R], *, maxsize: int = 64) -> Callable[P, R
 
 
 @cached_tensors
-def constant(values: tuple[object, ...], device: torch.device) -> torch.Tensor:
+def constant(values: tuple[object, ...], device: torch.device) -> Tensor:
     """Return numbers, or rows of numbers, as a tensor on the device. A copy on each call would synchronize it."""
     return torch.tensor(values, device=device)
 
@@ -55,3 +57,22 @@ def hold_cached() -> Iterator[list[object]]:
         yield held
     finally:
         _held.reset(token)
+
+
+class WeightCache(Generic[T]):
+    """A value that is computed from weights, and again after they change. Copies and pickles are empty."""
+
+    def __init__(self) -> None:
+        self._value: T | None = None
+        self._versions: list[tuple[int, int]] = []
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return WeightCache, ()
+
+    def get(self, weights: Sequence[Tensor], compute: Callable[[], T]) -> T:
+        """Return the value for the present state of `weights`."""
+        # Inference tensors count no versions, and cannot be modified outside of inference mode.
+        versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+        if self._value is None or versions != self._versions:
+            self._value, self._versions = compute(), versions
+        return self._value

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.normalize import ChannelValues, channel_constants, rescale_and_normalize
 from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.ops.pixel_normalization import ChannelValues, channel_constants, rescale_and_normalize
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -154,7 +154,8 @@ def _crop_torch(pixels: Tensor, positions: Tensor, output_hw: tuple[int, int]) -
     crops = torch.empty((len(positions), channels, height, width), dtype=torch.float32, device=pixels.device)
     # A few large operations for each crop: many small ones are slower where processes share the cores.
     for crop, row, column in zip(crops, rows, columns, strict=True):
-        source = pixels[:, _on(row.lines, pixels)][:, :, _on(column.lines, pixels)].permute(2, 0, 1)  # [W', C, H']
+        source = pixels[:, _to_device(row.lines, pixels)][:, :, _to_device(column.lines, pixels)]  # [C, H', W']
+        source = source.permute(2, 0, 1)  # [W', C, H']
         wide = _weighted_sum(source.flatten(1), column.indices, column.weights)  # [w, C·H']
         offsets = source.shape[2] * torch.arange(channels)[:, None, None]  # [C, 1, 1]
         indices = (row.indices + offsets).flatten(0, 1)  # [C·h, taps]
@@ -210,7 +211,7 @@ def _weighted_sum(lines: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     return F.embedding_bag(indices, table, mode="sum", per_sample_weights=weights)  # [n, M]
 
 
-def _on(lines: slice | Tensor, pixels: Tensor) -> slice | Tensor:
+def _to_device(lines: slice | Tensor, pixels: Tensor) -> slice | Tensor:
     return lines if isinstance(lines, slice) else pinned_copy(lines, pixels.device)
 
 

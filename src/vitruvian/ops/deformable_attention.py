@@ -72,7 +72,7 @@ def _sum_of_grid_samples(value: Tensor, level_hw: LevelSizes, x: Tensor, y: Tens
     Args:
         value: Tokens [B, N, A, D] in float32.
         level_hw: Height and width of each level.
-        x: Column of each sample, 0 at the centre of the first pixel [B, Q, A, L, P].
+        x: Column of each sample, 0 at the center of the first pixel [B, Q, A, L, P].
         y: Row of each sample [B, Q, A, L, P].
         weights: Weight of each sample [B, Q, A, L, P].
 
@@ -181,7 +181,7 @@ def _point_centers(level_hw: LevelSizes, points: int, device: torch.device) -> t
 
 @cached_tensors
 def _token_centers(level_hw: LevelSizes, device: torch.device) -> Tensor:
-    """Centre (x, y) of every token in the image, each in [0, 1]: [N, 2]."""
+    """Center (x, y) of every token in the image, each in [0, 1]: [N, 2]."""
     parts = []
     for height, width in level_hw:
         y = (torch.arange(height, dtype=torch.float32, device=device) + 0.5) / height

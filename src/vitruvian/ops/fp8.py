@@ -13,18 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.rms_norm import add_rms_norm
-from vitruvian.ops.swiglu import has_tensor_descriptors, num_multiprocessors, tile_position
+from vitruvian.ops.rms_norm import add_rms_norm, rms_norm_row
+from vitruvian.ops.swiglu import launch_gated_linear, suits_fused_kernel, tile_position, tile_product
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
-    from triton.tools.tensor_descriptor import TensorDescriptor
 
 _FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 _TINY = 1e-12  # rows of zeros have a scale too
-_ROWS, _COLUMNS, _DEPTH = 128, 256, 128  # tile of the Triton kernel
+_DEPTH = 128  # channels of a tile of the Triton kernel
 
 
 class Fp8Rows(NamedTuple):
@@ -118,8 +117,11 @@ def gated_linear_fp8(x: Fp8Rows, weight: Fp8Rows, bias: Tensor | None, scale: Te
     """
     shape = x.values.shape[:-1]
     ones = x.scales.new_ones(*shape, 1)
-    if use_triton("fp8", x.values, dtypes=(_FP8,)) and _suits_fused_kernel(x.values, weight.values):
-        hidden = _gated_linear_triton(x.values.flatten(0, -2), x.scales.flatten(), weight, bias, scale)
+    if use_triton("fp8", x.values, dtypes=(_FP8,)) and suits_fused_kernel(x.values, weight.values, _DEPTH):
+        rows = x.values.flatten(0, -2)  # [M, K]
+        hidden = launch_gated_linear(
+            _gated_linear_kernel, rows, weight.values, bias, x.scales, weight.scales, scale, depth=_DEPTH
+        )
         return Fp8Rows(hidden.view(*shape, -1), ones)
     both = linear_fp8(x, weight, bias, dtype=dtype).float()  # [..., 2F]
     hidden = F.silu(both[..., 0::2]) * both[..., 1::2] * scale
@@ -158,25 +160,6 @@ def _add_rms_norm_triton(
     return total, out
 
 
-def _suits_fused_kernel(x: Tensor, weight: Tensor) -> bool:
-    return has_tensor_descriptors(x.device) and x.shape[-1] % _DEPTH == 0 and weight.shape[0] % _COLUMNS == 0
-
-
-def _gated_linear_triton(x: Tensor, x_scales: Tensor, weight: Fp8Rows, bias: Tensor | None, scale: Tensor) -> Tensor:
-    (M, K), F2 = x.shape, weight.values.shape[0]
-    out = torch.empty(M, F2 // 2, device=x.device, dtype=_FP8)
-    programs = min(num_multiprocessors(x.device), triton.cdiv(M, _ROWS) * triton.cdiv(F2, _COLUMNS))
-    _gated_linear_kernel[(programs,)](
-        TensorDescriptor.from_tensor(x, [_ROWS, _DEPTH]),
-        TensorDescriptor.from_tensor(weight.values, [_COLUMNS, _DEPTH]),
-        TensorDescriptor.from_tensor(out, [_ROWS, _COLUMNS // 2]),
-        x_scales, weight.scales, bias, scale, M, F2, K,
-        rows=_ROWS, columns=_COLUMNS, depth=_DEPTH, group=16, programs=programs, has_bias=bias is not None,
-        num_warps=8,
-    )  # fmt: skip
-    return out
-
-
 @triton_jit
 def _store_quantized(values_ptr, scales_ptr, row, x, c, inside, channels):  # type: ignore[no-untyped-def]
     scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / 448.0
@@ -202,17 +185,11 @@ def _add_rms_norm_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, padded)
     inside = c < channels
-    x = tl.load(x_ptr + row * channels + c, mask=inside, other=0.0).to(tl.float32)
-    if has_branch:
-        branch = tl.load(branch_ptr + row * channels + c, mask=inside, other=0.0).to(tl.float32)
-        if has_scale:
-            branch = branch * tl.load(scale_ptr + c, mask=inside, other=0.0).to(tl.float32)
-        total = (x + branch).to(total_ptr.dtype.element_ty)
-        tl.store(total_ptr + row * channels + c, total, mask=inside)
-        x = total.to(tl.float32)
-    inv_rms = tl.rsqrt(tl.sum(x * x, 0) / channels + eps)
-    weight = tl.load(weight_ptr + c, mask=inside, other=0.0).to(tl.float32)
-    _store_quantized(values_ptr, scales_ptr, row, x * inv_rms * weight, c, inside, channels)
+    normed = rms_norm_row(
+        x_ptr, branch_ptr, scale_ptr, weight_ptr, total_ptr, row * channels, c, inside, channels,
+        eps, has_branch, has_scale,
+    )  # fmt: skip
+    _store_quantized(values_ptr, scales_ptr, row, normed, c, inside, channels)
 
 
 @triton_jit
@@ -226,20 +203,16 @@ def _silu(x):  # type: ignore[no-untyped-def]
 
 @triton_jit
 def _gated_linear_kernel(  # type: ignore[no-untyped-def]
-    x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, scale_ptr, M, F2, K,
+    x_desc, w_desc, out_desc, M, F2, K, bias_ptr, x_scale_ptr, w_scale_ptr, scale_ptr,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, programs: tl.constexpr,
     has_bias: tl.constexpr,
 ):  # fmt: skip
-    # As in `swiglu`, with scales.
+    # As the kernel of `gated_linear`, with scales.
     down = tl.cdiv(M, rows)
     across = tl.cdiv(F2, columns)
     for tile in tl.range(tl.program_id(0), down * across, programs, flatten=True):
         i, j = tile_position(tile, down, across, group)
-        total = tl.zeros([rows, columns], tl.float32)
-        for k in tl.range(0, K // depth, num_stages=3):
-            x = x_desc.load([i * rows, k * depth])
-            w = w_desc.load([j * columns, k * depth])
-            total = tl.dot(x, w.T, total)
+        total = tile_product(x_desc, w_desc, i, j, K, rows, columns, depth)
         m = i * rows + tl.arange(0, rows)
         n = j * columns + tl.arange(0, columns)
         total *= tl.load(x_scale_ptr + m, mask=m < M, other=0.0)[:, None]

@@ -113,31 +113,48 @@ def _instance_norm_triton(
 ) -> Tensor:
     """Normalize channels-last maps [B, C, H, W]; with `shuffle`, channels are ordered phase by phase.
 
-    One pass computes statistics of chunks of pixels, a second one merges them, a third one normalizes.
+    One kernel computes statistics of chunks of pixels, a second one merges them, a third one normalizes.
     """
     B, C, H, W = x.shape
     pixels, channels = H * W, C // 4 if shuffle else C
     chunk = 1024 if B * pixels * C > 2**26 else 256  # small maps need more chunks to fill the device
     chunks = triton.cdiv(pixels, chunk)
     means = torch.empty(B, chunks, C, device=x.device, dtype=torch.float32)
-    squares = torch.empty_like(means)
+    squares, counts = torch.empty_like(means), means.new_empty(B, chunks)
     width = min(128, triton.next_power_of_2(C))
     _chunk_statistics_kernel[(chunks, triton.cdiv(C, width), B)](
-        x, bias, means, squares, pixels, C, chunk,
+        x, bias, means, squares, counts, pixels, C, chunk,
         rows=4096 // width, width=width, has_bias=bias is not None, num_warps=4,
     )  # fmt: skip
-    mean = torch.empty(B, channels, device=x.device, dtype=torch.float32)
-    inv_std = torch.empty_like(mean)
-    _merge_statistics_kernel[(triton.cdiv(channels, 16), B)](
-        means, squares, mean, inv_std, chunks, chunk, pixels, channels,
-        eps=eps, phases=4 if shuffle else 1, rows=64, width=16, num_warps=4,
-    )  # fmt: skip
+    mean, inv_std = merge_statistics(means.view(B, -1, channels), squares, counts, eps=eps)
     out = x
     if shuffle or not inplace:
         shape = (B, channels, 2 * H, 2 * W) if shuffle else x.shape
         out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
     _normalize_triton(x, bias, mean, inv_std, out, shuffle=shuffle)
     return out
+
+
+def merge_statistics(
+    means: Tensor, squares: Tensor, counts: Tensor, unit: Tensor | None = None, *, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Merge the statistics of P parts of maps: the mean and the inverse standard deviation of each map [B, C].
+
+    Args:
+        means: Mean of each part [B, P, C].
+        squares: Sum of the squared deviations from it [B, P, C].
+        counts: Number of pixels of each part [B, P], or of each s parts that follow each other [B, P / s].
+        unit: Unit of the maps [C]; by default 1.
+        eps: Epsilon of the norm.
+    """
+    B, parts, C = means.shape
+    mean = torch.empty(B, C, device=means.device, dtype=torch.float32)
+    inv_std = torch.empty_like(mean)
+    _merge_statistics_kernel[(triton.cdiv(C, 16), B)](
+        means, squares, counts, unit, mean, inv_std, parts, C, eps=eps,
+        repeats=parts // counts.shape[1], has_unit=unit is not None, rows=128, width=16, num_warps=4,
+    )  # fmt: skip
+    return mean, inv_std
 
 
 def _normalize_triton(
@@ -155,7 +172,7 @@ def _normalize_triton(
 
 @triton_jit
 def _chunk_statistics_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, bias_ptr, mean_ptr, square_ptr, pixels, channels, chunk,
+    x_ptr, bias_ptr, mean_ptr, square_ptr, count_ptr, pixels, channels, chunk,
     rows: tl.constexpr, width: tl.constexpr, has_bias: tl.constexpr,
 ):  # fmt: skip
     part, image = tl.program_id(0), tl.program_id(2)
@@ -182,37 +199,40 @@ def _chunk_statistics_kernel(  # type: ignore[no-untyped-def]
         shift += tl.load(bias_ptr + c, mask=c < channels, other=0.0).to(tl.float32)
     tl.store(mean_ptr + target, shift + total / count, mask=c < channels)
     tl.store(square_ptr + target, square - total * total / count, mask=c < channels)
+    tl.store(count_ptr + image * tl.num_programs(0) + part, count)
 
 
-@triton_jit
+@triton_jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
 def _merge_statistics_kernel(  # type: ignore[no-untyped-def]
-    mean_ptr, square_ptr, out_mean, out_inv_std, chunks, chunk, pixels, channels,
-    eps: tl.constexpr, phases: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    mean_ptr, square_ptr, count_ptr, unit_ptr, out_mean, out_inv_std, parts, channels, eps: tl.constexpr,
+    repeats: tl.constexpr, has_unit: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    # Merge the statistics of chunks, and of the four phases of a channel: first the mean, then deviations from it.
+    # Relative to the mean of the first part, so that squares do not cancel where means are large.
     image = tl.program_id(1)
     c = tl.program_id(0) * width + tl.arange(0, width)
-    start = image * chunks * phases
+    shift = tl.load(mean_ptr + image * parts * channels + c, mask=c < channels, other=0.0)
     total = tl.zeros([rows, width], tl.float32)
-    for first in tl.range(0, chunks * phases, rows, num_stages=3):
-        row = first + tl.arange(0, rows)
-        inside = (row[:, None] < chunks * phases) & (c[None, :] < channels)
-        size = tl.minimum(chunk, pixels - row // phases * chunk).to(tl.float32)
-        means = tl.load(mean_ptr + (start + row[:, None]) * channels + c[None, :], mask=inside, other=0.0)
-        total += means * size[:, None]
-    count = (pixels * phases).to(tl.float32)
-    mean = tl.sum(total, 0) / count
     square = tl.zeros([rows, width], tl.float32)
-    for first in tl.range(0, chunks * phases, rows, num_stages=3):
+    counts = tl.zeros([rows], tl.float32)
+    for first in tl.range(0, parts, rows, num_stages=3):
         row = first + tl.arange(0, rows)
-        inside = (row[:, None] < chunks * phases) & (c[None, :] < channels)
-        size = tl.minimum(chunk, pixels - row // phases * chunk).to(tl.float32)
-        offset = (start + row[:, None]) * channels + c[None, :]
-        gap = tl.load(mean_ptr + offset, mask=inside, other=0.0) - mean[None, :]
-        squares = tl.load(square_ptr + offset, mask=inside, other=0.0)
-        square += tl.where(inside, squares + gap * gap * size[:, None], 0.0)
-    tl.store(out_mean + image * channels + c, mean, mask=c < channels)
-    tl.store(out_inv_std + image * channels + c, tl.rsqrt(tl.sum(square, 0) / count + eps), mask=c < channels)
+        inside = (row < parts)[:, None] & (c < channels)[None, :]
+        offset = (image * parts + row)[:, None] * channels + c[None, :]
+        count = tl.load(count_ptr + (image * parts + row) // repeats, mask=row < parts, other=0.0)
+        gap = tl.load(mean_ptr + offset, mask=inside, other=0.0) - shift[None, :]
+        square += tl.load(square_ptr + offset, mask=inside, other=0.0) + gap * gap * count[:, None]
+        total += gap * count[:, None]
+        counts += count
+    pixels = tl.sum(counts, 0)
+    gap_mean = tl.sum(total, 0) / pixels
+    variance = tl.sum(square, 0) / pixels - gap_mean * gap_mean
+    if has_unit:  # epsilon is not in units
+        unit = tl.load(unit_ptr + c, mask=c < channels, other=1.0)
+        inv_std = tl.rsqrt(variance * unit * unit + eps) * unit
+    else:
+        inv_std = tl.rsqrt(variance + eps)
+    tl.store(out_mean + image * channels + c, shift + gap_mean, mask=c < channels)
+    tl.store(out_inv_std + image * channels + c, inv_std, mask=c < channels)
 
 
 @triton_jit

@@ -1,7 +1,7 @@
-"""1×1 convolutions of feature maps with a deferred norm, on the CPU: a few rows of pixels at a time.
+"""1×1 convolutions of feature maps with a deferred norm.
 
-The norm and SiLU of the input, the product and the statistics of the output are computed while the rows are in the
-cache, so that maps are read and written once.
+The version for the CPU takes a few rows of pixels at a time: the norm and SiLU of the input, the product and the
+statistics of the output are computed while the rows are in the cache, so that maps are read and written once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import use_cpu
+from vitruvian.ops.dispatch import use_cpu, use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
 
 _PIXELS = 768  # of a thread at a time
 
 
 def suits_pointwise(maps: FeatureMaps, conv: nn.Module) -> bool:
-    """Tell whether the functions of this module can run a convolution: a 1×1 kernel, inference on the CPU."""
+    """Tell whether the version for the CPU can run a convolution: a 1×1 kernel, inference."""
     return (
         isinstance(conv, nn.Conv2d)
         and (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))
@@ -39,7 +39,20 @@ def pointwise_conv_norm(maps: FeatureMaps, weight: Tensor, *, eps: float) -> Fea
     return FeatureMaps(out, *statistics.merge(eps=eps))
 
 
-def pointwise_conv(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor) -> Tensor:
+def pointwise_conv(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor | None = None) -> Tensor:
+    """Convolve maps [B, C, H, W] to [B, K, H, W]; in inference, into `out` where that is given."""
+    if out is not None and suits_pointwise(maps, conv):
+        return _pointwise_conv_cpu(maps, conv, out)
+    x = maps.activated(conv.weight.dtype, inplace=True).to(conv.weight.dtype)
+    if out is None or not use_triton("pointwise_conv", x):
+        planes: Tensor = conv(x)
+        return planes if out is None else out.copy_(planes)
+    # As a matrix product, any number of outputs (308) is fast and planes are contiguous.
+    torch.bmm(conv.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2), out=out.flatten(2))
+    return out if conv.bias is None else out.add_(conv.bias[:, None, None])
+
+
+def _pointwise_conv_cpu(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor) -> Tensor:
     """Convolve maps [B, C, H, W] into `out` [B, K, H, W], and return it."""
     matrix = conv.weight.flatten(1)  # [K, C]
     bias = matrix.new_zeros(()) if conv.bias is None else conv.bias[:, None]

@@ -67,13 +67,11 @@ def _rms_norm_triton(
 
 
 @triton_jit
-def _rms_norm_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, branch_ptr, scale_ptr, weight_ptr, total_ptr, out_ptr, channels, eps: tl.constexpr,
-    has_branch: tl.constexpr, has_scale: tl.constexpr, padded: tl.constexpr,
+def rms_norm_row(  # type: ignore[no-untyped-def]
+    x_ptr, branch_ptr, scale_ptr, weight_ptr, total_ptr, row, channel, inside, channels,
+    eps: tl.constexpr, has_branch: tl.constexpr, has_scale: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * channels
-    channel = tl.arange(0, padded)
-    inside = channel < channels
+    """Write x + branch · scale of the row that starts at element `row`, and return its RMS norm in float32."""
     x = tl.load(x_ptr + row + channel, mask=inside, other=0.0).to(tl.float32)
     if has_branch:
         branch = tl.load(branch_ptr + row + channel, mask=inside, other=0.0).to(tl.float32)
@@ -83,5 +81,18 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
         tl.store(total_ptr + row + channel, total, mask=inside)
         x = total.to(tl.float32)  # the norm is of the rounded sum, as in the torch version
     inv_rms = tl.rsqrt(tl.sum(x * x, 0) / channels + eps)
-    weight = tl.load(weight_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row + channel, (x * inv_rms * weight).to(out_ptr.dtype.element_ty), mask=inside)
+    return x * inv_rms * tl.load(weight_ptr + channel, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton_jit
+def _rms_norm_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, branch_ptr, scale_ptr, weight_ptr, total_ptr, out_ptr, channels, eps: tl.constexpr,
+    has_branch: tl.constexpr, has_scale: tl.constexpr, padded: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * channels
+    channel = tl.arange(0, padded)
+    inside = channel < channels
+    normed = rms_norm_row(
+        x_ptr, branch_ptr, scale_ptr, weight_ptr, total_ptr, row, channel, inside, channels, eps, has_branch, has_scale
+    )
+    tl.store(out_ptr + row + channel, normed.to(out_ptr.dtype.element_ty), mask=inside)

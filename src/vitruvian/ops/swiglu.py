@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ if HAS_TRITON or TYPE_CHECKING:
 
 _CPU_ROWS = 1024  # rows at a time on the CPU: the hidden channels of so many stay in the cache
 _CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_ROWS, _COLUMNS, _DEPTH = 128, 256, 64  # tile of the Triton kernel
+_ROWS, _COLUMNS, _DEPTH = 128, 256, 64  # tile of the fused Triton kernel
 
 
 def swiglu(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor:
@@ -50,8 +50,10 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if use_triton("swiglu", x, weight):
         rows = x.reshape(-1, x.shape[-1])  # [M, K]
-        fused = _suits_fused_kernel(rows, weight)
-        out = _gated_linear_triton(rows, weight, bias) if fused else _gate_triton(F.linear(rows, weight, bias))
+        if suits_fused_kernel(rows, weight, _DEPTH):
+            out = launch_gated_linear(_gated_linear_kernel, rows, weight, bias, depth=_DEPTH)
+        else:
+            out = _gate_triton(F.linear(rows, weight, bias))
         return out.view(*x.shape[:-1], -1)
     both = F.linear(x, weight, bias)  # [..., 2F]
     return F.silu(both[..., 0::2]) * both[..., 1::2]
@@ -60,41 +62,41 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- Triton
 
 
-def has_tensor_descriptors(device: torch.device) -> bool:
-    """Tell whether kernels may load tiles by tensor descriptors: Hopper GPUs and newer, and Triton's interpreter."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+def suits_fused_kernel(x: Tensor, weight: Tensor, depth: int) -> bool:
+    """Tell whether `launch_gated_linear` accepts x [..., K] and weight [2F, K], with `depth` channels of a tile.
+
+    Tiles are loaded by tensor descriptors, which Hopper GPUs and newer have, and Triton's interpreter.
+    """
+    has_descriptors = x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (9, 0)
+    whole_tiles = x.shape[-1] % depth == 0 and weight.shape[0] % _COLUMNS == 0
+    return has_descriptors and whole_tiles and x.stride(-1) == 1
 
 
-@functools.cache
-def num_multiprocessors(device: torch.device) -> int:
-    """Return the number of streaming multiprocessors of a CUDA device."""
-    if device.type != "cuda":  # Triton's interpreter
-        return 2
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+def launch_gated_linear(
+    kernel: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *scales: Tensor, depth: int
+) -> Tensor:
+    """Launch a kernel that computes silu(gate) · up from x [M, K] and weight [2F, K]: [M, F] in the dtype of x.
 
-
-def _suits_fused_kernel(x: Tensor, weight: Tensor) -> bool:
-    return (
-        has_tensor_descriptors(x.device)
-        and x.shape[-1] % _DEPTH == 0
-        and weight.shape[0] % _COLUMNS == 0
-        and x.stride(-1) == 1
-    )
-
-
-def _gated_linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    `scales` are further arguments of the kernel, `depth` is the number of channels of a tile.
+    """
     (M, K), F2 = x.shape, weight.shape[0]
     out = torch.empty(M, F2 // 2, device=x.device, dtype=x.dtype)
-    programs = min(num_multiprocessors(x.device), triton.cdiv(M, _ROWS) * triton.cdiv(F2, _COLUMNS))
-    _gated_linear_kernel[(programs,)](
-        TensorDescriptor.from_tensor(x, [_ROWS, _DEPTH]),
-        TensorDescriptor.from_tensor(weight, [_COLUMNS, _DEPTH]),
+    programs = min(_num_multiprocessors(x.device), triton.cdiv(M, _ROWS) * triton.cdiv(F2, _COLUMNS))
+    kernel[(programs,)](
+        TensorDescriptor.from_tensor(x, [_ROWS, depth]),
+        TensorDescriptor.from_tensor(weight, [_COLUMNS, depth]),
         TensorDescriptor.from_tensor(out, [_ROWS, _COLUMNS // 2]),
-        bias, M, F2, K,
-        rows=_ROWS, columns=_COLUMNS, depth=_DEPTH, group=16, programs=programs, has_bias=bias is not None,
+        M, F2, K, bias, *scales,
+        rows=_ROWS, columns=_COLUMNS, depth=depth, group=16, programs=programs, has_bias=bias is not None,
         num_warps=8,
     )  # fmt: skip
     return out
+
+
+@functools.cache
+def _num_multiprocessors(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors of a CUDA device; 2 for Triton's interpreter."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 2
 
 
 @triton_jit
@@ -106,8 +108,21 @@ def tile_position(tile, down, across, group: tl.constexpr):  # type: ignore[no-u
 
 
 @triton_jit
+def tile_product(  # type: ignore[no-untyped-def]
+    x_desc, w_desc, i, j, K, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr
+):
+    """Tile (i, j) of x @ wᵀ: float32 [rows, columns]."""
+    total = tl.zeros([rows, columns], tl.float32)
+    for k in tl.range(0, K // depth, num_stages=3):
+        x = x_desc.load([i * rows, k * depth])
+        w = w_desc.load([j * columns, k * depth])
+        total = tl.dot(x, w.T, total)
+    return total
+
+
+@triton_jit
 def _gated_linear_kernel(  # type: ignore[no-untyped-def]
-    x_desc, w_desc, out_desc, bias_ptr, M, F2, K,
+    x_desc, w_desc, out_desc, M, F2, K, bias_ptr,
     rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, programs: tl.constexpr,
     has_bias: tl.constexpr,
 ):  # fmt: skip
@@ -116,11 +131,7 @@ def _gated_linear_kernel(  # type: ignore[no-untyped-def]
     across = tl.cdiv(F2, columns)
     for tile in tl.range(tl.program_id(0), down * across, programs, flatten=True):
         i, j = tile_position(tile, down, across, group)
-        total = tl.zeros([rows, columns], tl.float32)
-        for k in tl.range(0, K // depth, num_stages=3):
-            x = x_desc.load([i * rows, k * depth])
-            w = w_desc.load([j * columns, k * depth])
-            total = tl.dot(x, w.T, total)
+        total = tile_product(x_desc, w_desc, i, j, K, rows, columns, depth)
         if has_bias:
             total += tl.load(bias_ptr + j * columns + tl.arange(0, columns)).to(tl.float32)[None, :]
         gate, up = tl.split(tl.reshape(total, (rows, columns // 2, 2)))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
-from vitruvian.ops.affine import affine
 from vitruvian.ops.attention import attention
 from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
@@ -114,8 +113,8 @@ def tokens_to_image(
     if projected is not None:
         return _tokens_to_projected(tokens, projected, weights, bias=bias, need_weights=need_weights)
     heads, (B, P, N, C) = weights.heads, tokens.shape
-    q = _separate_heads(weights.q_proj(tokens), heads, _scale(weights))  # [B, P, A, N, C']
-    key_weight, key_bias = affine(weights.k_proj)
+    q = _repeat_for_heads(weights.q_proj(tokens), heads, _scale(weights))  # [B, P, A, N, C']
+    key_weight, key_bias = _weight_and_bias(weights.k_proj)
     folded = (q @ key_weight).view(B, P, heads * N, C)
     probabilities: Tensor | None = None
     if bias is None and not need_weights and _use_triton(heads, N, all_cells, folded, positions):
@@ -158,9 +157,9 @@ def image_to_tokens(
     all_cells, positions, projected = image
     heads, (B, P, N, C) = weights.heads, tokens.shape
     keys = weights.k_proj(tokens + token_positions)  # [B, P, N, C']
-    values = _separate_heads(weights.v_proj(tokens), heads)  # [B, P, A, N, C']
+    values = _repeat_for_heads(weights.v_proj(tokens), heads)  # [B, P, A, N, C']
     # Probabilities of a head sum to 1, so the bias of the output can be divided among the heads' values.
-    out_weight, out_bias = affine(weights.o_proj)
+    out_weight, out_bias = _weight_and_bias(weights.o_proj)
     values = F.linear(values, out_weight, out_bias / heads).view(B, P, heads * N, C)
     use_kernel = _use_triton(heads, N, all_cells, values, positions, norm.weight)
     if projected is not None and not use_kernel:
@@ -168,8 +167,8 @@ def image_to_tokens(
         scores = keys @ projected.queries.transpose(-2, -1)  # [B, A, P·N, M]
         scores = unflatten(scores, 2, (P, N)).transpose(1, 2).flatten(0, 2)  # [B·P·A, N, M]
     else:
-        keys = _separate_heads(keys, heads, _scale(weights))  # [B, P, A, N, C']
-        query_weight, query_bias = affine(weights.q_proj)
+        keys = _repeat_for_heads(keys, heads, _scale(weights))  # [B, P, A, N, C']
+        query_weight, query_bias = _weight_and_bias(weights.q_proj)
         folded = (keys @ query_weight).view(B, P, heads * N, C)
         bias = (keys @ query_bias).view(B, P, heads * N)
         if use_kernel:
@@ -220,7 +219,7 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
     return unflatten(x, -1, (heads, -1)).transpose(2, 3)
 
 
-def _separate_heads(x: Tensor, heads: int, scale: float = 1.0) -> Tensor:
+def _repeat_for_heads(x: Tensor, heads: int, scale: float = 1.0) -> Tensor:
     """Repeat x · scale [B, P, N, C'] for each head, with zeros in the channels of the others: [B, P, A, N, C'].
 
     A product with a whole weight matrix then is the product of each head with its part of the matrix. This costs more
@@ -238,6 +237,22 @@ def _head_mask(heads: int, value: float, x: Tensor) -> Tensor:
 def _cached_head_mask(heads: int, channels: int, value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     eye = torch.eye(heads, dtype=dtype, device=device) * value
     return eye.repeat_interleave(channels // heads, dim=1)[:, None]
+
+
+def _weight_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return weight [F, C] and bias [F] of a linear layer; the bias is 0 where it has none.
+
+    A module around a linear layer, such as an adapter of peft, is evaluated at the unit vectors: its own `weight` would
+    leave the adapter out. Such a module has `in_features`.
+    """
+    if type(linear) is nn.Linear:
+        bias: Tensor | None = linear.bias
+        return linear.weight, linear.weight.new_zeros(len(linear.weight)) if bias is None else bias
+    reference: Tensor = linear.weight  # type: ignore[assignment]
+    channels: int = linear.in_features  # type: ignore[assignment]
+    points = torch.eye(channels + 1, channels, dtype=reference.dtype, device=reference.device)  # the last one is 0
+    values: Tensor = linear(points)  # [C + 1, F]
+    return (values[:-1] - values[-1]).transpose(0, 1), values[-1]
 
 
 def _scale(weights: CrossAttentionWeights) -> float:

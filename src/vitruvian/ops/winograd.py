@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
-from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
+from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics, merge_statistics
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -216,7 +216,8 @@ class WinogradConv:
             products = torch.bmm(points, self.weight.mT)  # [t², tiles, s²·C']
             del points
             self._transform_output_triton(products, out, statistics, tiles_hw=tiles_hw, first=first, rows=rows)
-        return FeatureMaps(out, *statistics.merge(self.unit))
+        merged = merge_statistics(statistics.mean, statistics.square, statistics.count, self.unit, eps=_EPS)
+        return FeatureMaps(out, *merged)
 
     def _transform_output_triton(
         self,
@@ -315,17 +316,6 @@ class _Statistics:
         self.mean = torch.empty(B, tiles_hw[0] * self.parts, C, device=maps.device, dtype=torch.float32)
         self.square = torch.empty_like(self.mean)
         self.count = torch.empty(self.mean.shape[:2], device=maps.device, dtype=torch.float32)
-
-    def merge(self, unit: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and the inverse standard deviation of each map [B, C]; maps are in units [C]."""
-        B, parts, C = self.mean.shape
-        mean = torch.empty(B, C, device=unit.device, dtype=torch.float32)
-        inv_std = torch.empty_like(mean)
-        _merge_statistics_kernel[(triton.cdiv(C, 16), B)](
-            self.mean, self.square, self.count, unit, mean, inv_std, parts, C,
-            eps=_EPS, rows=128, width=16, num_warps=4,
-        )  # fmt: skip
-        return mean, inv_std
 
 
 def _block_channels(channels: int) -> int:
@@ -497,33 +487,3 @@ def _transform_output_kernel(  # type: ignore[no-untyped-def]
     tl.store(mean_ptr + part * channels + c, mean, mask=c < channels)
     tl.store(square_ptr + part * channels + c, squares, mask=c < channels)
     tl.store(count_ptr + part, pixels)
-
-
-@triton_jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
-def _merge_statistics_kernel(  # type: ignore[no-untyped-def]
-    mean_ptr, square_ptr, count_ptr, unit_ptr, out_mean, out_inv_std, parts, channels,
-    eps: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
-):  # fmt: skip
-    # Merge the statistics of the parts of an image, relative to the mean of the first one.
-    image = tl.program_id(1)
-    c = tl.program_id(0) * width + tl.arange(0, width)
-    shift = tl.load(mean_ptr + image * parts * channels + c, mask=c < channels, other=0.0)
-    total = tl.zeros([rows, width], tl.float32)
-    square = tl.zeros([rows, width], tl.float32)
-    counts = tl.zeros([rows], tl.float32)
-    for first in tl.range(0, parts, rows, num_stages=3):
-        row = first + tl.arange(0, rows)
-        inside = (row < parts)[:, None] & (c < channels)[None, :]
-        offset = (image * parts + row)[:, None] * channels + c[None, :]
-        count = tl.load(count_ptr + image * parts + row, mask=row < parts, other=0.0)
-        gap = tl.load(mean_ptr + offset, mask=inside, other=0.0) - shift[None, :]
-        square += tl.load(square_ptr + offset, mask=inside, other=0.0) + gap * gap * count[:, None]
-        total += gap * count[:, None]
-        counts += count
-    pixels = tl.sum(counts, 0)
-    gap_mean = tl.sum(total, 0) / pixels
-    # Maps are in units, in which epsilon is not expressed.
-    unit = tl.load(unit_ptr + c, mask=c < channels, other=1.0)
-    variance = (tl.sum(square, 0) / pixels - gap_mean * gap_mean) * unit * unit
-    tl.store(out_mean + image * channels + c, shift + gap_mean, mask=c < channels)
-    tl.store(out_inv_std + image * channels + c, tl.rsqrt(variance + eps) * unit, mask=c < channels)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
-from vitruvian.devices import checked_device, checked_dtype, devices_of
+from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import HUB_KEYWORDS
@@ -312,16 +312,6 @@ def _lazy_units(
         return Unit(make(pixels, slice(index, index + 1))[0])
 
     return [functools.partial(make_one, index) for index in range(count)]
-
-
-def default_placement(device: Device, dtype: DType) -> dict[str, Any]:
-    """Return the keywords of `from_pretrained` for a device and a data type, with defaults in place of None."""
-    chosen = None if device is None else checked_device(device)
-    on_cuda = torch.cuda.is_available() if chosen is None else chosen.type == "cuda"
-    if dtype is None:
-        # Emulated bfloat16 is slower than float32. CPUs and Metal are fastest, or most exact, in float32.
-        dtype = torch.bfloat16 if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if chosen is None else {"device": chosen})
 
 
 def _can_auto_optimize(model: Model) -> bool:

@@ -173,7 +173,7 @@ def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Chec
             if task not in DEMO_TASKS:
                 near = near_matches(task, DEMO_TASKS)
                 raise InputError(f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near}")
-    elif heads := packed_tasks(hub.local_path(model) if hub.names_builtin(model) else model):
+    elif heads := packed_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
         models = {task: model for task in DEMO_TASKS if TASKS[task].head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)

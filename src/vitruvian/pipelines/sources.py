@@ -26,10 +26,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.errors import InputError, VitruvianError, near_matches
-from vitruvian.files.video import VideoReader, import_av, open_video
+from vitruvian.errors import InputError, VitruvianError, near_matches, one_line
+from vitruvian.files.video import VideoReader, import_av
 from vitruvian.images import load_image
-from vitruvian.images.decode import one_line
 from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.pipelines.exif_focal import exif_focal
 
@@ -350,7 +349,7 @@ def load_rgb(item: object) -> RgbImage:
 
 
 def _from_video(path: Path) -> Source:
-    reader = open_video(path)
+    reader = VideoReader(path)
 
     def loaders() -> Iterator[FrameLoader]:
         for number, seconds, image in reader:

@@ -1,4 +1,4 @@
-"""`Albedo`: the colour of the surface, without light and shadow."""
+"""`Albedo`: the color of the surface, without light and shadow."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.draw.canvas import NEUTRAL
-from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
+from vitruvian.files.arrays import write_exr
+from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.results.base import Result, array_of
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Albedo(Result):
-    """The colour of the surface.
+    """The color of the surface.
 
     Attributes:
         albedo: RGB as sRGB values from 0 to 1, float32 [H, W, 3].
@@ -31,7 +34,7 @@ class Albedo(Result):
     mask: NDArray[np.bool_] | None = field(default=None, metadata=array_of(np.bool_, "H", "W"))
 
     def plot(self) -> Image.Image:
-        """Show the albedo; grey outside of the mask."""
+        """Show the albedo; gray outside of the mask."""
         values = np.round(np.clip(np.nan_to_num(self.albedo), 0, 1) * 255).astype(np.uint8)  # [H, W, 3]
         if self.mask is not None:
             values[~self.mask] = NEUTRAL
@@ -40,9 +43,10 @@ class Albedo(Result):
     def write(self, path: Path, ending: str) -> None:
         """Write 8-bit sRGB as PNG, the arrays as NPZ, or EXR in linear light with the mask as A."""
         if ending == ".exr":
-            channels = {name: srgb_to_linear(self.albedo[..., i]) for i, name in enumerate("RGB")}
+            linear = srgb_to_linear(torch.from_numpy(np.clip(self.albedo, 0, 1))).numpy()
+            channels = {name: linear[..., i] for i, name in enumerate("RGB")}
             if self.mask is not None:
-                # Colours of EXR are premultiplied: zero where the mask is empty.
+                # Colors of EXR are premultiplied: zero where the mask is empty.
                 channels = {name: values * self.mask for name, values in channels.items()}
                 channels["A"] = self.mask.astype(np.float32)
             write_exr(path, channels, comments="albedo, linear light, sRGB primaries")

@@ -17,12 +17,13 @@ from PIL.Image import Image
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
-from vitruvian.files.arrays import JsonObject, json_text, write_json, write_npz
+from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
+from vitruvian.text_files import JsonObject, json_text, write_json
 
 
 def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:
-    """Return metadata of a dataclass field that is an array of this data type and shape, for `check_arrays`.
+    """Return metadata of a dataclass field that is an array of this data type and shape, for `_check_arrays`.
 
     A letter in `shape` stands for a length that is the same in all fields; H and W are those of the source image.
     """
@@ -48,7 +49,7 @@ class People:
     note: str | None = None
 
     def __post_init__(self) -> None:
-        check_arrays(self, {}, prefix="people.")
+        _check_arrays(self, {}, prefix="people.")
 
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
@@ -56,8 +57,8 @@ class People:
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""
         return {
-            "boxes_xyxy": plain(self.boxes_xyxy, digits=2),
-            "scores": plain(self.scores),
+            "boxes_xyxy": rounded_list(self.boxes_xyxy, digits=2),
+            "scores": rounded_list(self.scores),
             "ids": None if self.ids is None else self.ids.tolist(),
             "finder": self.finder,
             "note": self.note,
@@ -99,9 +100,9 @@ class Result:
         size: object = self.size_hw
         if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(v, int) and v > 0 for v in size)):
             raise InputError(f"size_hw: expected (height, width) of at least 1×1 as whole numbers, got {size!r}.")
-        check_arrays(self, {"H": self.size_hw[0], "W": self.size_hw[1], **self._prepare()})
+        _check_arrays(self, {"H": self.size_hw[0], "W": self.size_hw[1], **self._normalize_fields()})
 
-    def _prepare(self) -> dict[str, int]:
+    def _normalize_fields(self) -> dict[str, int]:
         """Convert what the constructor accepts to what the fields hold; returns lengths that array fields must have."""
         return {}
 
@@ -182,7 +183,7 @@ class Result:
         return f"{type(self).__name__}({self.source or 'array'}, {self.size_hw[0]}×{self.size_hw[1]}: {maps})"
 
 
-def plain(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:
+def rounded_list(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:
     """Return an array of numbers as nested lists for JSON: rounded, and None for what is not finite."""
     rounded = np.round(values.astype(np.float64), digits)
     listed = rounded.astype(object)
@@ -190,7 +191,7 @@ def plain(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:
     return list(listed.tolist())
 
 
-def check_arrays(result: People | Result, lengths: dict[str, int], *, prefix: str = "") -> None:
+def _check_arrays(result: People | Result, lengths: dict[str, int], *, prefix: str = "") -> None:
     """Raise `InputError` unless all fields with `array_of` are such arrays, or None where that is the default."""
     for item in fields(result):
         value = getattr(result, item.name)

@@ -1,7 +1,7 @@
 """`CameraMap`, the base of results in camera axes.
 
 Camera axes are x right, y down, z forward (OpenCV) or x right, y up, z backward (OpenGL). A point in OpenCV axes
-projects to column fx·x/z + cx and row fy·y/z + cy, where whole numbers are centres of pixels.
+projects to column fx·x/z + cx and row fy·y/z + cy, where whole numbers are centers of pixels.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw import principal_colours
+from vitruvian.draw import principal_colors
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject
 from vitruvian.results.base import Result, array_of
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -37,8 +37,8 @@ class Embedding(Result):
         return float(self.cls @ other.cls) / max(lengths, 1e-12)
 
     def plot(self) -> Image.Image:
-        """Show the patches in the colours of their first three principal components."""
-        return Image.fromarray(principal_colours(self.patches, self.size_hw))
+        """Show the patches in the colors of their first three principal components."""
+        return Image.fromarray(principal_colors(self.patches, self.size_hw))
 
     def to_dict(self) -> JsonObject:
         """Return the vector of the whole image and the grid of the patches, whose vectors NPZ holds."""

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw import class_colours, draw_labels
+from vitruvian.draw import class_colors, draw_labels
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
-from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
-from vitruvian.human import PART_COLOURS, PART_NAMES
+from vitruvian.human import PART_COLORS, PART_NAMES
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.results.base import Result, array_of
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -38,7 +38,7 @@ class LabelMap(Result):
     labels: NDArray[np.integer]
 
     def palette(self) -> RgbImage:
-        """Return a colour for each class, uint8 [K, 3]."""
+        """Return a color for each class, uint8 [K, 3]."""
         raise NotImplementedError
 
     def _names(self) -> dict[int, str]:
@@ -69,7 +69,7 @@ class LabelMap(Result):
         return tuple(self.areas())
 
     def plot(self, *, opacity: float = 0.55, legend: bool = True, outline: bool = True) -> Image.Image:
-        """Draw the classes in colours over the image, with a legend of those that occur beside it."""
+        """Draw the classes in colors over the image, with a legend of those that occur beside it."""
         drawn = draw_labels(
             self.image,
             self.labels,
@@ -134,11 +134,11 @@ class Parts(LabelMap):
     labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
     names: tuple[str, ...] = PART_NAMES
     colours: NDArray[np.uint8] = field(
-        default_factory=lambda: np.array(PART_COLOURS, np.uint8), metadata=array_of(np.uint8, "K", 3)
+        default_factory=lambda: np.array(PART_COLORS, np.uint8), metadata=array_of(np.uint8, "K", 3)
     )
     score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
 
-    def _prepare(self) -> dict[str, int]:
+    def _normalize_fields(self) -> dict[str, int]:
         return {"K": len(self.names)}
 
     def __post_init__(self) -> None:
@@ -180,8 +180,8 @@ class Semantic(LabelMap):
         return self.id2label
 
     def palette(self) -> RgbImage:
-        """Return a colour for each class up to the largest that is named or occurs, uint8 [K, 3]."""
-        return class_colours(max(int(self.labels.max()), *self.id2label, 0) + 1)
+        """Return a color for each class up to the largest that is named or occurs, uint8 [K, 3]."""
+        return class_colors(max(int(self.labels.max()), *self.id2label, 0) + 1)
 
     def info(self) -> JsonObject:
         """Return everything but the arrays."""

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw import class_colours, draw_masks
+from vitruvian.draw import class_colors, draw_masks
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
-from vitruvian.results.base import Result, array_of, check_array, check_choice, plain
-from vitruvian.results.supervision import detections
+from vitruvian.results.base import Result, array_of, check_array, check_choice, rounded_list
+from vitruvian.results.supervision import to_detections
+from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
     import supervision
@@ -53,7 +53,7 @@ class Masks(Result):
     label_ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "N"))
     label_names: tuple[str, ...] | None = None
 
-    def _prepare(self) -> dict[str, int]:
+    def _normalize_fields(self) -> dict[str, int]:
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # several tasks share this class
         object.__setattr__(self, "runs", _as_runs(self.runs, self.size_hw))
@@ -113,8 +113,8 @@ class Masks(Result):
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
         if ending == ".png":
             numbers = self.index_map()
-            colours: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colours(int(numbers.max()))])
-            write_label_png(path, numbers, colours)
+            colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
+            write_label_png(path, numbers, colors)
         else:
             super().write(path, ending)
 
@@ -124,6 +124,8 @@ class Masks(Result):
 
     def to_dict(self) -> JsonObject:
         """Return everything: a list of objects with mask (COCO RLE), score, box and class."""
+        areas, scores = self.areas.tolist(), rounded_list(self.scores)
+        boxes = rounded_list(self.boxes_xyxy, digits=2)
         objects = [
             {
                 "rle": dict(rle),
@@ -133,9 +135,7 @@ class Masks(Result):
                 "label_id": None if self.label_ids is None else int(self.label_ids[index]),
                 "label": None if self.label_names is None else self.label_names[index],
             }
-            for index, (rle, area, score, box) in enumerate(
-                zip(self.runs, self.areas.tolist(), plain(self.scores), plain(self.boxes_xyxy, digits=2), strict=True)
-            )
+            for index, (rle, area, score, box) in enumerate(zip(self.runs, areas, scores, boxes, strict=True))
         ]
         return super().to_dict() | {"objects": objects}
 
@@ -162,7 +162,7 @@ class Masks(Result):
 
     def to_supervision(self) -> supervision.Detections:
         """Return `supervision.Detections` with masks."""
-        return detections(
+        return to_detections(
             boxes_xyxy=self.boxes_xyxy,
             masks=self.masks,
             scores=self.scores,

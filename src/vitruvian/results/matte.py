@@ -1,4 +1,4 @@
-"""`Matte`: the opacity of the person at each pixel, and the person's colour there."""
+"""`Matte`: the opacity of the person at each pixel, and the person's color there."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageOps
 
 from vitruvian.draw import checkerboard, composite
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject, srgb_to_linear, write_exr
+from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
+from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.results.base import Result, array_of, check_array
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Matte(Result):
-    """The opacity of the person at each pixel, and the person's colour there.
+    """The opacity of the person at each pixel, and the person's color there.
 
-    The foreground is *premultiplied*: colour times alpha, in sRGB values. A composite is
-    ``foreground + (1 − alpha) · background``. *Straight* colour is the foreground divided by alpha; PNG, WebP and most
+    The foreground is *premultiplied*: color times alpha, in sRGB values. A composite is
+    ``foreground + (1 − alpha) · background``. *Straight* color is the foreground divided by alpha; PNG, WebP and most
     editors expect that, and EXR expects premultiplied linear light: `save` writes each as expected.
 
     Attributes:
@@ -36,7 +39,7 @@ class Matte(Result):
     endings = (".png", ".webp", ".npz", ".exr")
     refused_endings = dict.fromkeys(
         (".jpg", ".jpeg"),
-        " JPEG has no alpha: choose .png, or put the person over a colour with over() and save that.",
+        " JPEG has no alpha: choose .png, or put the person over a color with over() and save that.",
     )
 
     alpha: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W"))
@@ -50,16 +53,16 @@ class Matte(Result):
                 raise InputError(f"{name}: expected values from 0 to 1, got {low:.3g} to {high:.3g}.")
 
     def premultiplied(self) -> NDArray[np.float32]:
-        """Return RGBA with colour times alpha, float32 [H, W, 4]."""
+        """Return RGBA with color times alpha, float32 [H, W, 4]."""
         both: NDArray[np.float32] = np.concatenate([self.foreground, self.alpha[..., None]], axis=-1)  # [H, W, 4]
         return np.clip(both, np.float32(0), np.float32(1))
 
     def straight(self) -> NDArray[np.float32]:
-        """Return RGBA with the full colour, float32 [H, W, 4]; black where alpha is too small to know the colour."""
+        """Return RGBA with the full color, float32 [H, W, 4]; black where alpha is too small to know the color."""
         alpha = np.clip(self.alpha, 0, 1)[..., None]  # [H, W, 1]
         visible = alpha >= 0.5 / 255
-        colour = np.where(visible, self.foreground / np.where(visible, alpha, 1), 0)
-        return np.concatenate([np.clip(colour, 0, 1), alpha], axis=-1).astype(np.float32)  # [H, W, 4]
+        color = np.where(visible, self.foreground / np.where(visible, alpha, 1), 0)
+        return np.concatenate([np.clip(color, 0, 1), alpha], axis=-1).astype(np.float32)  # [H, W, 4]
 
     def rgba(self) -> NDArray[np.uint8]:
         """Return straight RGBA in 8 bits, uint8 [H, W, 4]."""
@@ -69,7 +72,7 @@ class Matte(Result):
         """Composite the person over a background: uint8 [H, W, 3].
 
         Args:
-            background: A colour, as (red, green, blue) from 0 to 255 or as text ("white", "#00ff00"); or an image, as a
+            background: A color, as (red, green, blue) from 0 to 255 or as text ("white", "#00ff00"); or an image, as a
                 path, PIL or uint8 [h, w, 3]. An image of another size is resized to cover this one and cropped. For a
                 video, call this for each frame.
         """
@@ -86,8 +89,9 @@ class Matte(Result):
             write_image(path, self.rgba())
         elif ending == ".exr":
             straight = self.straight()
-            channels = {name: srgb_to_linear(straight[..., i]) * straight[..., 3] for i, name in enumerate("RGB")}
-            channels["A"] = np.ascontiguousarray(straight[..., 3])
+            alpha = straight[..., 3]
+            linear = srgb_to_linear(torch.from_numpy(straight[..., :3])).numpy()
+            channels = {name: linear[..., i] * alpha for i, name in enumerate("RGB")} | {"A": alpha}
             write_exr(path, channels, comments="premultiplied alpha, linear light, sRGB primaries")
         else:
             super().write(path, ending)
@@ -98,15 +102,15 @@ class Matte(Result):
 
 
 def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
-    """Return a background of this size, uint8 [H, W, 3], from a colour or an image."""
-    colour: object = background
+    """Return a background of this size, uint8 [H, W, 3], from a color or an image."""
+    color: object = background
     if isinstance(background, str):
         with contextlib.suppress(ValueError):  # the name of a file
-            colour = ImageColor.getrgb(background)[:3]
-    if isinstance(colour, (tuple, list)):
-        if len(colour) != 3 or not all(isinstance(v, (int, np.integer)) and 0 <= v <= 255 for v in colour):
+            color = ImageColor.getrgb(background)[:3]
+    if isinstance(color, (tuple, list)):
+        if len(color) != 3 or not all(isinstance(v, (int, np.integer)) and 0 <= v <= 255 for v in color):
             raise InputError(f"background: expected (red, green, blue) from 0 to 255, got {background!r}.")
-        return np.full((*size_hw, 3), colour, np.uint8)
+        return np.full((*size_hw, 3), color, np.uint8)
     if isinstance(background, np.ndarray):
         check_array("background", background, dtype=np.uint8, shape=("h", "w", 3))
         if background.shape[:2] == size_hw:
@@ -115,7 +119,7 @@ def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
     elif isinstance(background, (str, Path, Image.Image)):
         image = load_image(background)
     else:
-        raise InputError(f"background: expected a colour or an image, got {type(background).__name__}.")
+        raise InputError(f"background: expected a color or an image, got {type(background).__name__}.")
     if image.size != size_hw[::-1]:
         image = ImageOps.fit(image, size_hw[::-1], Image.Resampling.LANCZOS)  # resizes to cover, and crops
     return np.asarray(image)

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw import colour_normals
-from vitruvian.files.arrays import JsonObject, write_exr
+from vitruvian.draw import color_normals
+from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.results.base import array_of
 from vitruvian.results.camera import CameraMap, Convention
+from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,15 +43,15 @@ class Normals(CameraMap):
     convention: Convention = "opengl"
 
     def plot(self) -> Image.Image:
-        """Show directions in the usual colours: red to the right, green up, blue to the viewer; grey where masked."""
-        return Image.fromarray(colour_normals(self.normals, self.mask, convention=self.convention))
+        """Show directions in the usual colors: red to the right, green up, blue to the viewer; gray where masked."""
+        return Image.fromarray(color_normals(self.normals, self.mask, convention=self.convention))
 
     def write(self, path: Path, ending: str) -> None:
-        """Write the usual colours as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
+        """Write the usual colors as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
         or the values as NPZ, or as EXR: R, G, B are x, y, z, and A is the mask.
         """
         if ending == ".16.png":
-            write_png16(path, self._colours16())
+            write_png16(path, self._colors16())
         elif ending == ".exr":
             channels = {name: self.normals[..., axis] for axis, name in enumerate("RGB")}
             if self.mask is not None:
@@ -59,8 +60,8 @@ class Normals(CameraMap):
         else:
             super().write(path, ending)
 
-    def _colours16(self) -> NDArray[np.uint16]:
-        """Return the usual colours in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL axes, 0 outside of the mask."""
+    def _colors16(self) -> NDArray[np.uint16]:
+        """Return the usual colors in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL axes, 0 outside of the mask."""
         normals = self.to_convention("opengl").normals
         known: NDArray[np.bool_] = np.all(np.isfinite(normals), axis=-1)  # [H, W]
         if self.mask is not None:

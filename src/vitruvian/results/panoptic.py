@@ -13,12 +13,12 @@ from PIL import Image
 from vitruvian.draw import draw_panoptic
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import box_xywh
 from vitruvian.files.images import write_image
 from vitruvian.images.label_maps import count_labels
 from vitruvian.results.base import Result, array_of
-from vitruvian.results.supervision import detections
+from vitruvian.results.supervision import to_detections
+from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
     import supervision
@@ -83,7 +83,7 @@ class Panoptic(Result):
         return np.equal(self.segmentation, segment_id)
 
     def plot(self, *, opacity: float = 0.6, outline: bool = True) -> Image.Image:
-        """Draw the segments in colours over the image, with their names where they fit."""
+        """Draw the segments in colors over the image, with their names where they fit."""
         drawn = draw_panoptic(
             self.image,
             self.segmentation,
@@ -139,7 +139,7 @@ class Panoptic(Result):
 
     def to_supervision(self) -> supervision.Detections:
         """Return `supervision.Detections`, one for each segment, with masks."""
-        return detections(
+        return to_detections(
             boxes_xyxy=np.array([segment.box_xyxy for segment in self.segments], np.float32).reshape(-1, 4),
             masks=np.array([self.segmentation == segment.id for segment in self.segments], bool),
             scores=np.array([segment.score for segment in self.segments], np.float32),

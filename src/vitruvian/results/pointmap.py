@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional as F
 
-from vitruvian.draw import colour_depth
+from vitruvian.draw import color_depth
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject, write_exr
+from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
 from vitruvian.results.base import array_of, check_choice
 from vitruvian.results.camera import CameraMap
+from vitruvian.text_files import JsonObject
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated", "assumed"]
 _EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres
-_NO_COLOUR = 200
+_NO_COLOR = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -88,7 +89,7 @@ class Pointmap(CameraMap):
     def cloud(
         self, *, edge_threshold: float | None = _EDGE_THRESHOLD, max_points: int | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Return the points of the mask, float32 [N, 3], and their colours, uint8 [N, 3] (grey without an image).
+        """Return the points of the mask, float32 [N, 3], and their colors, uint8 [N, 3] (gray without an image).
 
         Args:
             edge_threshold: Points where depth changes by more than this share of it are left out, since they lie
@@ -104,17 +105,17 @@ class Pointmap(CameraMap):
                 raise InputError(f"max_points: expected at least 1, got {max_points}.")
             if len(chosen) > max_points:
                 chosen = np.sort(np.random.default_rng(0).choice(chosen, max_points, replace=False))
-        return self.points.reshape(-1, 3)[chosen], self._colours().reshape(-1, 3)[chosen]
+        return self.points.reshape(-1, 3)[chosen], self._colors().reshape(-1, 3)[chosen]
 
     def surface(
         self, *, edge_threshold: float = _EDGE_THRESHOLD
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.uint32]]:
-        """Return the points [N, 3], colours [N, 3] and triangles [M, 3] of the surface, open at depth edges."""
+        """Return the points [N, 3], colors [N, 3] and triangles [M, 3] of the surface, open at depth edges."""
         triangles = _grid_triangles(self.depth, self._usable(), threshold=edge_threshold)
         used = np.zeros(self.points[..., 0].size, bool)
         used[triangles] = True
         renumbered = (np.cumsum(used) - 1).astype(np.uint32)
-        return self.points.reshape(-1, 3)[used], self._colours().reshape(-1, 3)[used], renumbered[triangles]
+        return self.points.reshape(-1, 3)[used], self._colors().reshape(-1, 3)[used], renumbered[triangles]
 
     def save(
         self,
@@ -131,7 +132,7 @@ class Pointmap(CameraMap):
         | .ply | the cloud, in the axes of `convention` |
         | .glb | the cloud, or with `mesh` the surface, in the axes of glTF, which are OpenGL's |
         | .exr | R, G, B: x, y, z; Z: depth; A: the mask |
-        | .png | depth in colours |
+        | .png | depth in colors |
         | .16.png | depth in millimetres (thousandths of the unit where not metric), 0 for none, at most 65535 |
         | .npz | everything |
         | .json | the camera |
@@ -170,8 +171,8 @@ class Pointmap(CameraMap):
             super().write(path, ending)
 
     def plot(self, *, near: float | None = None, far: float | None = None) -> Image.Image:
-        """Show depth in colours, warm near and cold far; `near` and `far` set the ends, in the unit of the points."""
-        return Image.fromarray(colour_depth(self.depth, self._usable(), near=near, far=far))
+        """Show depth in colors, warm near and cold far; `near` and `far` set the ends, in the unit of the points."""
+        return Image.fromarray(color_depth(self.depth, self._usable(), near=near, far=far))
 
     def to_dict(self) -> JsonObject:
         """Return the camera and the range of depth; the points are in NPZ, EXR, PLY and GLB."""
@@ -192,8 +193,8 @@ class Pointmap(CameraMap):
         with np.errstate(invalid="ignore"):
             return self.mask & np.isfinite(self.points).all(axis=-1) & (self.depth > 0)
 
-    def _colours(self) -> RgbImage:
-        return np.full((*self.size_hw, 3), _NO_COLOUR, np.uint8) if self.image is None else self.image
+    def _colors(self) -> RgbImage:
+        return np.full((*self.size_hw, 3), _NO_COLOR, np.uint8) if self.image is None else self.image
 
     def _describe(self) -> str:
         unit = "metres" if self.metric else "an unknown unit"

@@ -12,11 +12,11 @@ from PIL import Image
 
 from vitruvian.draw import draw_pose, enclosing_boxes
 from vitruvian.errors import InputError, near_matches
-from vitruvian.files.arrays import JsonObject
 from vitruvian.files.coco import keypoint_category, keypoint_record
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
-from vitruvian.results.base import Result, array_of, plain
-from vitruvian.results.supervision import key_points
+from vitruvian.results.base import Result, array_of, rounded_list
+from vitruvian.results.supervision import to_key_points
+from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
     import supervision
@@ -73,7 +73,7 @@ class Pose(Result):
     names: tuple[str, ...] = ()
     layout: Layout = None  # type: ignore[assignment]  # set on construction, so that readers never see None
 
-    def _prepare(self) -> dict[str, int]:
+    def _normalize_fields(self) -> dict[str, int]:
         layout = self.layout or _layout_of(self.names)
         names = self.names or layout.names
         if names != layout.names:
@@ -165,9 +165,9 @@ class Pose(Result):
         people = [
             {
                 "id": person.id,
-                "box_xyxy": plain(person.box_xyxy, digits=2),
-                "keypoints": plain(person.keypoints, digits=2),
-                "scores": plain(person.scores),
+                "box_xyxy": rounded_list(person.box_xyxy, digits=2),
+                "keypoints": rounded_list(person.keypoints, digits=2),
+                "scores": rounded_list(person.scores),
             }
             for person in self
         ]
@@ -199,7 +199,7 @@ class Pose(Result):
 
     def to_supervision(self) -> supervision.KeyPoints:
         """Return `supervision.KeyPoints`; NaN becomes (0, 0), which it takes for missing."""
-        return key_points(np.nan_to_num(self.keypoints), self.scores)
+        return to_key_points(np.nan_to_num(self.keypoints), self.scores)
 
     def _score(self, index: int, threshold: float) -> float:
         visible = self.scores[index][self.scores[index] >= threshold]

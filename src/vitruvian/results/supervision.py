@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import supervision
 
 
-def key_points(xy: NDArray[np.float32], scores: NDArray[np.float32]) -> supervision.KeyPoints:
+def to_key_points(xy: NDArray[np.float32], scores: NDArray[np.float32]) -> supervision.KeyPoints:
     """Return supervision's `KeyPoints` of P people: coordinates [P, J, 2] and scores [P, J]."""
     module = _import_supervision()
     if len(xy) == 0:
@@ -30,7 +30,7 @@ def key_points(xy: NDArray[np.float32], scores: NDArray[np.float32]) -> supervis
     )
 
 
-def detections(
+def to_detections(
     *,
     boxes_xyxy: NDArray[np.float32],
     masks: NDArray[np.bool_],

@@ -10,9 +10,9 @@ from PIL import Image
 
 from vitruvian.draw import draw_masks
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import JsonObject
-from vitruvian.results.base import array_of, plain
+from vitruvian.results.base import array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
+from vitruvian.text_files import JsonObject
 
 _MAX_ID = 65535  # of a pixel in a 16-bit PNG
 
@@ -67,7 +67,7 @@ class Track(Masks):
         return np.concatenate([self.canvas()[window], inside.astype(np.uint8) * np.uint8(255)], axis=-1)
 
     def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image.Image:
-        """Draw the masks over the image in the colours of their identities, with their ids."""
+        """Draw the masks over the image in the colors of their identities, with their ids."""
         ids = self.object_ids.tolist()
         return Image.fromarray(draw_masks(self.canvas(), iter(self), ids=ids, opacity=opacity, outline=outline))
 
@@ -75,7 +75,7 @@ class Track(Masks):
         """Return everything: a list of objects with id, presence, mask (COCO RLE), score and box."""
         values = super().to_dict()
         for each, object_id, presence in zip(
-            values["objects"], self.object_ids.tolist(), plain(self.presence), strict=True
+            values["objects"], self.object_ids.tolist(), rounded_list(self.presence), strict=True
         ):
             each |= {"id": object_id, "presence": presence}
         return values

@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.text_files import read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
 from vitruvian.training.synthetic.rng import derive_seed
@@ -92,7 +92,7 @@ def load_checkpoint(
     path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, ema: ExponentialMovingAverage | None
 ) -> tuple[RunState, dict[str, Any]]:
     """Load a checkpoint into a model, its optimizer and its EMA; return progress and configuration of the run."""
-    about = read_json(_require_file(path, "state.json"))
+    about = read_json_object(_require_file(path, "state.json"))
     if about.get("format") != _FORMAT:
         raise CheckpointError(f"{path}: expected a checkpoint of a run, got the format {about.get('format')!r}.")
     weights = _load(path, "weights.safetensors")
@@ -167,9 +167,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def seed_step(seed: int, step: int, process: int = 0) -> None:
+def seed_step(seed: int, step: int) -> None:
     """Seed torch for a step, so that no step depends on the random numbers drawn before it."""
-    torch.manual_seed(derive_seed(seed, step, process))
+    torch.manual_seed(derive_seed(seed, step, 0))
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -9,47 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from vitruvian import tasks
 from vitruvian.atomic import write_text
-from vitruvian.config import Settings, read_json, settings
+from vitruvian.config import Settings, bounded, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.text_files import read_text
+from vitruvian.text_files import read_json_object, read_text
 
 TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
-
-
-@dataclasses.dataclass(frozen=True)
-class _Range:
-    """Values that a number may have, as annotation of a field; of a tuple each number."""
-
-    low: float
-    high: float = math.inf
-    above: bool = False  # low itself is invalid
-    below: bool = False  # high itself is invalid
-
-    def __contains__(self, value: object) -> bool:
-        numbers = value if isinstance(value, (tuple, list)) else (value,)
-        return all(self.low <= x <= self.high for x in numbers) and not (
-            (self.above and self.low in numbers) or (self.below and self.high in numbers)
-        )
-
-    def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.low:g}"
-        return low if self.high == math.inf else f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
-
-
-_Count = Annotated[int, _Range(1)]
-_Index = Annotated[int, _Range(0)]
-_Share = Annotated[float, _Range(0, 1)]
-_Positive = Annotated[float, _Range(0, above=True)]
-_NonNegative = Annotated[float, _Range(0)]
 
 
 @settings
@@ -61,15 +33,6 @@ class ConfigTable(Settings):
         """Build from a table; tables inside it too."""
         built: Self = _build(cls, {**values, **overrides}, path="")
         return built
-
-    def validate(self) -> None:
-        """Check the ranges that fields are annotated with."""
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            for options in (hint, *typing.get_args(hint)):
-                for limits in getattr(options, "__metadata__", ()):
-                    value = getattr(self, name)
-                    if value is not None and value not in limits:
-                        raise ConfigError(f"{type(self).__name__}.{name}: expected {limits}, got {value}.")
 
 
 @settings
@@ -137,38 +100,37 @@ class AugmentConfig(ConfigTable):
         grey: Probability of a greyscale image.
     """
 
-    flip: _Share = 0.5
-    scale: _Share = 0.25
-    shift: _Share = 0.08
-    colour: _Share = 0.2
-    grey: _Share = 0.05
+    flip: float = bounded(0.5, ge=0, le=1)
+    scale: float = bounded(0.25, ge=0, le=1)
+    shift: float = bounded(0.08, ge=0, le=1)
+    colour: float = bounded(0.2, ge=0, le=1)
+    grey: float = bounded(0.05, ge=0, le=1)
 
 
 @settings
 class StreamConfig(ConfigTable):
-    """Synthetic people that are drawn while training: see `vitruvian.training.datasets.stream`.
+    """Synthetic people that are rendered while training: see `vitruvian.training.datasets.stream`.
 
     Args:
-        pack: File of a pack to draw from, or "procedural" for people of tubes, which need no file; None for no stream.
+        pack: File of a pack, or "procedural" for people of tubes, which need no file; None for no stream.
         scenes: Whole images a batch, beside `data.batch_size` crops of one person; needed to detect people.
         ring: People in the ring buffer on the device.
-        chunk: People drawn together.
+        chunk: People rendered together.
         reuse: How often a person is used before it is replaced.
         at_once: How many of normals, pointmaps, mattes and albedo a step trains, at random; None for all.
         size: Height and width of the images where they differ from those of the model.
     """
 
     pack: str | None = None
-    scenes: _Index = 0
-    ring: _Count = 4096
-    chunk: _Count = 64
-    reuse: _Positive = 6.0
-    at_once: _Count | None = None
+    scenes: int = bounded(0, ge=0)
+    ring: int = bounded(4096, ge=1)
+    chunk: int = bounded(64, ge=1)
+    reuse: float = bounded(6.0, gt=0)
+    at_once: int | None = bounded(None, ge=1)
     size: list[int] | None = None
 
     def validate(self) -> None:
         """Check the size."""
-        super().validate()
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise ConfigError(f"data.stream.size: expected [height, width], got {self.size}.")
 
@@ -179,7 +141,7 @@ class DataConfig(ConfigTable):
 
     Args:
         folder: A dataset that `vitruvian synthesize` wrote, to train on.
-        stream: People to draw while training, instead of a folder.
+        stream: People to render while training, instead of a folder.
         validation: Another dataset, to evaluate on.
         batch_size: Images a batch on each device.
         workers: Prefetching threads; 0 reads in the main thread.
@@ -191,15 +153,14 @@ class DataConfig(ConfigTable):
     folder: str | None = None
     stream: StreamConfig = dataclasses.field(default_factory=StreamConfig)
     validation: str | None = None
-    batch_size: _Count = 8
-    workers: _Index = 4
+    batch_size: int = bounded(8, ge=1)
+    workers: int = bounded(4, ge=0)
     view: Literal["person", "picture"] = "person"
-    heatmap_sigma: _Positive | None = None
+    heatmap_sigma: float | None = bounded(None, gt=0)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
 
     def validate(self) -> None:
         """Check that there is one source, and the ring buffer."""
-        super().validate()
         if self.folder is not None and self.stream.pack is not None:
             raise ConfigError("data: expected a folder or a stream.pack, got both. Leave one out.")
         stream = self.stream
@@ -226,12 +187,12 @@ class OptimizerConfig(ConfigTable):
     """
 
     kind: Literal["adamw", "muon"] = "adamw"
-    lr: _NonNegative = 5e-4
-    betas: Annotated[tuple[float, float], _Range(0, 1, below=True)] = (0.9, 0.999)
-    eps: _NonNegative = 1e-8
-    weight_decay: _NonNegative = 0.1
-    layer_decay: Annotated[float, _Range(0, 1, above=True)] = 0.8
-    clip: _Positive | None = 2.0
+    lr: float = bounded(5e-4, ge=0)
+    betas: tuple[float, float] = bounded((0.9, 0.999), ge=0, lt=1)
+    eps: float = bounded(1e-8, ge=0)
+    weight_decay: float = bounded(0.1, ge=0)
+    layer_decay: float = bounded(0.8, gt=0, le=1)
+    clip: float | None = bounded(2.0, gt=0)
 
 
 @settings
@@ -246,11 +207,11 @@ class ScheduleConfig(ConfigTable):
         final: Share of the learning rate after the last step.
     """
 
-    warmup: _Index = 500
-    warmup_start: _Share = 1e-3
-    hold: _Share = 0.0
+    warmup: int = bounded(500, ge=0)
+    warmup_start: float = bounded(1e-3, ge=0, le=1)
+    hold: float = bounded(0.0, ge=0, le=1)
     decay: Literal["linear", "cosine", "constant"] = "linear"
-    final: _Share = 0.0
+    final: float = bounded(0.0, ge=0, le=1)
 
 
 @settings
@@ -262,8 +223,8 @@ class EMAConfig(ConfigTable):
         warmup: The decay is ``(1 + n) / (warmup + n)`` after n steps where that is lower; 0 for no warm-up.
     """
 
-    decay: Annotated[float, _Range(0, 1, below=True)] = 0.999
-    warmup: _Index = 10
+    decay: float = bounded(0.999, ge=0, lt=1)
+    warmup: int = bounded(10, ge=0)
 
 
 @settings
@@ -278,8 +239,8 @@ class CheckpointConfig(ConfigTable):
             and a path resumes from that checkpoint.
     """
 
-    every: _Count = 1000
-    keep: _Count = 2
+    every: int = bounded(1000, ge=1)
+    keep: int = bounded(2, ge=1)
     models: bool = True
     resume: str = "auto"
 
@@ -294,7 +255,7 @@ class LogConfig(ConfigTable):
         tensorboard: Write events for TensorBoard where that is installed. `metrics.jsonl` is always written.
     """
 
-    every: _Count = 20
+    every: int = bounded(20, ge=1)
     console: bool = True
     tensorboard: bool = True
 
@@ -309,9 +270,9 @@ class EvaluationConfig(ConfigTable):
         batch_size: Images a batch.
     """
 
-    every: _Count = 1000
-    pictures: _Count | None = None
-    batch_size: _Count = 16
+    every: int = bounded(1000, ge=1)
+    pictures: int | None = bounded(None, ge=1)
+    batch_size: int = bounded(16, ge=1)
 
 
 @settings
@@ -339,12 +300,12 @@ class TrainConfig(ConfigTable):
     file_name: ClassVar[str] = "train.json"
 
     out: str = "run"
-    steps: _Count = 10000
-    seed: _Index = 0
+    steps: int = bounded(10000, ge=1)
+    seed: int = bounded(0, ge=0)
     precision: Literal["float32", "bfloat16"] = "bfloat16"
-    accumulation: _Count = 1
+    accumulation: int = bounded(1, ge=1)
     device: Literal["auto", "cpu"] = "auto"
-    most_bad_steps: _Count = 20
+    most_bad_steps: int = bounded(20, ge=1)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -356,7 +317,6 @@ class TrainConfig(ConfigTable):
 
     def validate(self) -> None:
         """Check what depends on several fields."""
-        super().validate()
         if not self.out:
             raise ConfigError("out: expected a folder for the run, got nothing.")
         if "people" in self.model.tasks and self.data.stream.pack is not None and not self.data.stream.scenes:
@@ -369,7 +329,7 @@ def read_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
     if not file.is_file():
         raise InputError(f"{file}: expected a training configuration, got no such file.")
     if file.suffix == ".json":
-        values = read_json(file)
+        values = read_json_object(file)
     elif file.suffix == ".toml":
         try:
             values = tomllib.loads(read_text(file))

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,16 @@ from vitruvian.training.log import RunLog
 from vitruvian.training.models import build_model, compile_parts, head_strides, save_models
 from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
-from vitruvian.training.synthetic.pack import load_pack, training_part
+from vitruvian.training.synthetic.pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
+
+
+class Batches(Protocol):
+    """A source of batches, numbered over all steps, accumulated batches and processes."""
+
+    def batch(self, number: int, /) -> Any:
+        """Return what the objective takes."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,11 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig, *, objective: nn.Module | None = None, batches: Any = None, evaluate: Evaluate | None = None
+    config: TrainConfig,
+    *,
+    objective: nn.Module | None = None,
+    batches: Batches | None = None,
+    evaluate: Evaluate | None = None,
 ) -> TrainResult:
     """Train a configuration; with checkpoint.resume "auto" a run in the same folder is resumed.
 
@@ -63,8 +74,7 @@ def train(
         config: The run.
         objective: A module with `model` inside that returns the loss and its terms by name for (batch, generator); by
             default the tasks of `config.model`.
-        batches: An object whose `batch(number)` returns what the objective takes; by default the set `data.folder` or
-            the people of `data.stream`.
+        batches: Where batches come from; by default the set `data.folder` or the people of `data.stream`.
         evaluate: Returns scores of the model after a number of steps; by default on the set `data.validation`.
     """
     accelerator = _open_accelerator(config)
@@ -105,7 +115,7 @@ class _Run:
     """The state of a run."""
 
     log: RunLog
-    batches: Any
+    batches: Batches
 
     def __init__(
         self, config: TrainConfig, folder: Path, accelerator: Any, objective: nn.Module, evaluate: Evaluate | None
@@ -120,13 +130,13 @@ class _Run:
         self.saved: Path | None = None
         if config.model.compile:
             compile_parts(self.model, heads=config.model.compile is True)
-        self.wrapped: Any = accelerator.prepare(objective)
+        self.prepared: Any = accelerator.prepare(objective)
         device = accelerator.device
-        self.bad = torch.zeros((), device=device)  # steps in a row that were skipped
+        self.nonfinite_in_a_row = torch.zeros((), device=device)  # steps in a row that were skipped
         self.skipped = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}  # how often each was added up: tasks may take turns
-        self.since, self.pictures, self.clock = 0, 0, time.perf_counter()
+        self.steps_since_log, self.images_since_log, self.last_log_time = 0, 0, time.perf_counter()
         self.loss = math.nan
 
     @property
@@ -138,7 +148,7 @@ class _Run:
     def resume(self, checkpoint: Path) -> list[str]:
         """Resume from a checkpoint; return notes about it."""
         self.state, before = load_checkpoint(checkpoint, model=self.objective, optimizer=self.optimizer, ema=self.ema)
-        self.bad.fill_(self.state.bad_in_a_row)
+        self.nonfinite_in_a_row.fill_(self.state.bad_in_a_row)
         self.skipped.fill_(self.state.skipped)
         self.saved = checkpoint
         changed = differences(before, self.config.to_dict())
@@ -148,7 +158,7 @@ class _Run:
         """Run the remaining steps."""
         config = self.config
         interrupted = False
-        self.clock = time.perf_counter()
+        self.last_log_time = time.perf_counter()
         with _stop_signal() as stopped:
             for step in range(self.state.step, config.steps):
                 self.train_step(step)
@@ -191,19 +201,19 @@ class _Run:
             generator = torch.Generator().manual_seed(derive_seed(config.seed, 2, number))
             seed_step(config.seed, number)
             last = part == config.accumulation - 1
-            with contextlib.nullcontext() if last else accelerator.no_sync(self.wrapped):
+            with contextlib.nullcontext() if last else accelerator.no_sync(self.prepared):
                 with torch.autocast(
                     accelerator.device.type, dtype=torch.bfloat16, enabled=config.precision == "bfloat16"
                 ):
-                    loss, terms = self.wrapped(batch, generator)
+                    loss, terms = self.prepared(batch, generator)
                 accelerator.backward(loss / config.accumulation)
             self.accumulate({"loss": loss, **terms}, batch)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.optimizer.clip or math.inf)
         finite = _update_weights(self.optimizer, norm)
-        self.bad = torch.where(finite, 0.0, self.bad + 1)
+        self.nonfinite_in_a_row = torch.where(finite, 0.0, self.nonfinite_in_a_row + 1)
         self.skipped = self.skipped + torch.where(finite, 0.0, 1.0)
         self.accumulate({"gradient_norm": norm}, None)
-        self.since += 1
+        self.steps_since_log += 1
         if self.ema is not None:
             self.ema.update(self.objective)
 
@@ -213,7 +223,7 @@ class _Run:
             value = value.detach().float()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
             self.counts[name] = self.counts.get(name, 0) + 1
-        self.pictures += len(batch) if hasattr(batch, "__len__") else 0
+        self.images_since_log += len(batch) if hasattr(batch, "__len__") else 0
 
     def log_means(self, step: int) -> None:
         """Log the means since the last line; raise where gradients have not been finite for many steps."""
@@ -221,18 +231,19 @@ class _Run:
         together = torch.stack([self.sums[name] / self.counts[name] for name in names])  # [terms]
         means = dict(zip(names, self.accelerator.reduce(together, reduction="mean").tolist(), strict=True))
         self.read_counts()
-        seconds = time.perf_counter() - self.clock
+        seconds = time.perf_counter() - self.last_log_time
         self.state.seconds += seconds
         self.loss = means["loss"]
         values = means | {
             "lr": max(float(group["lr"]) for group in self.optimizer.param_groups),
-            "steps/s": self.since / seconds,
+            "steps/s": self.steps_since_log / seconds,
             "skipped": float(self.state.skipped),
         }
-        if self.pictures:
-            values["pictures/s"] = self.pictures * self.accelerator.num_processes / seconds
+        if self.images_since_log:
+            values["pictures/s"] = self.images_since_log * self.accelerator.num_processes / seconds
         self.log.train(step, values)
-        self.sums, self.counts, self.since, self.pictures, self.clock = {}, {}, 0, 0, time.perf_counter()
+        self.sums, self.counts = {}, {}
+        self.steps_since_log, self.images_since_log, self.last_log_time = 0, 0, time.perf_counter()
         if self.state.bad_in_a_row >= self.config.most_bad_steps:
             raise InputError(
                 f"training: expected finite gradients, but none of the last {self.state.bad_in_a_row} steps had them. "
@@ -242,8 +253,8 @@ class _Run:
 
     def read_counts(self) -> None:
         """Copy the counts of skipped steps from the device."""
-        bad, skipped = torch.stack([self.bad, self.skipped]).tolist()
-        self.state.bad_in_a_row, self.state.skipped = int(bad), int(skipped)
+        in_a_row, skipped = torch.stack([self.nonfinite_in_a_row, self.skipped]).tolist()
+        self.state.bad_in_a_row, self.state.skipped = int(in_a_row), int(skipped)
 
     def save(self, *, models: bool) -> None:
         """Write a checkpoint and, with `models`, the models to use."""
@@ -274,7 +285,7 @@ class _Run:
             self.objective.train()
             self.log.evaluation(step, self.state.scores)
         self.accelerator.wait_for_everyone()
-        self.clock = time.perf_counter()
+        self.last_log_time = time.perf_counter()
 
     def ema_weights(self) -> contextlib.AbstractContextManager[None]:
         """Replace the weights by their EMA within the context, if there is one."""
@@ -337,7 +348,7 @@ def _open_batches(
     if data.stream.pack is not None:
         procedural = data.stream.pack == "procedural"
         pack = procedural_pack(config.seed) if procedural else load_pack(Path(data.stream.pack).expanduser())
-        return SyntheticStream(training_part(pack), config, device=device)
+        return SyntheticStream(training_split(pack), config, device=device)
     if data.folder is None:
         raise InputError(
             "data.folder: expected a dataset to train on, got none. Write one with: vitruvian synthesize --count 1000 "
@@ -345,18 +356,7 @@ def _open_batches(
         )
     height, width = config.model.image_size
     people = PeopleFolder(data.folder, size_hw=(height, width), tasks=config.model.tasks, view=data.view)
-    batches = FolderBatches(
-        people,
-        tasks=config.model.tasks,
-        batch_size=data.batch_size,
-        seed=config.seed,
-        augment=data.augment,
-        device=device,
-        workers=data.workers,
-        stride=processes,
-        strides=head_strides(model),
-        heatmap_sigma=data.heatmap_sigma,
-    )
+    batches = FolderBatches(people, config, device=device, processes=processes, strides=head_strides(model))
     return stack.enter_context(contextlib.closing(batches))
 
 

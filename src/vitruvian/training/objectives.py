@@ -20,37 +20,42 @@ from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.cache import cached_tensors, constant
 from vitruvian.training.config import ModelConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
-from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, sum_losses, to_model_axes
+from vitruvian.training.datasets.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes
+from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
 from vitruvian.training.models import head_strides
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg
-from vitruvian.training.synthetic.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes
 from vitruvian.training.synthetic.render import VISIBLE
 from vitruvian.training.synthetic.rng import Rng
 
 
-class TaskObjective(nn.Module):
+class FolderObjective(nn.Module):
     """The weighted sum of the losses of all tasks, for batches of a folder.
 
     Args:
         model: The tasks over one encoder.
-        weights: Weights of the losses; 1 where a task has none.
+        weights: Weight of each task's loss.
     """
 
-    def __init__(self, model: Sapiens2MultiTask, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, model: Sapiens2MultiTask, weights: Mapping[str, float]) -> None:
         super().__init__()
-        self.model, self.weights = model, dict(weights or {})
+        self.model, self.weights = model, dict(weights)
 
     def forward(self, batch: TrainBatch, generator: torch.Generator | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its terms by name; `generator` is not used."""
-        return sum_losses(self.model(batch.pixel_values, labels=batch.labels), self.weights)
+        """Return the loss and its terms, named ``task/term``; `generator` is not used."""
+        outputs = self.model(batch.pixel_values, labels=batch.labels)
+        terms: dict[str, Tensor] = {}
+        for task, output in outputs.items():
+            terms[f"{task}/loss"] = output.loss
+            terms |= {f"{task}/{name}": value for name, value in (output.loss_terms or {}).items()}
+        return torch.stack([self.weights[task] * output.loss for task, output in outputs.items()]).sum(), terms
 
 
 def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     """Return the objective for the batches of a configuration."""
     weights = _task_weights(config.model)
     if config.data.stream.pack is None:
-        return TaskObjective(model, weights)
+        return FolderObjective(model, weights)
     dense = {stride for task, stride in head_strides(model).items() if task not in ("pose", "people")}
     if len(dense) > 1 or dense - {1, 2}:
         raise ConfigError(
@@ -59,7 +64,7 @@ def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
     if config.model.pretrained is None:
         _scale_heads(model)
     sigma = config.data.heatmap_sigma
-    return MultiTaskObjective(
+    return StreamObjective(
         model,
         weights=weights,
         sigma=2.0 if sigma is None else sigma,
@@ -125,7 +130,7 @@ def _point_weights(device: torch.device) -> Tensor:
     return weights.to(device)
 
 
-class MultiTaskObjective(nn.Module):
+class StreamObjective(nn.Module):
     """The weighted sum of the losses of several tasks over crops and whole images of a stream.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvian.models.sapiens2.modeling import Sapiens2Trunk
+from vitruvian.models.sapiens2.modeling import Sapiens2Model
 from vitruvian.training.config import OptimizerConfig, ScheduleConfig
 
 _TOKENS = ("cls_token", "register_tokens", "mask_token", "position_embeddings")
@@ -57,7 +57,7 @@ def _parameter_groups(
     layer_counts = {
         f"{name}." if name else "": len(module.model.layer)
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Sapiens2Trunk)
+        if isinstance(module, Sapiens2Model)
     }
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -21,12 +21,12 @@ from vitruvian.benchmarking.models import (
     Workload,
     _known_keys,
     benchmark_model,
+    benchmark_names,
+    markdown_table,
     measure,
-    names,
     random_model,
-    table,
 )
-from vitruvian.benchmarking.timing import Timing, count_flops, difference, time_interleaved
+from vitruvian.benchmarking.timing import Timing, count_flops, relative_difference, time_interleaved
 from vitruvian.cli.commands.bench import bench
 from vitruvian.errors import InputError
 from vitruvian.models.maskformer.modeling import MaskFormerForInstanceSegmentation
@@ -70,7 +70,7 @@ def test_timing_is_a_median() -> None:
 )
 def test_difference(got: list[float], want: list[float], largest: float) -> None:
     same = torch.ones(3)
-    found = difference((same, torch.tensor(got)), (same, torch.tensor(want)))
+    found = relative_difference((same, torch.tensor(got)), (same, torch.tensor(want)))
     assert found[0] == pytest.approx(largest)
 
 
@@ -104,10 +104,10 @@ def test_table_has_the_compiled_reference_where_it_was_timed() -> None:
     cell = Measurement(
         "x", 1, (4, 4), 0, "float32", times={"optimized": Timing.of([2.0]), "reference": Timing.of([8.0])}
     )
-    assert "compiled" not in models.table([cell])
+    assert "compiled" not in models.markdown_table([cell])
     cell.note = "well"
     compiled = dataclasses.replace(cell, times=cell.times | {"compiled": Timing.of([4.0])}, note="")
-    lines = models.table([cell, compiled]).splitlines()
+    lines = models.markdown_table([cell, compiled]).splitlines()
     assert "| compiled ms | ratio |" in lines[0]
     assert len({line.count("|") for line in lines}) == 1
     assert "0.50 ×" in lines[-1]
@@ -123,7 +123,7 @@ def test_a_reference_that_fails_in_a_type_runs_in_float32() -> None:
     cell = Measurement("x", 1, (1, 1), 0, "bfloat16")
     inputs = {"x": torch.ones(2, dtype=torch.bfloat16)}
     one = BenchmarkModel("x", lambda workload: None, lambda m, i: m(**i), (1, 1))  # type: ignore[arg-type, return-value]
-    _, inputs = models._runnable(one, Fussy(), inputs, cell)
+    _, inputs = models._reference_that_runs(one, Fussy(), inputs, cell)
     assert inputs["x"].dtype == torch.float32
     assert "float32" in cell.note
 
@@ -141,7 +141,7 @@ def test_table() -> None:
         {"optimized": 2**30}, "a note",
     )  # fmt: skip
     failed = Measurement("n", 1, (1, 1), 0, "float32")
-    lines = table([cell, failed]).splitlines()
+    lines = markdown_table([cell, failed]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert "| 0.25 × |" in lines[2]
     assert "64×96, 3 prompts" in lines[2]
@@ -151,7 +151,7 @@ def test_table() -> None:
 
 
 def test_every_name_is_a_model() -> None:
-    for name in names():
+    for name in benchmark_names():
         assert benchmark_model(name).name == name
     with pytest.raises(InputError, match="mask2former-swin-small"):
         benchmark_model("mask2former-swin-smal")
@@ -183,7 +183,7 @@ class TestCommand:
     def test_lists_what_there_is(self) -> None:
         result = self.run("--list")
         assert result.exit_code == 0
-        assert result.stdout.split() == names()
+        assert result.stdout.split() == benchmark_names()
 
     def test_measures_a_curve(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(models, "benchmark_model", small)

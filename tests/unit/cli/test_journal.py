@@ -36,7 +36,7 @@ def state(folder: Path, one: Input, *paths: Path, settings: str = "s") -> str:
     return Journal(folder).state(one, paths, settings)
 
 
-def test_states(tmp_path: Path, source: Input) -> None:
+def test_states_of_a_job(tmp_path: Path, source: Input) -> None:
     out = tmp_path / "out"
     one, two = out / "a.json", out / "b" / "a.png"
     assert state(out, source, one) == "new"
@@ -50,7 +50,7 @@ def test_states(tmp_path: Path, source: Input) -> None:
     assert state(out, source, one) == "changed"
 
 
-def test_what_is_begun_is_not_done(tmp_path: Path, source: Input) -> None:
+def test_a_started_job_is_not_done(tmp_path: Path, source: Input) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
     Journal(out).begin(source, [path], "s")
     path.write_text("half")
@@ -72,7 +72,7 @@ def test_large_sources_are_compared_by_time(tmp_path: Path) -> None:
     assert state(tmp_path / "out", one, path) == "changed"
 
 
-def test_results_of_others(tmp_path: Path, source: Input) -> None:
+def test_results_of_other_sources(tmp_path: Path, source: Input) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
     finish(out, source, path)
     other = make_input(tmp_path / "else" / "a.jpg", b"another image")

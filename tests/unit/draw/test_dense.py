@@ -1,4 +1,4 @@
-"""Normals, depth, mattes and embeddings as colours."""
+"""Normals, depth, mattes and embeddings as colors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 
 from vitruvian.draw import (
     checkerboard,
-    colour_depth,
-    colour_normals,
+    color_depth,
+    color_normals,
     composite,
-    principal_colours,
+    principal_colors,
 )
 from vitruvian.draw.palettes import turbo_map
 from vitruvian.errors import InputError
@@ -19,7 +19,7 @@ NEUTRAL = [128, 128, 128]
 
 
 @pytest.mark.parametrize(
-    ("opencv", "colour"),
+    ("opencv", "color"),
     [
         ((0, 0, -1), [128, 128, 255]),  # towards the camera
         ((1, 0, 0), [255, 128, 128]),  # to the right
@@ -32,13 +32,13 @@ NEUTRAL = [128, 128, 128]
         ((np.inf, 0, 1), NEUTRAL),
     ],
 )
-def test_normals(opencv: tuple[float, float, float], colour: list[int]) -> None:
+def test_normals(opencv: tuple[float, float, float], color: list[int]) -> None:
     field = np.broadcast_to(np.array(opencv, dtype=np.float32), (2, 3, 3))
-    drawn = colour_normals(field)
+    drawn = color_normals(field)
     assert drawn.shape == (2, 3, 3)
-    assert drawn[1, 2].tolist() == colour
+    assert drawn[1, 2].tolist() == color
     flipped = field * np.array([1, -1, -1], dtype=np.float32)
-    np.testing.assert_array_equal(colour_normals(flipped, convention="opengl"), drawn)
+    np.testing.assert_array_equal(color_normals(flipped, convention="opengl"), drawn)
 
 
 def test_normals_are_hidden_by_a_mask_in_every_band() -> None:
@@ -46,7 +46,7 @@ def test_normals_are_hidden_by_a_mask_in_every_band() -> None:
     field[..., 2] = -1
     mask = np.zeros((400, 400), dtype=bool)
     mask[5, 5] = mask[390, 7] = True
-    drawn = colour_normals(field, mask)
+    drawn = color_normals(field, mask)
     assert (drawn == 128).all(-1).sum() == 400 * 400 - 2
     assert drawn[390, 7].tolist() == [128, 128, 255]
 
@@ -54,7 +54,7 @@ def test_normals_are_hidden_by_a_mask_in_every_band() -> None:
 def test_near_is_the_high_end_and_far_the_low_end() -> None:
     table = turbo_map()
     depth = np.array([[1.0, 2.0, 4.0, 9.0, 0.5]])
-    drawn = colour_depth(depth, near=1, far=4)
+    drawn = color_depth(depth, near=1, far=4)
     assert drawn[0, 0].tolist() == table[-1].tolist()
     assert drawn[0, 2].tolist() == table[0].tolist()
     assert drawn[0, 3].tolist() == table[0].tolist()  # beyond far
@@ -64,26 +64,26 @@ def test_near_is_the_high_end_and_far_the_low_end() -> None:
 
 def test_unknown_depth_is_neutral() -> None:
     depth = np.array([[1.0, np.nan, np.inf, 0.0, -3.0, 2.0]])
-    drawn = colour_depth(depth)
+    drawn = color_depth(depth)
     assert [drawn[0, i].tolist() == NEUTRAL for i in range(6)] == [False, True, True, True, True, False]
-    masked = colour_depth(depth, np.array([[False, True, True, True, True, True]]))
+    masked = color_depth(depth, np.array([[False, True, True, True, True, True]]))
     assert masked[0, 0].tolist() == NEUTRAL
 
 
 @pytest.mark.parametrize("depth", [np.full((3, 4), np.nan), np.zeros((3, 4)), np.full((1, 1), -1.0)])
 def test_no_depth_at_all(depth: np.ndarray) -> None:
-    assert (colour_depth(depth) == 128).all()
+    assert (color_depth(depth) == 128).all()
 
 
 def test_constant_depth_and_limits_of_strays() -> None:
-    assert len(np.unique(colour_depth(np.full((4, 4), 3.0)).reshape(-1, 3), axis=0)) == 1
+    assert len(np.unique(color_depth(np.full((4, 4), 3.0)).reshape(-1, 3), axis=0)) == 1
     depth = np.tile(np.linspace(2, 3, 1000), (4, 1))
     strays = depth.copy()
     strays[0, 0], strays[0, 1] = 1e-3, 1e6
-    np.testing.assert_allclose(colour_depth(strays)[1:], colour_depth(depth)[1:], atol=3)
+    np.testing.assert_allclose(color_depth(strays)[1:], color_depth(depth)[1:], atol=3)
 
 
-def test_the_colour_map_is_smooth_and_distinct() -> None:
+def test_the_color_map_is_smooth_and_distinct() -> None:
     table = turbo_map().astype(int)
     assert table.shape == (1024, 3)
     assert np.abs(np.diff(table, axis=0)).max() <= 4
@@ -92,9 +92,9 @@ def test_the_colour_map_is_smooth_and_distinct() -> None:
 
 def test_depth_refuses_what_it_cannot_show() -> None:
     with pytest.raises(InputError, match="near before far"):
-        colour_depth(np.ones((2, 2)), near=3, far=2)
+        color_depth(np.ones((2, 2)), near=3, far=2)
     with pytest.raises(InputError, match="near: expected a distance"):
-        colour_depth(np.ones((2, 2)), near=-1)
+        color_depth(np.ones((2, 2)), near=-1)
 
 
 def test_checkerboard() -> None:
@@ -120,15 +120,15 @@ def test_a_premultiplied_foreground_is_added_to_what_shows_through() -> None:
 def patches() -> np.ndarray:
     """Three groups of patches in 64 directions, with a little noise."""
     random = np.random.default_rng(1)
-    centres = random.normal(size=(3, 64)) * 5
+    centers = random.normal(size=(3, 64)) * 5
     groups = np.zeros((12, 10), dtype=int)
     groups[:, 4:] = 1
     groups[6:, 6:] = 2
-    return centres[groups] + random.normal(size=(12, 10, 64)) * 0.05
+    return centers[groups] + random.normal(size=(12, 10, 64)) * 0.05
 
 
-def test_alike_patches_have_alike_colours() -> None:
-    drawn = principal_colours(patches(), (12, 10)).astype(int)
+def test_alike_patches_have_alike_colors() -> None:
+    drawn = principal_colors(patches(), (12, 10)).astype(int)
     assert drawn.shape == (12, 10, 3)
     for a, b in (((0, 0), (0, 6)), ((0, 0), (8, 8)), ((0, 6), (8, 8))):
         assert np.abs(drawn[a] - drawn[b]).max() > 80
@@ -138,24 +138,24 @@ def test_alike_patches_have_alike_colours() -> None:
 def test_the_main_directions_are_those_of_a_full_decomposition() -> None:
     random = np.random.default_rng(5)
     rows = random.normal(size=(20, 15, 40)) * np.linspace(4, 0.2, 40)
-    drawn = principal_colours(rows, (20, 15)).reshape(-1, 3).astype(float)
-    centred = rows.reshape(-1, 40) - rows.reshape(-1, 40).mean(0)
-    main = centred @ np.linalg.svd(centred, full_matrices=False)[2][:3].T
+    drawn = principal_colors(rows, (20, 15)).reshape(-1, 3).astype(float)
+    centered = rows.reshape(-1, 40) - rows.reshape(-1, 40).mean(0)
+    main = centered @ np.linalg.svd(centered, full_matrices=False)[2][:3].T
     for i in range(3):
         assert abs(np.corrcoef(main[:, i], drawn[:, i])[0, 1]) > 0.97
 
 
 def test_embeddings_are_the_same_on_every_run_and_at_any_size() -> None:
-    np.testing.assert_array_equal(principal_colours(patches(), (12, 10)), principal_colours(patches(), (12, 10)))
-    assert principal_colours(patches(), (120, 100)).shape == (120, 100, 3)
-    assert principal_colours(np.ones((1, 1, 5)), (7, 9)).shape == (7, 9, 3)
+    np.testing.assert_array_equal(principal_colors(patches(), (12, 10)), principal_colors(patches(), (12, 10)))
+    assert principal_colors(patches(), (120, 100)).shape == (120, 100, 3)
+    assert principal_colors(np.ones((1, 1, 5)), (7, 9)).shape == (7, 9, 3)
 
 
-def test_flat_and_broken_patches_are_grey() -> None:
-    assert (np.abs(principal_colours(np.ones((4, 4, 8)), (4, 4)).astype(int) - 128) <= 1).all()
+def test_flat_and_broken_patches_are_gray() -> None:
+    assert (np.abs(principal_colors(np.ones((4, 4, 8)), (4, 4)).astype(int) - 128) <= 1).all()
     broken = patches()
     broken[2, 2, 0] = np.nan
-    drawn = principal_colours(broken, (12, 10))
+    drawn = principal_colors(broken, (12, 10))
     assert drawn[2, 2].tolist() == NEUTRAL
     assert np.ptp(drawn) > 200
-    assert (principal_colours(np.full((3, 3, 4), np.nan), (3, 3)) == 128).all()
+    assert (principal_colors(np.full((3, 3, 4), np.nan), (3, 3)) == 128).all()

@@ -1,4 +1,4 @@
-"""Poses: colours by side, sizes by person, points that are missing, and faces that stay faces."""
+"""Poses: colors by side, sizes by person, points that are missing, and faces that stay faces."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitruvian.draw import class_colours, draw_pose
+from vitruvian.draw import class_colors, draw_pose
 from vitruvian.draw.palettes import FINGERS, LEFT, RIGHT
-from vitruvian.draw.pose import FACE_LINES, _anatomy_of
+from vitruvian.draw.pose import FACE_LINES, _layout_anatomy
 from vitruvian.errors import InputError
 from vitruvian.human import BODY_25, COCO_17, COCO_WHOLEBODY_133, KEYPOINT_INDEX, LAYOUTS, SAPIENS_308, Layout
 
@@ -35,7 +35,7 @@ def changed(drawn: np.ndarray) -> np.ndarray:
     return (drawn != GREY).any(-1)
 
 
-def test_bones_have_the_colours_of_their_sides() -> None:
+def test_bones_have_the_colors_of_their_sides() -> None:
     points, scores = pose(COCO_17, left_hip=(110, 40), left_knee=(110, 160), right_hip=(40, 40), right_knee=(40, 160))
     drawn = draw_pose(image(), points, scores, layout=COCO_17)
     assert drawn[100, 110].tolist() == list(LEFT)
@@ -116,14 +116,14 @@ def test_edges_are_smooth() -> None:
 def face(size: float, corner: float) -> tuple[np.ndarray, np.ndarray]:
     """All points of the face of the 308: each feature fills a disc of its own, as densely as possible."""
     points, scores = missing_points(SAPIENS_308)
-    anatomy = _anatomy_of(SAPIENS_308)
+    anatomy = _layout_anatomy(SAPIENS_308)
     features = [cluster for cluster in anatomy.clusters if anatomy.points[cluster[0]].kind == "face"]
     cell = size / 4
     for i, cluster in enumerate(features):
         turn = np.arange(len(cluster)) * 2.399963  # the golden angle fills a disc evenly
         radius = cell / 2 * np.sqrt((np.arange(len(cluster)) + 0.5) / len(cluster))
-        centre = corner + cell * (np.array([i % 4, i // 4]) + 0.5)
-        points[0, list(cluster)] = np.stack([np.cos(turn), np.sin(turn)], -1) * radius[:, None] + centre
+        center = corner + cell * (np.array([i % 4, i // 4]) + 0.5)
+        points[0, list(cluster)] = np.stack([np.cos(turn), np.sin(turn)], -1) * radius[:, None] + center
     assert len(features) <= 16
     return points, scores
 
@@ -131,15 +131,15 @@ def face(size: float, corner: float) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("size", [30, 80, 200])
 def test_a_face_never_becomes_a_blob(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitruvian.draw.pose.FACE_LINES", ())
-    _anatomy_of.cache_clear()
+    _layout_anatomy.cache_clear()
     points, scores = face(size, 50)
     drawn = draw_pose(np.zeros((300, 300, 3), np.uint8), points, scores, layout=SAPIENS_308, line_width=12)
-    _anatomy_of.cache_clear()
+    _layout_anatomy.cache_clear()
     inside = drawn[50 : 50 + size, 50 : 50 + size].max(-1) / 255
     assert 0.02 < inside.mean() < 0.45
 
 
-def test_fingers_have_colours_of_their_own() -> None:
+def test_fingers_have_colors_of_their_own() -> None:
     positions = {f"left_forefinger{n}": (80.0, 20.0 + 40 * n) for n in (2, 3, 4)}
     points, scores = pose(SAPIENS_308, left_wrist=(80, 20), left_forefinger_third_joint=(80, 60), **positions)
     drawn = draw_pose(image(), points, scores, layout=SAPIENS_308, line_width=12)
@@ -165,7 +165,7 @@ def test_every_layout_can_be_drawn(layout: Layout) -> None:
 
 @pytest.mark.parametrize(("layout", "lines"), [(SAPIENS_308, 24), (COCO_WHOLEBODY_133, 9), (COCO_17, 0), (BODY_25, 0)])
 def test_every_line_of_the_face_is_found(layout: Layout, lines: int) -> None:
-    assert len(_anatomy_of(layout).lines) == lines
+    assert len(_layout_anatomy(layout).lines) == lines
 
 
 def test_lines_of_the_face_name_points_that_exist() -> None:
@@ -182,7 +182,7 @@ def test_no_people() -> None:
 def test_a_person_without_points_still_has_a_box() -> None:
     points, scores = missing_points(COCO_17)
     drawn = draw_pose(image(), points, scores, layout=COCO_17, boxes_xyxy=np.array([[20, 30, 120, 150]]))
-    assert drawn[90, 20].tolist() == class_colours(1)[0].tolist()
+    assert drawn[90, 20].tolist() == class_colors(1)[0].tolist()
     assert not changed(draw_pose(image(), points, scores, layout=COCO_17, ids=[4])).any()
 
 

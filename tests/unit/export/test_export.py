@@ -17,8 +17,8 @@ from vitruvian.auto import AutoModel
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx
 from vitruvian.export import onnx_export as onnx_export
-from vitruvian.export.onnx_export import SubPixelConvolution, _subpixel_convolutions
-from vitruvian.export.runtime import Signature, flatten, require, unflatten
+from vitruvian.export.onnx_export import _subpixel_convolutions, _SubPixelConvolution
+from vitruvian.export.runtime import Signature, _unflatten_outputs, flatten_outputs, import_extra
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 from vitruvian.models.sapiens2.outputs import Sapiens2PoseEstimatorOutput
 
@@ -126,8 +126,8 @@ def test_other_families(
         pytest.importorskip(package)
     save(tmp_path)
     model = AutoModel.from_pretrained(tmp_path / name).eval()
-    inputs = example_inputs(model, size_hw=size_hw, batch=2)
-    export_onnx(model, tmp_path / "export", inputs=inputs, check=False)
+    export_onnx(model, tmp_path / "export", inputs=example_inputs(model, size_hw=size_hw, batch=2), check=False)
+    inputs = example_inputs(model, size_hw=size_hw, batch=3)
     with torch.inference_mode():
         want = model(**inputs)
     assert max(compare_outputs(OnnxModel(tmp_path / "export")(**inputs), want).values()) < 1e-3
@@ -136,27 +136,27 @@ def test_other_families(
 def test_names_of_nested_outputs() -> None:
     a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
     nested = {"maps": (a, b), "logits": c, "auxiliary": ({"masks": a}, {"masks": b})}
-    flat = dict(flatten(nested))
+    flat = dict(flatten_outputs(nested))
     assert list(flat) == ["maps.0", "maps.1", "logits", "auxiliary.0.masks", "auxiliary.1.masks"]
-    assert unflatten(flat) == nested
+    assert _unflatten_outputs(flat) == nested
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_transposed_convolution_as_a_plain_one(bias: bool) -> None:
     torch.manual_seed(0)
     conv, x = nn.ConvTranspose2d(6, 5, 4, 2, 1, bias=bias), torch.randn(2, 6, 5, 7)
-    torch.testing.assert_close(SubPixelConvolution(conv)(x), conv(x))
+    torch.testing.assert_close(_SubPixelConvolution(conv)(x), conv(x))
     other = nn.ConvTranspose2d(6, 5, 2, 2)
     model = nn.Sequential(conv, nn.Sequential(other))
     with _subpixel_convolutions(model):
-        assert isinstance(model[0], SubPixelConvolution)
+        assert isinstance(model[0], _SubPixelConvolution)
         assert model[1][0] is other
     assert model[0] is conv
 
 
 def test_missing_packages_are_named() -> None:
     with pytest.raises(MissingExtraError, match=r"vitruvian\[export\]"):
-        require("package_that_is_not_there", "ONNX export")
+        import_extra("package_that_is_not_there", "ONNX export")
 
 
 def test_signature_survives_its_file(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, quantize_int8
-from vitruvian.export.comparison import _peaks, compare_outputs, task_cost
-from vitruvian.export.int8 import _PRODUCTS, _gated_products, _outer_products, _single_inputs
+from vitruvian.export.comparison import _peaks, compare_outputs, task_errors
+from vitruvian.export.int8 import _MATMUL_TYPES, _gated_matmuls, _input_and_output_matmuls, _single_inputs
 from vitruvian.export.runtime import Signature
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2NormalEstimatorOutput,
@@ -44,7 +44,7 @@ def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
 
     def products(path: Path) -> dict[str, Any]:
         nodes = openvino.Core().read_model(path).get_ordered_ops()
-        return {node.get_friendly_name(): node for node in nodes if node.get_type_name() in _PRODUCTS}
+        return {node.get_friendly_name(): node for node in nodes if node.get_type_name() in _MATMUL_TYPES}
 
     def int8_ones(path: Path) -> list[str]:
         kinds = {name: node.input_value(0).get_node().get_type_name() for name, node in products(path).items()}
@@ -53,8 +53,8 @@ def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
     graph = openvino.Core().read_model(folder / "model.onnx")
     names = list(products(folder / "model.onnx"))
     ends = {names[0], *names[-3:]}  # the embedding; the predictor and the two 1×1 convolutions before it
-    assert set(_outer_products(graph)) == ends
-    (gated,) = _gated_products(graph)  # the last product of the one layer
+    assert set(_input_and_output_matmuls(graph)) == ends
+    (gated,) = _gated_matmuls(graph)  # the last product of the one layer
     assert gated == names[-6]
     quantize_int8(folder, tmp_path / "a", [{"pixel_values": pixels()}])
     before = int8_ones(tmp_path / "a" / "model.xml")
@@ -82,8 +82,8 @@ def test_vectors_stay_in_floating_point_and_ways_through_shapes_do_not_count() -
     shape = ops.convert(ops.shape_of(tokens), np.float32)
     other = times(ops.reshape(shape, ops.constant(np.array([1, 3])), False), (3, 8), "of shape")
     graph = openvino.Model([vector, ops.add(inner, other)], [tokens])
-    assert set(_outer_products(graph)) == {"embedding", "first", "last", "of shape"}
-    assert "of shape" not in _outer_products(openvino.Model([vector], [tokens]))
+    assert set(_input_and_output_matmuls(graph)) == {"embedding", "first", "last", "of shape"}
+    assert "of shape" not in _input_and_output_matmuls(openvino.Model([vector], [tokens]))
 
 
 def test_norms_are_no_gates() -> None:
@@ -99,7 +99,7 @@ def test_norms_are_no_gates() -> None:
     x = times(ops.multiply(x, ops.constant(np.ones(8, np.float32))), "after a norm")
     x = times(ops.multiply(x, ops.sigmoid(x)), "after an activation")
     x = times(ops.multiply(ops.swish(times(x, "gate")), times(x, "value")), "after a gate")
-    assert _gated_products(openvino.Model([x], [tokens])) == ["after a gate"]
+    assert _gated_matmuls(openvino.Model([x], [tokens])) == ["after a gate"]
 
 
 def test_bfloat16_only_for_int8_and_where_the_machine_has_it(folder: Path, tmp_path: Path) -> None:
@@ -140,18 +140,18 @@ def test_cost_of_each_task() -> None:
     moved = heatmaps.roll(2, dims=-1)
     assert _peaks(heatmaps).tolist() == [[[4, 3], [6, 5]]]
     found = Sapiens2PoseEstimatorOutput(heatmaps=moved), Sapiens2PoseEstimatorOutput(heatmaps=heatmaps)
-    assert task_cost(*found)["keypoints moved, mean of heatmap pixels"] == pytest.approx((2 + 6) / 2)
+    assert task_errors(*found)["keypoints moved, mean of heatmap pixels"] == pytest.approx((2 + 6) / 2)
     heatmaps[0, 1] *= 0.1  # a keypoint that is not in the picture counts in the first number alone
-    assert task_cost(*found)["sure keypoints moved, mean of heatmap pixels"] == pytest.approx(2)
+    assert task_errors(*found)["sure keypoints moved, mean of heatmap pixels"] == pytest.approx(2)
     normals = torch.zeros(1, 3, 2, 2)
     normals[:, 2] = 1
     turned = normals.roll(1, dims=1)
-    costs = task_cost(Sapiens2NormalEstimatorOutput(normals=turned), Sapiens2NormalEstimatorOutput(normals=normals))
+    costs = task_errors(Sapiens2NormalEstimatorOutput(normals=turned), Sapiens2NormalEstimatorOutput(normals=normals))
     assert costs["normals turned, mean degrees"] == pytest.approx(90)
     logits = torch.zeros(1, 3, 2, 2)
     other = logits.clone()
     other[0, 2, 0, 0] = 1
-    costs = task_cost(Sapiens2SemanticSegmenterOutput(logits=other), Sapiens2SemanticSegmenterOutput(logits=logits))
+    costs = task_errors(Sapiens2SemanticSegmenterOutput(logits=other), Sapiens2SemanticSegmenterOutput(logits=logits))
     assert costs["pixels with another class, %"] == pytest.approx(25)
 
 

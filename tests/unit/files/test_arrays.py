@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from vitruvian.errors import InputError, MissingExtraError
-from vitruvian.files.arrays import write_exr, write_json, write_npz
+from vitruvian.files.arrays import write_exr, write_npz
+from vitruvian.text_files import write_json
 
 
 def test_npz_opens_without_pickle(tmp_path: Path) -> None:

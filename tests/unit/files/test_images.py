@@ -34,7 +34,7 @@ def test_images(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize("ending", ["png", "webp"])
 def test_straight_rgba_keeps_every_value(tmp_path: Path, ending: str) -> None:
     image = noise(13, 11, 4)
-    image[:4, ..., 3] = 0  # the colour under full transparency stays too
+    image[:4, ..., 3] = 0  # the color under full transparency stays too
     write_image(tmp_path / f"a.{ending}", image)
     with Image.open(tmp_path / f"a.{ending}") as written:
         assert written.mode == "RGBA"
@@ -42,13 +42,13 @@ def test_straight_rgba_keeps_every_value(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 5, 29, 256])
-def test_label_maps_keep_numbers_and_show_colours(tmp_path: Path, count: int) -> None:
-    labels, colours = RANDOM.integers(0, count, (17, 19)).astype(np.uint8), noise(count, 3)
-    write_label_png(tmp_path / "a.png", labels, colours)
+def test_label_maps_keep_numbers_and_show_colors(tmp_path: Path, count: int) -> None:
+    labels, colors = RANDOM.integers(0, count, (17, 19)).astype(np.uint8), noise(count, 3)
+    write_label_png(tmp_path / "a.png", labels, colors)
     with Image.open(tmp_path / "a.png") as image:
         assert image.mode == "P"
         np.testing.assert_array_equal(np.asarray(image), labels)
-        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), colours[labels])
+        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), colors[labels])
 
 
 @pytest.mark.parametrize(("shape", "mode"), [((5, 7), "I;16"), ((1, 1), "I;16")])

@@ -45,7 +45,7 @@ os._exit(1)
     assert not (tmp_path / _LOCK_FOLDER).exists()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="expected a folder to write in"):
         OutputLock(tmp_path / "file", {"a": tmp_path / "a"})

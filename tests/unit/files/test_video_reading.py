@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.files.clips import SIZE, av, make_clip, shade
 from vitruvian.errors import ImageError, InputError, MissingExtraError
-from vitruvian.files.video import VideoWriter, open_video
+from vitruvian.files.video import VideoReader, VideoWriter
 from vitruvian.limits import use_limits
 
 
@@ -35,7 +35,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_known_of_a_clip(clip: Path) -> None:
-    reader = open_video(clip)
+    reader = VideoReader(clip)
     assert reader.rate == Fraction(30000, 1001)
     assert (reader.size_hw, reader.count, reader.has_sound, reader.rotation) == (SIZE, 60, False, 0)
     assert reader.duration == pytest.approx(60 * 1001 / 30000)
@@ -43,7 +43,7 @@ def test_what_is_known_of_a_clip(clip: Path) -> None:
 
 
 def test_frames_in_order_with_their_times(clip: Path) -> None:
-    reader = open_video(clip)
+    reader = VideoReader(clip)
     frames = list(reader)
     assert [index for index, _, _ in frames] == list(range(60))
     np.testing.assert_allclose([time for _, time, _ in frames], np.arange(60) * 1001 / 30000, atol=1e-9)
@@ -57,7 +57,7 @@ def test_frames_in_order_with_their_times(clip: Path) -> None:
 
 @pytest.mark.parametrize("start", [1, 11, 12, 13, 37, 59])
 def test_a_start_in_the_middle_is_exact(clip: Path, start: int) -> None:
-    reader = open_video(clip)
+    reader = VideoReader(clip)
     assert reader._seek(start) is not None, "this clip can be sought"
     frames = list(reader.frames(start))
     assert [index for index, _, _ in frames] == list(range(start, 60))
@@ -66,13 +66,13 @@ def test_a_start_in_the_middle_is_exact(clip: Path, start: int) -> None:
 
 
 def test_a_start_after_the_end_or_before_the_beginning(clip: Path) -> None:
-    assert list(open_video(clip).frames(60)) == []
+    assert list(VideoReader(clip).frames(60)) == []
     with pytest.raises(InputError, match="at least 0, got -1"):
-        next(open_video(clip).frames(-1))
+        next(VideoReader(clip).frames(-1))
 
 
 def test_a_start_where_seeking_does_not_help(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = open_video(clip)
+    reader = VideoReader(clip)
     monkeypatch.setattr(reader, "_seek", lambda start: None)
     frames = list(reader.frames(37))
     assert [index for index, _, _ in frames] == list(range(37, 60))
@@ -84,7 +84,7 @@ def test_rotation(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None
     image = shade(0)
     image[: SIZE[0] // 2, : SIZE[1] // 2] = 255  # white at the top left
     path = make_clip(tmp_path / "a.mp4", [image] * 3, rotation=degrees)
-    reader = open_video(path)
+    reader = VideoReader(path)
     assert reader.size_hw == (SIZE if degrees % 180 == 0 else SIZE[::-1])
     for _, _, actual in reader:
         assert actual.shape == (*reader.size_hw, 3)
@@ -95,13 +95,13 @@ def test_rotation(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None
 
 def test_times_start_at_zero_where_the_clip_does_not(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mkv", [shade(i * 20) for i in range(5)], start=50)
-    reader = open_video(path)
+    reader = VideoReader(path)
     np.testing.assert_allclose([time for _, time, _ in reader], np.arange(5) / 25, atol=1e-3)
     assert [index for index, _, _ in reader.frames(3)] == [3, 4]
 
 
 @pytest.mark.parametrize("tall", [False, True])
-def test_untagged_colours_are_read_as_players_do(tmp_path: Path, tall: bool) -> None:
+def test_untagged_colors_are_read_as_players_do(tmp_path: Path, tall: bool) -> None:
     size = (720, 64) if tall else (96, 64)
     path = tmp_path / "a.mp4"
     with av.open(str(path), "w") as container:
@@ -113,7 +113,7 @@ def test_untagged_colours_are_read_as_players_do(tmp_path: Path, tall: bool) -> 
         frame.pts, frame.colorspace = 0, 2  # without saying which
         container.mux(video.encode(frame))
         container.mux(video.encode())
-    _, _, image = next(iter(open_video(path)))
+    _, _, image = next(iter(VideoReader(path)))
     np.testing.assert_allclose(image.reshape(-1, 3).mean(0), [200, 30, 40], atol=4)
 
 
@@ -122,11 +122,11 @@ class TestWhatIsNoVideo:
     def test_other_files(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "a.mp4").write_bytes(data)
         with pytest.raises(ImageError, match=r"a\.mp4: expected a video, got"):
-            open_video(tmp_path / "a.mp4")
+            VideoReader(tmp_path / "a.mp4")
 
     def test_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(ImageError, match="got no such file"):
-            open_video(tmp_path / "a.mp4")
+            VideoReader(tmp_path / "a.mp4")
 
     def test_sound_alone(self, tmp_path: Path) -> None:
         from tests.unit.files.clips import tone
@@ -135,12 +135,12 @@ class TestWhatIsNoVideo:
             audio = container.add_stream("pcm_s16le", rate=44_100, layout="stereo")
             container.mux(audio.encode(tone(0.2)))
         with pytest.raises(ImageError, match="a file without a video track"):
-            open_video(tmp_path / "a.wav")
+            VideoReader(tmp_path / "a.wav")
 
     def test_without_pyav(self, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "av", None)
         with pytest.raises(MissingExtraError, match=r'video files.*"vitruvian\[video\]"'):
-            open_video(clip)
+            VideoReader(clip)
 
 
 def test_damaged_packets_are_left_out_and_counted(clip: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_damaged_packets_are_left_out_and_counted(clip: Path, tmp_path: Path) ->
         middle = [packet.pos for packet in container.demux(video=0) if packet.size][20]
     data[middle + 4 : middle + 12] = b"\xff" * 8
     (tmp_path / "a.mp4").write_bytes(data)
-    reader = open_video(tmp_path / "a.mp4")
+    reader = VideoReader(tmp_path / "a.mp4")
     frames = list(reader)
     assert 0 < len(frames) <= 60
     assert len(frames) + reader.damaged >= 60
@@ -161,7 +161,7 @@ def test_a_clip_that_breaks_off(tmp_path: Path) -> None:
     whole = make_clip(tmp_path / "whole.mkv", [shade(i * 4) for i in range(60)])
     data = whole.read_bytes()
     (tmp_path / "a.mkv").write_bytes(data[: len(data) // 2])
-    actual = [(time, image.mean()) for _, time, image in open_video(tmp_path / "a.mkv")]
+    actual = [(time, image.mean()) for _, time, image in VideoReader(tmp_path / "a.mkv")]
     assert 0 < len(actual) < 60
     np.testing.assert_allclose([mean for _, mean in actual], [time * 25 * 4 for time, _ in actual], atol=2)
 
@@ -193,10 +193,10 @@ def test_frames_that_are_too_large_are_refused_before_they_are_allocated(tmp_pat
     code = f"""
 import resource
 from vitruvian.errors import ImageError
-from vitruvian.files.video import open_video
+from vitruvian.files.video import VideoReader
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    open_video({str(path)!r})
+    VideoReader({str(path)!r})
 except ImageError as error:
     assert "frame_pixels" in str(error), error
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -207,23 +207,23 @@ except ImageError as error:
 
 def test_the_limit_of_frames(clip: Path) -> None:
     with use_limits(frame_pixels=SIZE[0] * SIZE[1]):
-        assert len(list(open_video(clip))) == 60
+        assert len(list(VideoReader(clip))) == 60
     with (
         use_limits(frame_pixels=SIZE[0] * SIZE[1] - 1),
         pytest.raises(ImageError, match=r"a\.mp4: expected at most 3,071 pixels, got 3,072\. .* frame_pixels"),
     ):
-        open_video(clip)
+        VideoReader(clip)
 
 
 @pytest.mark.parametrize("name", ["12:30.mp4", "concat:a|b.mp4", "100%.mp4", "file:a.mp4"])
 def test_names_that_look_like_protocols(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(clip.read_bytes())
-    assert len(list(open_video(name))) == 60
+    assert len(list(VideoReader(name))) == 60
     with VideoWriter(f"out-{name}", 25, SIZE) as writer, VideoWriter(name, 25, SIZE) as again:
         writer.write(shade(9))
         again.write(shade(9))
-    assert len(list(open_video(name))) == len(list(open_video(f"out-{name}"))) == 1
+    assert len(list(VideoReader(name))) == len(list(VideoReader(f"out-{name}"))) == 1
 
 
 def test_no_file_causes_a_request(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,10 +234,10 @@ def test_no_file_causes_a_request(clip: Path, tmp_path: Path, monkeypatch: pytes
         path = Path(f"http:/{address}/a.mp4")
         path.parent.mkdir(parents=True)
         path.write_bytes(clip.read_bytes())
-        assert len(list(open_video(path))) == 60
+        assert len(list(VideoReader(path))) == 60
         playlist = Path("playlist.mp4")
         playlist.write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://{address}/a.ts\n#EXT-X-ENDLIST\n")
         with pytest.raises(ImageError):
-            open_video(playlist)
+            VideoReader(playlist)
         with pytest.raises(TimeoutError):
             server.accept()

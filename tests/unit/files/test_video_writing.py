@@ -11,14 +11,14 @@ from PIL import Image
 
 from tests.unit.files.clips import SIZE, av, make_clip, packets, shade
 from vitruvian.errors import ImageError, InputError
-from vitruvian.files.video import SequenceWriter, Sound, VideoWriter, _exact_rate, open_video
+from vitruvian.files.video import SequenceWriter, Sound, VideoReader, VideoWriter, _exact_rate
 from vitruvian.pipelines.video.segments import _join_videos
 
 QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 
 
 def quarters(size_hw: tuple[int, int], alphas: tuple[int, ...] | None = None) -> np.ndarray:
-    """An image of four colours, with four alphas."""
+    """An image of four colors, with four alphas."""
     height, width = size_hw
     index = (np.arange(height)[:, None] >= height // 2) * 2 + (np.arange(width) >= width // 2)
     image = np.array(QUARTERS, np.uint8)[index]
@@ -53,7 +53,7 @@ def decoded(path: Path, decoder: str | None = None, form: str = "rgb24") -> list
         ("a.mov", "prores", Fraction(24000, 1001)),
     ],
 )
-def test_count_rate_size_and_colours(tmp_path: Path, name: str, codec: str, rate: Fraction) -> None:
+def test_count_rate_size_and_colors(tmp_path: Path, name: str, codec: str, rate: Fraction) -> None:
     with VideoWriter(tmp_path / name, rate, SIZE) as writer:
         for _ in range(40):
             writer.write(quarters(SIZE))
@@ -67,7 +67,7 @@ def test_count_rate_size_and_colours(tmp_path: Path, name: str, codec: str, rate
         assert video.average_rate == rate
         assert (video.height, video.width) == SIZE
         assert video.codec_context.colorspace == 1, "tagged as BT.709"
-    reader = open_video(tmp_path / name)
+    reader = VideoReader(tmp_path / name)
     assert (reader.rate, reader.count) == (rate, 40)
     assert list(tmp_path.iterdir()) == [tmp_path / name]
 
@@ -87,17 +87,17 @@ def test_times_of_a_variable_rate_are_kept(tmp_path: Path, name: str) -> None:
     with VideoWriter(tmp_path / name, 25, SIZE) as writer:
         for index, time in enumerate(times):
             writer.write(shade(index * 30), time)
-    frames = list(open_video(tmp_path / name))
+    frames = list(VideoReader(tmp_path / name))
     np.testing.assert_allclose([time for _, time, _ in frames], times, atol=0.001 if name == "a.webm" else 1e-4)
     np.testing.assert_allclose([image.mean() for _, _, image in frames], np.arange(8) * 30, atol=4)
-    assert open_video(tmp_path / name).duration == pytest.approx(1.04, abs=1e-3)
+    assert VideoReader(tmp_path / name).duration == pytest.approx(1.04, abs=1e-3)
 
 
 def test_times_that_stand_still_still_move_on(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "a.mp4", 25, SIZE) as writer:
         for time in (0.0, 0.0, -1.0):
             writer.write(shade(90), time)
-    times = [time for _, time, _ in open_video(tmp_path / "a.mp4")]
+    times = [time for _, time, _ in VideoReader(tmp_path / "a.mp4")]
     assert len(times) == 3
     assert times == sorted(set(times))
 
@@ -134,7 +134,7 @@ def copy_with_sound(clip: Path, target: Path, rate: int = 25) -> None:
     """Encode the frames of a clip again, and add its sound."""
     silent = target.with_stem("silent")
     with VideoWriter(silent, rate, SIZE) as writer:
-        for _, time, image in open_video(clip):
+        for _, time, image in VideoReader(clip):
             writer.write(image, time)
     _join_videos([(silent, 0.0)], target, alpha=False, sound_from=clip)
 
@@ -152,7 +152,7 @@ class TestSound:
         assert b"".join(packets(tmp_path / target, "audio")) == b"".join(packets(clip, "audio"))
         if codec != "pcm_s16le":
             assert len(packets(tmp_path / target, "audio")) == len(packets(clip, "audio"))
-        reader = open_video(tmp_path / target)
+        reader = VideoReader(tmp_path / target)
         assert (reader.has_sound, len(list(reader))) == (True, 50)
 
     def test_sound_stays_with_its_images(self, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ class TestSound:
     def test_a_source_without_sound(self, tmp_path: Path) -> None:
         clip = make_clip(tmp_path / "a.mp4", [shade(3)] * 3)
         copy_with_sound(clip, tmp_path / "b.mp4")
-        assert not open_video(tmp_path / "b.mp4").has_sound
+        assert not VideoReader(tmp_path / "b.mp4").has_sound
 
     def test_a_source_that_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("no")

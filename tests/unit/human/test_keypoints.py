@@ -135,11 +135,11 @@ def test_the_skeleton_is_its_own_mirror_image():
 def test_the_table_is_the_published_one():
     facts = json.loads((SHARED / "facts" / "keypoints308.json").read_text())
     assert [point["name"] for point in facts["keypoints"]] == list(human.KEYPOINT_NAMES)
-    assert [tuple(point["color"]) for point in facts["keypoints"]] == [point.colour for point in human.KEYPOINTS]
+    assert [tuple(point["color"]) for point in facts["keypoints"]] == [point.color for point in human.KEYPOINTS]
     assert facts["sigmas"] == list(human.SIGMAS)
     assert sorted(map(sorted, facts["flip_pairs"])) == sorted(map(sorted, human.FLIP_PAIRS))
     published = [(*link["link"], tuple(link["color"])) for link in facts["skeleton"]]
-    assert published == [(human.KEYPOINT_NAMES[b.start], human.KEYPOINT_NAMES[b.end], b.colour) for b in human.SKELETON]
+    assert published == [(human.KEYPOINT_NAMES[b.start], human.KEYPOINT_NAMES[b.end], b.color) for b in human.SKELETON]
 
 
 def test_the_tables_do_not_import_torch():

@@ -4,7 +4,7 @@ import json
 import numpy as np
 
 from tests.shared import SHARED, needs_shared
-from vitruvian.human import PART_COLOURS, PART_FLIP_PERMUTATION, PART_INDEX, PART_NAMES, PARTS
+from vitruvian.human import PART_COLORS, PART_FLIP_PERMUTATION, PART_INDEX, PART_NAMES, PARTS
 
 
 def lab(rgb):
@@ -48,13 +48,13 @@ def test_kinds():
     assert [part.name for part in PARTS if part.kind == "background"] == ["Background"]
 
 
-def test_colours_can_be_told_apart_and_the_left_is_lighter():
-    colours = [lab(colour) for colour in PART_COLOURS]
-    closest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(colours, 2))
+def test_colors_can_be_told_apart_and_the_left_is_lighter():
+    colors = [lab(color) for color in PART_COLORS]
+    closest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(colors, 2))
     assert closest > 15  # a difference of 2 is just visible side by side
     for part in PARTS:
         if part.side == "left":
-            assert colours[part.id][0] > colours[part.swap][0] + 10, part.name
+            assert colors[part.id][0] > colors[part.swap][0] + 10, part.name
 
 
 @needs_shared

@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def photo_array(height: int = 24, width: int = 20) -> np.ndarray[Any, Any]:
-    """A smooth colour image without any symmetry: uint8 [H, W, 3]."""
+    """A smooth color image without any symmetry: uint8 [H, W, 3]."""
     rows, columns = np.mgrid[0:height, 0:width]
     planes = [rows * 255 / max(height - 1, 1), columns * 255 / max(width - 1, 1), (rows * 3 + columns * 5) % 200]
     return np.stack(planes, axis=-1).round().astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Maps upsampled along the edges of an image, and colours of the foreground without those of the background."""
+"""Maps upsampled along the edges of an image, and colors of the foreground without those of the background."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images import guided_filter
-from vitruvian.images.guided_filter import foreground_colours, guided_upsample
+from vitruvian.images.guided_filter import foreground_colors, guided_upsample
 
 RED, BLUE = torch.tensor([0.9, 0.1, 0.1]), torch.tensor([0.1, 0.2, 0.8])
 
 
-def two_colours(share: Tensor) -> Tensor:
+def two_colors(share: Tensor) -> Tensor:
     """Return an image [3, H, W] that mixes red, by a share [H, W], with blue."""
     return RED[:, None, None] * share + BLUE[:, None, None] * (1 - share)
 
@@ -32,7 +32,7 @@ def noise(*shape: int) -> Tensor:
 class TestGuidedUpsample:
     def test_edges_of_the_map_are_those_of_the_image(self) -> None:
         mask = disc()
-        image = two_colours(mask) + 0.02 * (noise(3, 120, 120) - 0.5)
+        image = two_colors(mask) + 0.02 * (noise(3, 120, 120) - 0.5)
         small = F.interpolate(mask[None, None], (20, 20), mode="bilinear", antialias=True)[0]
         bilinear = F.interpolate(small[None], (120, 120), mode="bilinear")[0, 0]
         guided = guided_upsample(small, image)[0]
@@ -64,10 +64,10 @@ class TestGuidedUpsample:
     @pytest.mark.parametrize("pixels", [1, 100, 1000])
     def test_blocks_do_not_show(self, pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
         values, image = noise(2, 9, 7), noise(3, 50, 41)
-        expected, colours = guided_upsample(values, image), foreground_colours(image, image[0])
+        expected, colors = guided_upsample(values, image), foreground_colors(image, image[0])
         monkeypatch.setattr(guided_filter, "_BLOCK_PIXELS", pixels)
         torch.testing.assert_close(guided_upsample(values, image), expected)
-        torch.testing.assert_close(foreground_colours(image, image[0]), colours)
+        torch.testing.assert_close(foreground_colors(image, image[0]), colors)
 
     @pytest.mark.parametrize(("values", "image"), [((4, 4), (3, 8, 8)), ((1, 4, 4), (1, 8, 8)), ((1, 0, 4), (3, 8, 8))])
     def test_shapes(self, values: tuple[int, ...], image: tuple[int, ...]) -> None:
@@ -75,17 +75,17 @@ class TestGuidedUpsample:
             guided_upsample(torch.zeros(values), torch.zeros(image))
 
 
-class TestForegroundColours:
+class TestForegroundColors:
     def test_opaque_pixels_are_those_of_the_image(self) -> None:
         alpha = disc()
         image = (noise(3, 120, 120) * 255).to(torch.uint8)
         inside = alpha == 1
-        assert torch.equal(foreground_colours(image, alpha)[:, inside], image[:, inside] / 255)
+        assert torch.equal(foreground_colors(image, alpha)[:, inside], image[:, inside] / 255)
 
     @pytest.mark.parametrize("side", [60, 1100])
-    def test_the_fringe_has_the_colour_of_the_foreground(self, side: int) -> None:
+    def test_the_fringe_has_the_color_of_the_foreground(self, side: int) -> None:
         alpha = F.avg_pool2d(disc(side)[None], 7, stride=1, padding=3)[0]
-        found = foreground_colours(two_colours(alpha), alpha)
+        found = foreground_colors(two_colors(alpha), alpha)
         fringe = (alpha > 0.02) & (alpha < 0.95)
         assert fringe.sum() > 100
         error = (found - RED[:, None, None]).abs()[:, fringe]
@@ -94,6 +94,6 @@ class TestForegroundColours:
 
     @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
     def test_an_image_without_opaque_or_clear_pixels(self, value: float) -> None:
-        found = foreground_colours(noise(3, 30, 20), torch.full((30, 20), value))
+        found = foreground_colors(noise(3, 30, 20), torch.full((30, 20), value))
         assert found.isfinite().all()
         assert 0 <= found.min() <= found.max() <= 1

@@ -110,7 +110,7 @@ def test_batches_are_singles(monkeypatch: pytest.MonkeyPatch) -> None:
     batch[2], batch[3] = False, True
     singles = [encode_rle(mask, compress=True) for mask in batch]
     assert encode_rles(batch, compress=True) == singles
-    monkeypatch.setattr(rle_module, "CHUNK_PIXELS", 1300)
+    monkeypatch.setattr(rle_module, "_CHUNK_PIXELS", 1300)
     assert encode_rles(batch, compress=True) == singles
     assert torch.equal(decode_rles(singles), batch)
     assert encode_rles(batch[:0]) == []

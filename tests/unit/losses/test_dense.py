@@ -195,7 +195,7 @@ def test_albedo_by_hand():
     assert float(out.total) == pytest.approx(2 * 0.3 + 2 * 0.09 + 0.3, rel=1e-3)
 
 
-def test_chromaticity_sees_colour_and_not_brightness():
+def test_chromaticity_sees_color_and_not_brightness():
     rgb = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.3
     dimmed = losses.albedo_loss(rgb * 0.5, rgb)
     assert float(dimmed.terms["chromaticity"]) < 2e-3

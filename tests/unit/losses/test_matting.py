@@ -28,7 +28,7 @@ def test_by_hand():
     out = losses.matting_loss(pred, target)
     assert float(out.terms["alpha"]) == pytest.approx(0.2)
     assert float(out.terms["colour"]) == pytest.approx(0.1)
-    # over mid-grey: |0.2 − 0.4·½| + 2·|−0.4·½| = 0.4, on one of two pixels
+    # over mid-gray: |0.2 − 0.4·½| + 2·|−0.4·½| = 0.4, on one of two pixels
     assert float(out.terms["composite"]) == pytest.approx(0.2)
     assert float(out.terms["gradient"]) == pytest.approx(0.16)
     assert float(out.terms["laplacian"]) == pytest.approx(0.2)  # too small for a pyramid: the plain mean
@@ -37,13 +37,13 @@ def test_by_hand():
 def test_the_background_decides_what_compositing_sees():
     target = matte()
     pred = target.clone()
-    pred[:, 3] += 0.1  # alpha too high, colour right: a dark halo over white, invisible over black
+    pred[:, 3] += 0.1  # alpha too high, color right: a dark halo over white, invisible over black
     black = losses.matting_loss(pred, target, background=torch.zeros(1, 3, 1, 1)).terms["composite"]
     white = losses.matting_loss(pred, target, background=torch.ones(1, 3, 8, 8)).terms["composite"]
-    grey = losses.matting_loss(pred, target).terms["composite"]
+    gray = losses.matting_loss(pred, target).terms["composite"]
     assert float(black) == pytest.approx(0, abs=1e-6)
     assert float(white) == pytest.approx(0.3, rel=1e-4)
-    assert float(grey) == pytest.approx(0.15, rel=1e-4)
+    assert float(gray) == pytest.approx(0.15, rel=1e-4)
 
 
 def test_composite_compares_what_premultiplied_compositing_shows():
@@ -107,7 +107,7 @@ def test_masked_and_unknown_pixels_do_not_count():
         torch.testing.assert_close(first.terms[name], cropped.terms[name])
 
 
-def test_the_share_that_counts_normalises_the_pyramid():
+def test_the_share_that_counts_normalizes_the_pyramid():
     error = torch.zeros(1, 1, 32, 32)
     error[..., :16] = 0.5
     mask = torch.zeros(1, 1, 32, 32)

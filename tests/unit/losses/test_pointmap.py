@@ -192,7 +192,7 @@ def test_multiscale_averages_before_it_compares():
     assert float(_multiscale_error(error, half)) == pytest.approx(1)
 
 
-def test_rays_point_through_pixel_centres_and_know_skew():
+def test_rays_point_through_pixel_centers_and_know_skew():
     K = camera(focal=100.0, cx=3.0, cy=1.0)
     rays = _pixel_rays(K, size_hw=(4, 6))
     assert rays.shape == (1, 2, 4, 6)

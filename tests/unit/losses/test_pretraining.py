@@ -35,7 +35,7 @@ def test_reconstruction_counts_only_masked_patches():
     )
 
 
-def test_normalised_targets_have_mean_zero_and_variance_one():
+def test_normalized_targets_have_mean_zero_and_variance_one():
     pixels, mask = draw(1, 3, 4, 4) * 3 + 7, torch.ones(1, 4)
     patches = losses.patchify(pixels, patch_size=2)
     target = (patches - patches.mean(-1, keepdim=True)) / patches.std(-1, keepdim=True)

@@ -73,8 +73,7 @@ KERNELS = {
 
 
 @NO_INTERPRETER
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize(("name", "optimized"), [(name, False) for name in KERNELS] + [("mask2former-universal", True)])
 def test_the_plain_model_runs_the_kernels(name: str, optimized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in CASES if case.name == name)
     launched: set[str] = set()

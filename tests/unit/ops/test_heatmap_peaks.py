@@ -14,12 +14,20 @@ from vitruvian.ops import dispatch, heatmap_peaks
 from vitruvian.ops.heatmap_peaks import _blur, _gaussian, decode_heatmaps, decodes_without_sync
 
 SIZE_HW = (26, 18)
+COUNT = (1, 2)  # images and keypoints; Triton's interpreter takes 0.2 s for each map
 
 
-def spots(factor: float = 1.0, shift: float = 0.0, *, sigma: float = 2.5, at: list[float] | None = None) -> Tensor:
-    """Maps [2, 3, H, W] with a Gaussian each, at random or at one point."""
+def spots(
+    factor: float = 1.0,
+    shift: float = 0.0,
+    *,
+    sigma: float = 2.5,
+    at: list[float] | None = None,
+    count: tuple[int, int] = COUNT,
+) -> Tensor:
+    """Maps [B, K, H, W] with a Gaussian each, at random or at one point."""
     (H, W), generator = SIZE_HW, torch.Generator().manual_seed(4)
-    x, y = torch.rand(2, 2, 3, 1, 1, generator=generator)
+    x, y = torch.rand(2, *count, 1, 1, generator=generator)
     if at is not None:
         x, y = torch.full_like(x, at[0]), torch.full_like(y, at[1])
     down, across = torch.arange(H)[:, None] - y * (H - 1), torch.arange(W) - x * (W - 1)
@@ -27,18 +35,18 @@ def spots(factor: float = 1.0, shift: float = 0.0, *, sigma: float = 2.5, at: li
 
 
 def noise(factor: float) -> Tensor:
-    return torch.randn(2, 3, *SIZE_HW, generator=torch.Generator().manual_seed(5)) * factor
+    return torch.randn(*COUNT, *SIZE_HW, generator=torch.Generator().manual_seed(5)) * factor
 
 
 def dots(row: int) -> Tensor:
     """Maps of one faint pixel in a line."""
-    maps = torch.zeros(2, 3, *SIZE_HW)
+    maps = torch.zeros(*COUNT, *SIZE_HW)
     maps[:, :, row, 7] = 1.1e-3  # brought back to its height, it is above the floor and its neighbours are below
     return maps
 
 
 KINDS = {
-    "plain": lambda: spots(),
+    "plain": lambda: spots(count=(2, 3)),
     "top left": lambda: spots(at=[0.0, 0.0]),
     "bottom right": lambda: spots(at=[1.0, 1.0]),
     "narrow": lambda: spots(sigma=0.6),
@@ -50,7 +58,7 @@ KINDS = {
     "below zero": lambda: spots(shift=-3.0),
     "first line": lambda: dots(0),
     "last line": lambda: dots(SIZE_HW[0] - 1),
-    "zero": lambda: torch.zeros(2, 3, *SIZE_HW),
+    "zero": lambda: torch.zeros(*COUNT, *SIZE_HW),
     "spot in noise": lambda: spots(0.9) + noise(2e-3),
 }
 
@@ -138,8 +146,9 @@ def on_device(maps: Tensor, version: str) -> Tensor:
 
 
 @every_version
-@pytest.mark.parametrize("kernel_size", [11, 5])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "kernel_size"), [*((kind, 11) for kind in KINDS), ("plain", 5), ("bottom right", 5), ("noise", 5)]
+)
 def test_versions_agree(version: str, kind: str, kernel_size: int) -> None:
     maps = KINDS[kind]()
     with dispatch.disable_triton():
@@ -162,7 +171,7 @@ def test_the_first_of_several_peaks(version: str) -> None:
 @every_version
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_other_layouts(version: str, dtype: torch.dtype) -> None:
-    maps = spots(0.8).to(dtype)
+    maps = spots(0.8, count=(2, 3)).to(dtype)
     with dispatch.disable_triton():
         want, _ = decode_heatmaps(maps.float())
     maps = on_device(maps, version).contiguous(memory_format=torch.channels_last)

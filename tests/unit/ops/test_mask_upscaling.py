@@ -19,7 +19,7 @@ def test_masks_are_those_of_two_transposed_convolutions(
     version: str, masks: int, strip_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mask_upscaling, "_CPU_STRIP_BYTES", strip_bytes)
-    B, P, h, w = 2, 3, 6, 11
+    B, P, h, w = 2, 3, 3, 5
     cells, vectors = randn(B, P, h * w, 64, version=version), randn(B, P, masks, 16, version=version, seed=1)
     finer, finest = (randn(B, 16, n * h, n * w, version=version, seed=n) for n in (2, 4))
     conv1, conv2 = nn.ConvTranspose2d(64, 16, 2, stride=2).to(cells), nn.ConvTranspose2d(16, 16, 2, stride=2).to(cells)

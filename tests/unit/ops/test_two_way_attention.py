@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.unit.ops.versions import assert_close, every_version, randn
-from vitruvian.ops.two_way_attention import ImageCells, image_to_tokens, project_cells, tokens_to_image
+from vitruvian.ops.two_way_attention import (
+    ImageCells,
+    _weight_and_bias,
+    image_to_tokens,
+    project_cells,
+    tokens_to_image,
+)
 
 CELLS, CHANNELS = 600, 32
 
@@ -105,3 +111,31 @@ def test_every_parameter_has_a_gradient(shared: bool) -> None:
     attended, _ = tokens_to_image(tokens, image, layers[0])
     image_to_tokens(image, attended, tokens, layers[1], norm).square().sum().backward()
     assert all(parameter.grad is not None for layer in layers for parameter in layer.parameters())
+
+
+class WithAdapter(nn.Module):
+    """A linear layer with a low-rank addition, and the attributes that adapters of peft have."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+        self.in_features = base.in_features
+        self.weight = base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_modules_around_a_linear_layer(bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(5, 3, bias=bias)
+    module, x = WithAdapter(linear), torch.randn(4, 5)
+    for layer in (linear, module):
+        weight, found_bias = _weight_and_bias(layer)
+        assert weight.shape == (3, 5)
+        torch.testing.assert_close(F.linear(x, weight, found_bias), layer(x))
+    weight.sum().backward()
+    assert module.up.weight.grad is not None

@@ -1,4 +1,4 @@
-"""Anything that holds pictures opens as a source."""
+"""Anything that holds images opens as a source."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vitruvian.pipelines.sources import Failure, Frame, open_source
 HEIGHT, WIDTH = 12, 20
 
 
-def picture(value: int = 0) -> np.ndarray:
-    """A picture whose first pixel says which it is."""
+def image_of(value: int = 0) -> np.ndarray:
+    """An image whose first pixel says which it is."""
     found = np.full((HEIGHT, WIDTH, 3), 128, np.uint8)
     found[0, 0] = value
     return found
@@ -31,12 +31,12 @@ def picture(value: int = 0) -> np.ndarray:
 
 def png(value: int = 0) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture(value)).save(file, format="PNG")
+    Image.fromarray(image_of(value)).save(file, format="PNG")
     return file.getvalue()
 
 
 def noisy_png(value: int) -> bytes:
-    """A picture with noise in it, so that its file is not tiny."""
+    """An image with noise in it, so that its file is not tiny."""
     noisy = np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
     noisy[0, 0] = value
     file = io.BytesIO()
@@ -51,32 +51,32 @@ def frames(source: Any) -> list[Frame]:
 
 
 def values(source: Any) -> list[int]:
-    """What the first pixel of each picture says."""
+    """What the first pixel of each image says."""
     return [int(frame.image[0, 0, 0]) for frame in frames(source)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures 1 to 3, a text, a hidden file and a folder."""
+    """Images 1 to 3, a text, a hidden file and a folder."""
     for number in (3, 1, 2):
         (tmp_path / f"frame_{number:04d}.png").write_bytes(png(number))
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "._frame_0001.png").write_bytes(b"\0\5\x16\7")
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "deep.png").write_bytes(png(9))
     return tmp_path
 
 
-class TestOnePicture:
+class TestOneImage:
     @pytest.mark.parametrize(
         ("source", "name"),
         [
-            (picture(7), "array"),
-            (torch.from_numpy(picture(7)).permute(2, 0, 1), "array"),
-            (Image.fromarray(picture(7)), "PIL image"),
+            (image_of(7), "array"),
+            (torch.from_numpy(image_of(7)).permute(2, 0, 1), "array"),
+            (Image.fromarray(image_of(7)), "PIL image"),
             (png(7), "bytes"),
             (io.BytesIO(png(7)), "bytes"),
-            (Frame(image=picture(7), name="mine"), "mine"),
+            (Frame(image=image_of(7), name="mine"), "mine"),
         ],
         ids=["numpy", "torch", "pil", "bytes", "file object", "frame"],
     )
@@ -141,14 +141,14 @@ class TestOnePicture:
         with pytest.raises(InputError, match="Download it first"):
             open_source("https://example.com/clip.mp4?x=1")
 
-    def test_a_missing_file_says_so(self, folder: Path) -> None:
+    def test_a_missing_file(self, folder: Path) -> None:
         (found,) = open_source(folder / "frame_0009.png")
         assert isinstance(found, Failure)
         assert isinstance(found.error, ImageError)
         assert "no such file" in str(found.error)
 
     @pytest.mark.parametrize("source", [None, 1.5, object()])
-    def test_other_things_are_refused(self, source: Any) -> None:
+    def test_unsupported_sources_are_errors(self, source: Any) -> None:
         with pytest.raises(InputError, match="source"):
             open_source(source)
 
@@ -175,19 +175,19 @@ class TestMany:
         assert [int(frame.image[0, 0, 0]) for frame in found] == [1, 2, 3, 100]
 
     @pytest.mark.parametrize("name", ["empty", "nothing_%d.png", "nothing*.png"])
-    def test_nothing_there(self, folder: Path, name: str) -> None:
+    def test_empty_folders_and_globs(self, folder: Path, name: str) -> None:
         (folder / "empty").mkdir()
         with pytest.raises(InputError, match="expected"):
             open_source(str(folder / name))
 
     def test_a_batch(self) -> None:
-        batch = np.stack([picture(4), picture(5)])
+        batch = np.stack([image_of(4), image_of(5)])
         assert open_source(batch).count == 2
         assert values(batch) == [4, 5]
         assert values(torch.from_numpy(batch).permute(0, 3, 1, 2)) == [4, 5]
 
-    def test_a_list_of_everything(self, folder: Path) -> None:
-        source = [picture(8), folder, str(folder / "frame_0001.png"), [png(7)], str(folder / "nothing*.png")]
+    def test_a_list_of_mixed_sources(self, folder: Path) -> None:
+        source = [image_of(8), folder, str(folder / "frame_0001.png"), [png(7)], str(folder / "nothing*.png")]
         opened = open_source(source)
         assert opened.count == 7
         found = list(opened)
@@ -199,9 +199,9 @@ class TestMany:
         with pytest.raises(InputError, match="empty list"):
             open_source([])
 
-    def test_a_generator_that_fills_one_buffer_again(self) -> None:
+    def test_a_generator_that_reuses_one_buffer(self) -> None:
         def camera() -> Iterator[np.ndarray]:
-            buffer = picture()
+            buffer = image_of()
             for number in range(5):
                 buffer[0, 0] = number
                 yield buffer
@@ -216,7 +216,7 @@ class TestMany:
         assert found[1].name.endswith("frame_0002.png")
 
 
-class TestMoving:
+class TestVideo:
     @pytest.fixture
     def clip(self, tmp_path: Path) -> Path:
         frames = [np.full((48, 64, 3), number * 30, np.uint8) for number in range(7)]
@@ -260,7 +260,7 @@ class TestFocalLength:
         Image.new("RGB", size).save(path, exif=exif)
         return path
 
-    def test_of_film(self, tmp_path: Path) -> None:
+    def test_from_35mm_equivalent(self, tmp_path: Path) -> None:
         path = self.with_exif(tmp_path / "a.jpg", {0xA405: 26})
         (frame,) = frames(path)
         assert frame.exif_focal_px == pytest.approx(26 / 43.2666 * 500, rel=1e-4)
@@ -269,13 +269,13 @@ class TestFocalLength:
         (same,) = frames(Image.open(path))
         assert same.exif_focal_px == frame.exif_focal_px
 
-    def test_of_a_turned_picture(self, tmp_path: Path) -> None:
+    def test_of_a_rotated_image(self, tmp_path: Path) -> None:
         (frame,) = frames(self.with_exif(tmp_path / "a.jpg", {0xA405: 26}, turned=True))
         assert frame.size_hw == (400, 300)
         assert frame.exif_focal_px == pytest.approx(26 / 43.2666 * 500, rel=1e-4)
 
-    def test_of_the_sensor(self, tmp_path: Path) -> None:
-        # 5 mm at 4000 pixels an inch, of a picture that was 800 wide and now is 400
+    def test_from_sensor_resolution(self, tmp_path: Path) -> None:
+        # 5 mm at 4000 pixels an inch, of an image that was 800 wide and now is 400
         tags = {0x920A: 5.0, 0xA20E: 4000.0, 0xA210: 2, 0xA002: 800, 0xA003: 600}
         (frame,) = frames(self.with_exif(tmp_path / "a.jpg", tags))
         assert frame.exif_focal_px == pytest.approx(5 * 4000 / 25.4 / 2, rel=1e-4)

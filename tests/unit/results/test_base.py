@@ -11,7 +11,7 @@ import pytest
 from tests.unit.results.samples import HW, SAMPLES, people, sample
 from vitruvian import results
 from vitruvian.errors import InputError
-from vitruvian.results.base import plain
+from vitruvian.results.base import rounded_list
 
 EVERY = sorted(SAMPLES)
 
@@ -169,4 +169,4 @@ def test_the_longest_ending_counts(tmp_path: Path) -> None:
 
 
 def test_plain_numbers() -> None:
-    assert plain(np.array([[1.23456, np.nan], [np.inf, 2]], np.float32)) == [[1.2346, None], [None, 2.0]]
+    assert rounded_list(np.array([[1.23456, np.nan], [np.inf, 2]], np.float32)) == [[1.2346, None], [None, 2.0]]

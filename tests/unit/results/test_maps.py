@@ -12,7 +12,7 @@ from PIL import Image
 from tests.unit.results.samples import HW, IMAGE, MIDDLE, sample
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
-from vitruvian.human import PART_COLOURS, PART_NAMES
+from vitruvian.human import PART_COLORS, PART_NAMES
 
 
 class TestParts:
@@ -31,7 +31,7 @@ class TestParts:
         image = Image.open(tmp_path / "a.png")
         assert image.mode == "P"
         np.testing.assert_array_equal(np.asarray(image), parts.labels)
-        assert tuple(np.asarray(image.convert("RGB"))[0, 29]) == PART_COLOURS[1]
+        assert tuple(np.asarray(image.convert("RGB"))[0, 29]) == PART_COLORS[1]
 
     def test_json_has_a_mask_for_each(self, tmp_path: Path) -> None:
         mask_tools = pytest.importorskip("pycocotools.mask")
@@ -102,7 +102,7 @@ class TestNormals:
         with pytest.raises(InputError, match="convention"):
             normals.to_convention("dx")
 
-    def test_pictures_have_the_usual_colours(self, tmp_path: Path) -> None:
+    def test_pictures_have_the_usual_colors(self, tmp_path: Path) -> None:
         png = pytest.importorskip("png")
         normals = sample("normals")
         expected = (np.array([0.6, 0, 0.8]) + 1) / 2

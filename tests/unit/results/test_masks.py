@@ -100,7 +100,7 @@ class TestMasks:
 
 
 class TestPanoptic:
-    def test_segment_numbers_as_colours(self) -> None:
+    def test_segment_numbers_as_colors(self) -> None:
         ids = [1, 255, 256, 65535, 65536, 123456, 1 << 23, (1 << 24) - 1]
         numbers = np.zeros(HW, np.int32)
         numbers[0, : len(ids)] = ids

@@ -30,14 +30,14 @@ def test_straight_and_premultiplied() -> None:
     assert matte.straight().dtype == matte.premultiplied().dtype == np.float32
 
 
-def test_straight_colour_stays_a_colour() -> None:
+def test_straight_color_stays_a_color() -> None:
     matte = Matte(size_hw=HW, alpha=np.full(HW, 0.1, np.float32), foreground=np.full((*HW, 3), 0.9, np.float32))
     assert matte.straight().max() == 1
 
 
-@pytest.mark.parametrize("colour", [(0, 0, 255), "blue", "#0000ff", "rgb(0, 0, 255)"])
-def test_over_a_colour(colour: object) -> None:
-    actual = half().over(colour)  # type: ignore[arg-type]
+@pytest.mark.parametrize("color", [(0, 0, 255), "blue", "#0000ff", "rgb(0, 0, 255)"])
+def test_over_a_color(color: object) -> None:
+    actual = half().over(color)  # type: ignore[arg-type]
     np.testing.assert_array_equal(actual[3, 0], [0, 0, 255])
     np.testing.assert_allclose(actual[3, 5], [127.5, 25.5, 127.5], atol=1)
     np.testing.assert_array_equal(actual[3, -1], [255, 51, 0])
@@ -66,7 +66,7 @@ def test_a_background_of_another_size_covers_and_keeps_its_shape() -> None:
         ((1, 2), "from 0 to 255, got"),
         ((1, 2, 300), "from 0 to 255, got"),
         (np.zeros((4, 4), np.uint8), r"background: .*\[h, w, 3\]"),
-        (5, "expected a colour or an image, got int"),
+        (5, "expected a color or an image, got int"),
         ("nothing.png", "nothing.png"),
     ],
 )

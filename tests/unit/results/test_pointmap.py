@@ -39,9 +39,9 @@ class TestPointmap:
 
     def test_the_cloud_is_what_the_mask_shows(self) -> None:
         result = sample("pointmap")
-        points, colours = result.cloud()
+        points, colors = result.cloud()
         np.testing.assert_array_equal(points, result.points[MIDDLE])
-        np.testing.assert_array_equal(colours, IMAGE[MIDDLE])
+        np.testing.assert_array_equal(colors, IMAGE[MIDDLE])
         assert set(result.without_image().cloud()[1].ravel()) == {200}
 
     def test_points_at_jumps_of_depth_are_dropped(self) -> None:
@@ -70,16 +70,16 @@ class TestPointmap:
 
     def test_fewer_points(self) -> None:
         result = sample("pointmap")
-        points, colours = result.cloud(max_points=50)
-        assert points.shape == colours.shape == (50, 3)
+        points, colors = result.cloud(max_points=50)
+        assert points.shape == colors.shape == (50, 3)
         np.testing.assert_array_equal(points, result.cloud(max_points=50)[0])
         assert len(np.unique(points, axis=0)) == 50
         with pytest.raises(InputError, match="max_points: expected at least 1"):
             result.cloud(max_points=0)
 
     def test_the_surface_is_open_at_jumps_and_faces_the_camera(self) -> None:
-        points, colours, triangles = step().surface()
-        assert len(points) == len(colours) == 599  # all but the hanging point
+        points, colors, triangles = step().surface()
+        assert len(points) == len(colors) == 599  # all but the hanging point
         # 19 rows of squares in columns 0-9, 10-19 and 20-29: two triangles each, some lost around the hanging point.
         whole = 19 * (9 + 9 + 9) * 2
         assert whole - 6 <= len(triangles) < whole
@@ -104,9 +104,9 @@ class TestFiles:
         result = step()
         result.save(tmp_path / "a.ply")
         cloud = trimesh.load(tmp_path / "a.ply")
-        points, colours = result.cloud()
+        points, colors = result.cloud()
         np.testing.assert_array_equal(np.asarray(cloud.vertices, np.float32), points)
-        np.testing.assert_array_equal(cloud.colors[:, :3], colours)
+        np.testing.assert_array_equal(cloud.colors[:, :3], colors)
         assert b"comment points x, y, z in opencv camera axes, in metres\n" in (tmp_path / "a.ply").read_bytes()
 
     def test_glb_stands_upright(self, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_cut_outs() -> None:
     assert track(runs=np.zeros_like(MASKS), boxes_xyxy=np.zeros((3, 4), np.float32)).crop(2) is None
 
 
-def test_colours_follow_identities() -> None:
+def test_colors_follow_identities() -> None:
     order = [2, 0, 1]
     other = track(runs=MASKS[order], object_ids=np.array([7, 300, 2])[order])
     assert (np.asarray(other.plot()) == np.asarray(track().plot())).all()

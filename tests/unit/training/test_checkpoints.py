@@ -106,7 +106,7 @@ def test_a_failed_write_leaves_older_checkpoints(tmp_path: Path, monkeypatch: py
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
 
 
-def test_unfinished_folders_do_not_count(tmp_path: Path):
+def test_incomplete_checkpoints_are_ignored(tmp_path: Path):
     Setup().save(tmp_path, 1)
     (tmp_path / "checkpoints" / ".step-00000002.77.part").mkdir()
     (tmp_path / "checkpoints" / "step-x").mkdir()

@@ -40,7 +40,7 @@ def test_resuming_removes_lines_of_repeated_steps(tmp_path: Path):
     assert lines(tmp_path) == []
 
 
-def test_other_processes_are_silent(tmp_path: Path):
+def test_other_processes_log_nothing(tmp_path: Path):
     target = Console(file=io.StringIO(), force_terminal=False)
     with RunLog(tmp_path, steps=10, active=False, target=target) as run:
         run.train(1, {"loss": 1.0})

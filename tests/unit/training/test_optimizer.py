@@ -12,7 +12,7 @@ from vitruvian import Sapiens2Backbone, Sapiens2Model
 from vitruvian.training.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from vitruvian.training.loop import _update_weights
 from vitruvian.training.models import build_model
-from vitruvian.training.objectives import TaskObjective
+from vitruvian.training.objectives import FolderObjective
 from vitruvian.training.optimizer import (
     MuonAdamW,
     _orthogonalize,
@@ -49,7 +49,7 @@ def test_any_encoder_is_found():
     bare = scales(Sapiens2Model(tiny_config()))
     assert (bare["embeddings.cls_token"], bare["model.layer.3.norm1.weight"], bare["norm.weight"]) == (0.5**5, 0.5, 1)
     assert scales(Sapiens2Backbone(tiny_config()))["model.layer.0.norm1.weight"] == 0.5**4
-    several = TaskObjective(build_model(ModelConfig(**model_table("pose", "seg"))))  # three layers
+    several = FolderObjective(build_model(ModelConfig(**model_table("pose", "seg"))), {})  # three layers
     found = scales(several)
     assert found["model.encoder.embeddings.cls_token"] == 0.5**4
     assert found["model.encoder.model.layer.2.norm1.weight"] == 0.5
@@ -88,7 +88,7 @@ def test_only_matrices_and_filters_decay():
     assert set(norms) <= none
 
 
-def test_the_optimizer_has_what_the_configuration_says():
+def test_optimizer_follows_the_configuration():
     part = OptimizerConfig(lr=2.0, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3, layer_decay=0.5)
     optimizer = build_optimizer(tiny_task("pose"), part)
     assert optimizer.defaults["betas"] == (0.8, 0.9)
@@ -122,12 +122,8 @@ def test_the_schedule_of_the_learning_rate(decay: str, step: int, expected: floa
     assert learning_rate_factor(step, part, steps=14) == pytest.approx(expected)
 
 
-def test_without_warmup_the_learning_rate_starts_at_its_maximum():
-    assert learning_rate_factor(0, ScheduleConfig(warmup=0), steps=10) == 1
-
-
 @pytest.mark.parametrize("fused", [False, True])
-def test_gradients_that_are_not_finite_move_nothing(fused: bool):
+def test_steps_with_nonfinite_gradients_are_skipped(fused: bool):
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
 
@@ -148,13 +144,14 @@ def test_gradients_that_are_not_finite_move_nothing(fused: bool):
     assert float(optimizer.state[weight]["step"]) == 2
 
 
-def test_the_learning_rate_can_be_held_before_it_decays():
+def test_learning_rate_without_warmup_and_with_hold():
+    assert learning_rate_factor(0, ScheduleConfig(warmup=0), steps=10) == 1
     part = ScheduleConfig(warmup=10, hold=0.5, decay="linear")
     found = [learning_rate_factor(step, part, steps=110) for step in (10, 59, 60, 85, 110)]
     assert found == pytest.approx([1, 1, 1, 0.5, 0])
 
 
-def test_orthogonal_brings_singular_values_close_to_one():
+def test_orthogonalized_singular_values_are_close_to_one():
     generator = torch.Generator().manual_seed(0)
     for shape in ((3, 16, 40), (2, 40, 16)):
         matrices = torch.randn(shape, generator=generator)
@@ -168,7 +165,7 @@ def test_orthogonal_brings_singular_values_close_to_one():
         assert torch.cosine_similarity(found.flatten(), nearest.flatten(), dim=0) > 0.95
 
 
-def test_a_step_by_hand():
+def test_muon_step_of_known_values():
     weight = nn.Parameter(torch.eye(2) * 3)
     other = nn.Parameter(torch.zeros(2))
     optimizer = MuonAdamW(

@@ -36,11 +36,11 @@ def bench(
     from rich.console import Console
 
     from vitruvian.benchmarking import models
-    from vitruvian.benchmarking.timing import machine, product_ceiling
+    from vitruvian.benchmarking.timing import describe_machine, product_ceiling
     from vitruvian.errors import InputError, near_matches
 
     if available:
-        typer.echo("\n".join(models.names()))
+        typer.echo("\n".join(models.benchmark_names()))
         return
     target = cuda_or_cpu(device)
     kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
@@ -52,7 +52,7 @@ def bench(
     options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
     options["variants"] = ("reference",) if compare else ()
     console = Console(stderr=True)
-    console.print(machine(target))
+    console.print(describe_machine(target))
     measured: list[models.Measurement] = []
     for kind in kinds:
         ceiling = product_ceiling(target, models.DTYPES[kind])
@@ -63,7 +63,7 @@ def bench(
                 workload = models.Workload(images, size_hw, count, models.DTYPES[kind], target)
                 with console.status(f"{one.name}, batch {images}, {size_hw[0]}×{size_hw[1]}, {kind}"):
                     measured.append(models.measure(one, workload, ceiling=ceiling, **options))
-    typer.echo(models.table(measured))
+    typer.echo(models.markdown_table(measured))
     if json_file is not None:
-        report = {"machine": machine(target), "cells": [one.to_dict() for one in measured]}
+        report = {"machine": describe_machine(target), "cells": [one.to_dict() for one in measured]}
         json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")

@@ -156,7 +156,7 @@ def _tiny_run(problems: list[str]) -> _Facts | None:
     try:
         import torch
 
-        from vitruvian.pipelines.base import default_placement
+        from vitruvian.devices import default_placement
         from vitruvian.pipelines.demo import random_pipeline
 
         kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

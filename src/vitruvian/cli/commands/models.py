@@ -111,14 +111,14 @@ def download(
     """Download checkpoints into the Hub's cache, with progress; prints the folder of each."""
     from huggingface_hub import HfApi, snapshot_download, utils
 
-    from vitruvian.hub import hub_errors, offline
+    from vitruvian.hub import hub_errors, is_offline
 
     if quiet:
         utils.disable_progress_bars()  # type: ignore[attr-defined]
     for name in names:
         if name.count("/") != 1 or Path(name).exists():
             raise InputError(f"{name}: expected a name on the Hub such as facebook/sapiens2-pose-0.4b.")
-        if offline():
+        if is_offline():
             raise CheckpointError(f"{name}: the network is switched off (HF_HUB_OFFLINE). Switch it on to download.")
         with hub_errors(name, "downloading", revision):
             files = HfApi(library_name="vitruvian").list_repo_files(name, revision=revision)

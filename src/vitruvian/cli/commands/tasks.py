@@ -26,7 +26,7 @@ from vitruvian.cli.options import (
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
-from vitruvian.text_files import read_json_value
+from vitruvian.text_files import read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -397,7 +397,7 @@ def _read_intrinsics(text: str) -> list[list[float]]:
         return [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
     try:
         # A memory map: the header may declare any size.
-        values = np.load(path, mmap_mode="r") if path.suffix.lower() == ".npy" else read_json_value(path)
+        values = np.load(path, mmap_mode="r") if path.suffix.lower() == ".npy" else read_json(path)
         if isinstance(values, dict):  # as `--save json` of this command writes it
             values = values.get("intrinsics", values.get("K"))
         table = np.asarray([] if values is None else values, dtype=np.float64)

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.masks import MaskLossWeights, MaskSetLoss, PointMasks
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointComparison
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
-from vitruvian.models.mask2former.pixel_decoder import DeformableAttention, build_pixel_level
+from vitruvian.models.mask2former.pixel_decoder import build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import TransformerModule
 from vitruvian.models.mask_classification.modeling import (
     MaskClassificationForSegmentation,
@@ -68,13 +68,6 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
         r"pixel_level_module\.encoder\.(swin\.)?layernorm\.",
     )
 
-    def prepare_for_inference(self) -> None:
-        """Join projections and cache the position biases of the backbone's windows."""
-        super().prepare_for_inference()
-        for module in self.modules():
-            if isinstance(module, DeformableAttention):
-                module.optimize()
-
 
 class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
     """Mask2Former without the class head."""
@@ -124,7 +117,9 @@ class Mask2FormerForUniversalSegmentation(MaskClassificationForSegmentation, Mas
             no_object_weight=config.no_object_weight,
             weights=MaskLossWeights(config.class_weight, config.mask_weight, config.dice_weight),
             class_cost_weight=config.class_weight,
-            measure=PointMasks(config.train_num_points, config.oversample_ratio, config.importance_sample_ratio),
+            comparison=PointComparison(
+                config.train_num_points, config.oversample_ratio, config.importance_sample_ratio
+            ),
         )
         self.post_init()
 

@@ -28,7 +28,7 @@ from vitruvian.ops.deformable_attention import LevelSizes, deformable_attention
 from vitruvian.ops.layer_norm import layer_norm_of_sum, layer_norm_of_sum_and_positions
 
 LEVELS = 3  # coarsest maps, which go through deformable attention
-POINTS = 4  # sampled points of a head in each level
+_POINTS = 4  # sampled points of a head in each level
 
 
 def build_pixel_level(config: Mask2FormerConfig) -> PixelLevelModule:
@@ -110,7 +110,7 @@ class DeformableLayer(CheckpointedLayer):
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__()
         channels = config.feature_size
-        self.self_attn = DeformableAttention(channels, heads=config.num_attention_heads, levels=LEVELS, points=POINTS)
+        self.self_attn = DeformableAttention(channels, heads=config.num_attention_heads, levels=LEVELS, points=_POINTS)
         self.self_attn_layer_norm = nn.LayerNorm(channels)
         self.fc1 = nn.Linear(channels, config.encoder_feedforward_dim)
         self.fc2 = nn.Linear(config.encoder_feedforward_dim, channels)
@@ -158,7 +158,7 @@ class DeformableAttention(nn.Module):
         out: Tensor = self.output_proj(sampled)
         return out
 
-    def optimize(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join the projections to offsets and scores."""
         self._joined = JoinedLinear([self.sampling_offsets, self.attention_weights])
 

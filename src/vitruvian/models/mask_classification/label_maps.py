@@ -19,7 +19,7 @@ def read_label_map(source: object) -> Tensor:
         if source.mode not in ("1", "L", "P", "I", "I;16", "I;16B", "I;16L"):
             raise InputError(
                 f"segmentation map: expected one number a pixel, got an image of mode {source.mode}. "
-                "Turn colours into class or object numbers first."
+                "Turn colors into class or object numbers first."
             )
         source = np.array(source)
     if isinstance(source, np.ndarray) and source.dtype.kind in "ui" and source.dtype.itemsize > 1:

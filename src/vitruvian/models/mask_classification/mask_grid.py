@@ -129,7 +129,7 @@ class MaskGrid:
             dim=1,
         )  # [n, 4]
         edges = torch.where(reached.flatten(1).any(1)[:, None], edges, 0)
-        return [(t, b, x, r) for t, b, x, r in edges.tolist()]
+        return [(top, bottom, left, right) for top, bottom, left, right in edges.tolist()]
 
 
 def _span(flags: Tensor) -> tuple[Tensor, Tensor]:

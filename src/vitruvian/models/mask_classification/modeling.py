@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.layers.init import init_layer
-from vitruvian.losses.masks import MaskLabels, MaskSetLoss
+from vitruvian.losses.mask_set import MaskLabels, MaskSetLoss
 from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.configuration import MaskClassificationConfig
 from vitruvian.models.mask_classification.outputs import DecoderOutput, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
 from vitruvian.models.resnet.modeling import ResNetBackbone
-from vitruvian.models.swin.encoder import RENAMED_KEYS, optimize_swin
+from vitruvian.models.swin.encoder import RENAMED_KEYS
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
@@ -113,10 +113,6 @@ class MaskClassificationPreTrainedModel(Model):
     def init_module(self, module: nn.Module) -> None:
         """Initialize weights: normal, Xavier in the decoders."""
         init_layer(module, std=self.config.init_std, gain=self.config.init_xavier_std)
-
-    def prepare_for_inference(self) -> None:
-        """Join projections and cache the position biases of the backbone's windows."""
-        optimize_swin(self)
 
     def _captured_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the `forward` of the class, as a CUDA graph if the call can be captured.

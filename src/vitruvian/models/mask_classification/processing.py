@@ -30,8 +30,8 @@ from vitruvian.images import (
     resize,
     round_up_hw,
 )
-from vitruvian.images.decode import to_uint8
 from vitruvian.images.rle import Rle, encode_rles
+from vitruvian.images.upright_rgb import to_uint8
 from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, cells_from_pixel_mask, cells_from_sizes
 from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
@@ -211,7 +211,7 @@ class MaskProcessor(ImageProcessor):
         sizes = [used.scaled_hw(size_of(image)) for image in pixels]
         group = pixels[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
         scaled = _resize_all(pixels, sizes, resample_mode(used.resample), group=group)
-        values = [used.finish_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
+        values = [used.normalize_pixels(image) for image in _crop_center(scaled, used.crop_hw)]
         if maps is not None:
             resized = [resize(m[None], hw, mode="nearest-exact") for m, hw in zip(maps, sizes, strict=True)]
             maps = [plane[0] for plane in _crop_center(resized, used.crop_hw)]
@@ -390,14 +390,10 @@ class MaskProcessor(ImageProcessor):
             mask_threshold: Lowest probability of a pixel in a mask.
             overlap_mask_area_threshold: Share of its mask that an object must win: in a map against all other objects,
                 where the most probable one wins a pixel; in masks and RLE against better objects of the same label.
-            target_sizes: (height, width) of each result, usually the size of the image; by default that of the mask
-                grid.
             return_coco_annotation: Return RLE.
             return_binary_maps: Return bool masks.
-            source_sizes: Sizes of the images, where results have other sizes; see `mask_grids`.
-            pixel_mask: The processor's `pixel_mask`, the safest way to remove padding; see `mask_grids`.
-            legacy: Return the results of the reference, which ignores two of the thresholds; by default the setting of
-                `vitruvian.set_legacy_results`.
+            target_sizes, source_sizes, pixel_mask, legacy: See `post_process_semantic_segmentation`; the reference
+                ignores two of the thresholds.
         """
         if return_coco_annotation and return_binary_maps:
             raise InputError("return_coco_annotation, return_binary_maps: expected at most one of them, got both.")
@@ -448,12 +444,7 @@ class MaskProcessor(ImageProcessor):
             mask_threshold: Lowest mask probability of a pixel in a segment.
             overlap_mask_area_threshold: Share of its mask that a query must win against the others.
             label_ids_to_fuse: Labels with at most one segment, such as sky; by default none.
-            target_sizes: (height, width) of each result, usually the size of the image; by default that of the mask
-                grid.
-            source_sizes: Sizes of the images, where results have other sizes; see `mask_grids`.
-            pixel_mask: The processor's `pixel_mask`, the safest way to remove padding; see `mask_grids`.
-            legacy: Return the results of the reference, with padding and fixed grid; by default the setting of
-                `vitruvian.set_legacy_results`.
+            target_sizes, source_sizes, pixel_mask, legacy: See `post_process_semantic_segmentation`.
         """
         queries = QueryLogits.from_outputs(outputs)
         thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)

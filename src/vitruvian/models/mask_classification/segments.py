@@ -68,7 +68,7 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class SmallMask:
+class PackedMask:
     """A mask of a large image, stored as packed bits of its window."""
 
     window: Window
@@ -76,7 +76,7 @@ class SmallMask:
     area: int
 
     @classmethod
-    def make(cls, window: Window, mask: npt.NDArray[np.bool_]) -> SmallMask:
+    def make(cls, window: Window, mask: npt.NDArray[np.bool_]) -> PackedMask:
         """Pack the mask [bottom - top, right - left] of a window."""
         return cls(window, np.packbits(mask, axis=1), int(mask.sum()))
 
@@ -220,7 +220,7 @@ def _replace_ids(owner: Tensor, new_ids: list[int]) -> Tensor:
 
 def instance_masks(
     class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
-) -> tuple[list[SmallMask], list[Segment]]:
+) -> tuple[list[PackedMask], list[Segment]]:
     """Return the masks of instances, which may overlap, and the instances, best first.
 
     As `instance_map`, except that instances of different labels do not compete: an instance is dropped where better
@@ -229,7 +229,7 @@ def instance_masks(
     scored = _scored_masks(class_logits, grid, thresholds)
     repeated = [label for label, count in Counter(label for _, label, _, _ in scored).items() if count > 1]
     covered_by_label = {label: np.zeros(grid.size_hw, dtype=np.bool_) for label in repeated}
-    masks: list[SmallMask] = []
+    masks: list[PackedMask] = []
     segments: list[Segment] = []
     for _, label, score, mask in scored:
         if label in covered_by_label:
@@ -245,7 +245,7 @@ def instance_masks(
 
 def _scored_masks(
     class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
-) -> list[tuple[int, int, float, SmallMask]]:
+) -> list[tuple[int, int, float, PackedMask]]:
     """Return (query, label, score, mask) of at most Q that reach the threshold and have pixels, best first.
 
     A query may have several labels. The score is class score × mean mask probability, so the mask of a query whose
@@ -267,7 +267,7 @@ def _scored_masks(
 
 def _resample_masks(
     grid: MaskGrid, queries: Collection[int], mask_threshold: float
-) -> Iterator[tuple[int, float, SmallMask]]:
+) -> Iterator[tuple[int, float, PackedMask]]:
     """Yield each distinct query with the mean probability inside its mask (0 where it is empty) and the mask."""
     distinct = list(dict.fromkeys(queries))
     # Bounded: in float32 the sigmoid of 17 is 1.
@@ -282,11 +282,11 @@ def _resample_masks(
             inside = probability >= mask_threshold
             total += float((probability * inside).sum())
             pixels[strip[0] - top : strip[1] - top] = inside.cpu().numpy()
-        mask = SmallMask.make(window, pixels)
+        mask = PackedMask.make(window, pixels)
         yield query, total / max(mask.area, 1), mask
 
 
-def stack_masks(masks: list[SmallMask], size_hw: SizeHW, device: torch.device | None = None) -> Tensor:
+def stack_masks(masks: list[PackedMask], size_hw: SizeHW, device: torch.device | None = None) -> Tensor:
     """Return masks as one bool tensor [N, H, W]."""
     planes = torch.zeros((len(masks), *size_hw), dtype=torch.bool, device=device)
     for plane, mask in zip(planes, masks, strict=True):

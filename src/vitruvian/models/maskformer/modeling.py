@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.masks import DenseMasks, MaskLossWeights, MaskSetLoss
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PixelComparison
 from vitruvian.models.mask_classification.layers import mask_head, mask_logits
 from vitruvian.models.mask_classification.modeling import (
     MaskClassificationForSegmentation,
@@ -118,7 +118,7 @@ class MaskFormerForInstanceSegmentation(MaskClassificationForSegmentation, MaskF
             no_object_weight=config.no_object_weight,
             weights=MaskLossWeights(config.cross_entropy_weight, config.mask_weight, config.dice_weight),
             class_cost_weight=1.0,
-            measure=DenseMasks(),
+            comparison=PixelComparison(),
         )
         self.post_init()
 

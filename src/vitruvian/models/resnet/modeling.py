@@ -10,18 +10,17 @@ from typing import ClassVar, Unpack
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.errors import InputError
-from vitruvian.layers.backbone_stages import ChosenStages
+from vitruvian.layers.backbone_stages import BackboneMixin, check_pixels
 from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.outputs import BackboneOutput, OutputOptions
 
-REDUCTION = 4  # a bottleneck works on a quarter of the channels
+_REDUCTION = 4  # a bottleneck works on a quarter of the channels
 
 
-class ResNetBackbone(ChosenStages, Model):
+class ResNetBackbone(BackboneMixin, Model):
     """ResNet as a source of feature maps: each stage in `out_features`."""
 
     config_class: ClassVar[type[Config]] = ResNetConfig
@@ -86,9 +85,7 @@ class Stem(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Map [B, 3, H, W] to [B, C, H/4, W/4]."""
-        expected = self.embedder.convolution.in_channels
-        if pixels.ndim != 4 or pixels.shape[1] != expected:
-            raise InputError(f"pixel_values: expected shape [B, {expected}, H, W], got {list(pixels.shape)}.")
+        check_pixels(pixels, self.embedder.convolution.in_channels)
         out: Tensor = self.pooler(self.embedder(pixels.to(self.embedder.convolution.weight.dtype)))
         return out
 
@@ -106,7 +103,7 @@ class Block(nn.Module):
                 ConvLayer(outputs, outputs, 3, act=None),
             ]
         else:
-            inner = outputs // REDUCTION
+            inner = outputs // _REDUCTION
             first, second = (stride, 1) if config.downsample_in_bottleneck else (1, stride)
             layers = [
                 ConvLayer(inputs, inner, 1, stride=first, act="relu"),

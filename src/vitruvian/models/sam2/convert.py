@@ -20,7 +20,7 @@ from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Sam2VideoConfig, Size
 from vitruvian.models.sam2.modeling import Sam2BaseModel, Sam2Model
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-from vitruvian.weights import check_state, read_original, renamed, some
+from vitruvian.weights import apply_renames, check_state_dict, join_names, read_original_weights
 
 ModelT = TypeVar("ModelT", bound=Sam2BaseModel)
 
@@ -82,11 +82,11 @@ def convert_checkpoint(
         image_size: Size of images, a number or (height, width).
         model_class: `Sam2Model` for images, or `Sam2VideoModel`.
     """
-    original = read_original(path, "sam2.1_hiera_tiny.pt")
+    original = read_original_weights(path, "sam2.1_hiera_tiny.pt")
     with no_init_weights():
         model = model_class(infer_config(original, model_class.config_class).with_image_size(image_size))
     state = convert_state_dict(original, video=issubclass(model_class, Sam2VideoModel))
-    check_state(model.state_dict(), state, str(path))
+    check_state_dict(model.state_dict(), state, str(path))
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -96,7 +96,8 @@ def convert_state_dict(original: Mapping[str, Tensor], *, video: bool = False) -
     unknown = [name for name in original if not _KNOWN.match(name) and not _VIDEO_ONLY.match(name)]
     if unknown:
         raise WeightsError(
-            f"checkpoint: {len(unknown)} names are not of SAM 2: {some(unknown)}. Is it an original SAM 2 checkpoint?"
+            f"checkpoint: {len(unknown)} names are not of SAM 2: {join_names(unknown)}. "
+            "Is it an original SAM 2 checkpoint?"
         )
     tensors = {name: tensor for name, tensor in original.items() if video or _KNOWN.match(name)}
     depths = _mlp_depths(tensors)
@@ -110,7 +111,7 @@ def convert_state_dict(original: Mapping[str, Tensor], *, video: bool = False) -
             for module in ("shared_image_embedding", "prompt_encoder.shared_embedding"):
                 converted[f"{module}.positional_embedding"] = tensor.clone()
         else:
-            converted[renamed(_rename_mlp_layer(name, depths), _RENAMES)] = tensor
+            converted[apply_renames(_rename_mlp_layer(name, depths), _RENAMES)] = tensor
     if points:
         rows = [points[index] for index in sorted(points)]
         if any(row.ndim != 2 or row.shape != rows[0].shape or row.dtype != rows[0].dtype for row in rows):

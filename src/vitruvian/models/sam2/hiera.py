@@ -21,9 +21,9 @@ from torch.nn import init
 
 from vitruvian.errors import InputError
 from vitruvian.layers.checkpointed import CheckpointedLayer
-from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
 from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig, check_image_size, pair
+from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.layer_norm import add_layer_norm
@@ -244,25 +244,6 @@ class HieraAttention(nn.Module):
         heads = (unflatten(part.flatten(1, 2), -1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         out, weights = attention(*heads, implementation=self.attn_implementation, need_weights=need_weights)
         return out.transpose(1, 2).reshape(q.shape), weights  # [B, h', w', C']
-
-
-class FeedForward(nn.Module):
-    """Linear layers with an activation between them: `proj_in`, `depth` − 2 of `layers`, `proj_out`."""
-
-    def __init__(self, channels: int, hidden: int, out: int, *, depth: int, act: str = "relu") -> None:
-        super().__init__()
-        self.act = activation(act)
-        self.proj_in = nn.Linear(channels, hidden)
-        self.proj_out = nn.Linear(hidden, out)
-        self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth - 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., C] to [..., out]."""
-        x = self.act(self.proj_in(x))
-        for layer in self.layers:
-            x = self.act(layer(x))
-        out: Tensor = self.proj_out(x)
-        return out
 
 
 def max_pool(x: Tensor, stride: tuple[int, int]) -> Tensor:

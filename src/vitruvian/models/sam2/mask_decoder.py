@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
-from vitruvian.models.sam2.hiera import FeedForward
+from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.models.sam2.two_way_transformer import TwoWayTransformer
 from vitruvian.ops.dispatch import use_triton
 from vitruvian.ops.mask_upscaling import UpscalingLayers, pixels_by_cell, upscale_masks

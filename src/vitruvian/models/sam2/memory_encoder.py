@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.prompt_encoder import ChannelNorm
+from vitruvian.models.sam2.layers import ChannelNorm
 
 _NORM_EPS = 1e-6
 

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.errors import InputError
-from vitruvian.layers.weight_cache import WeightCache
-from vitruvian.losses.sam import prompted_mask_loss
+from vitruvian.losses.prompted_masks import prompted_mask_loss
 from vitruvian.models.sam2.configuration import Sam2Config
 from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2PreTrainedModel
 from vitruvian.models.sam2.mask_decoder import ConfidentMasks, MaskDecoder, MaskDecoderOutput
@@ -33,6 +32,7 @@ from vitruvian.models.sam2.prompt_encoder import (
     mask_logits,
 )
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
+from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 

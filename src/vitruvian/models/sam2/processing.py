@@ -21,11 +21,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import Settings, nested, read_config_dict, settings, split_hub_options
+from vitruvian.config import Settings, nested, read_config_dict, settings
 from vitruvian.errors import CheckpointError, InputError, InputTypeError
-from vitruvian.hub import HubOptions
+from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
-from vitruvian.images.components import fill_holes, remove_islands
+from vitruvian.images.connected_components import fill_holes, remove_islands
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.models.sam2.configuration import Size, pair, positional_fields
@@ -35,8 +35,8 @@ from vitruvian.models.sam2.prompt_encoder import PADDING
 from vitruvian.models.sam2.prompts import SizeHW, read_boxes, read_points
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
-    JOINT_FILE,
-    PROCESSOR_FILE,
+    COMBINED_PROCESSOR_FILE,
+    IMAGE_PROCESSOR_FILE,
     ImageInput,
     ImageOptions,
     ImageProcessor,
@@ -126,7 +126,7 @@ class FixedSizeProcessor(ImageProcessor):
         """Resize and normalize one image [3, H, W]."""
         if self.do_resize:
             pixels = resize(pixels, height_width(self.size, "size"), mode=resample_mode(self.resample))
-        return self.finish_pixels(pixels)
+        return self.normalize_pixels(pixels)
 
 
 @settings
@@ -336,7 +336,7 @@ class Sam2Processor(MaskPostProcessing, Settings):
         point_pad_value: Coordinate of points and boxes that pad a batch.
     """
 
-    file_name: ClassVar[str] = JOINT_FILE
+    file_name: ClassVar[str] = COMBINED_PROCESSOR_FILE
 
     image_processor: Sam2ImageProcessor = dataclasses.field(default_factory=Sam2ImageProcessor)
     target_size: Size | None = None
@@ -367,7 +367,7 @@ class Sam2Processor(MaskPostProcessing, Settings):
         processor.
         """
         hub_options, overrides = split_hub_options(options)
-        values = read_config_dict(pretrained_model_name_or_path, hub_options, JOINT_FILE) or {}
+        values = read_config_dict(pretrained_model_name_or_path, hub_options, COMBINED_PROCESSOR_FILE) or {}
         if "image_processor" not in values:
             values["image_processor"] = _read_image_settings(pretrained_model_name_or_path, hub_options)
         own = {name: overrides.pop(name) for name in cls.__dataclass_fields__ if name in overrides}
@@ -506,11 +506,12 @@ def _label_maps(maps: object, count: int) -> list[Tensor]:
 
 def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, object]:
     """Read the settings of the image processor, from its own file or from that of the processor."""
-    settings = read_config_dict(source, options, PROCESSOR_FILE)
+    settings = read_config_dict(source, options, IMAGE_PROCESSOR_FILE)
     if settings is None:
-        settings = (read_config_dict(source, options, JOINT_FILE) or {}).get("image_processor")
+        settings = (read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}).get("image_processor")
     if not isinstance(settings, dict):
         raise CheckpointError(
-            f"{source}: expected {PROCESSOR_FILE} or {JOINT_FILE}, found neither. Is it a checkpoint?"
+            f"{source}: expected {IMAGE_PROCESSOR_FILE} or {COMBINED_PROCESSOR_FILE}, found neither. "
+            "Is it a checkpoint?"
         )
     return dict(settings)

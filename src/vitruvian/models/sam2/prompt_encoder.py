@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2PromptEncoderConfig
+from vitruvian.models.sam2.layers import ChannelNorm
 from vitruvian.ops.cache import constant
 
 PADDING = -10
@@ -133,17 +134,6 @@ class MaskEmbedding(nn.Module):
         x = self.act(self.layer_norm2(self.conv2(x)))  # [B, C'', h, w]
         out: Tensor = self.conv3(x)  # [B, C, h, w]
         return out
-
-
-class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the channels of each pixel of a map."""
-
-    def __init__(self, channels: int, *, eps: float) -> None:
-        super().__init__(channels, eps=eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Norm [B, C, H, W] over C."""
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:

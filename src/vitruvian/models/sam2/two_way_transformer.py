@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
-from vitruvian.models.sam2.hiera import FeedForward
+from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.ops.attention import attention
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.two_way_attention import ImageCells, image_to_tokens, project_cells, tokens_to_image

@@ -22,7 +22,7 @@ from torch.nn import init
 from vitruvian.errors import InputError
 from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.hiera import FeedForward
+from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel

@@ -17,17 +17,17 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import nested, read_config_dict, settings, split_hub_options
+from vitruvian.config import nested, read_config_dict, settings
 from vitruvian.errors import InputError
-from vitruvian.hub import HubOptions
+from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.models.sam2.configuration import pair, positional_fields
 from vitruvian.models.sam2.processing import FixedSizeProcessor, Sam2Processor
 from vitruvian.models.sam2.prompts import nesting_depth
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
-    JOINT_FILE,
-    PROCESSOR_FILE,
+    COMBINED_PROCESSOR_FILE,
+    IMAGE_PROCESSOR_FILE,
     VIDEO_PROCESSOR_FILE,
     ImageOptions,
     as_pixels,
@@ -354,6 +354,6 @@ def _read_video_settings(source: str | Path, options: HubOptions) -> dict[str, A
     """Read the settings for videos, from their own file, from that of the processor or from those for images."""
     settings = read_config_dict(source, options, VIDEO_PROCESSOR_FILE)
     if settings is None:
-        joint = read_config_dict(source, options, JOINT_FILE) or {}
+        joint = read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}
         settings = joint.get("video_processor") or joint.get("image_processor")
-    return dict(settings or read_config_dict(source, options, PROCESSOR_FILE) or {})
+    return dict(settings or read_config_dict(source, options, IMAGE_PROCESSOR_FILE) or {})

@@ -52,7 +52,7 @@ _HEAD: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     ),
     (r"conv_(?:pose|seg|normal|albedo|pointmap|matting)\.(weight|bias)", lambda m: f"decode_head.predictor.{m[1]}"),
 )
-_USELESS = re.compile(r"(^|\.)(periods|mask_embed)$")
+_UNUSED = re.compile(r"(^|\.)(periods|mask_embed)$")
 
 
 def _part(match: re.Match[str], period: int) -> str:
@@ -78,7 +78,7 @@ def target_names(name: str, *, gated: bool = True) -> tuple[str, ...] | None:
 
     Models without a gate, which only transformers writes under these names, have only the up projection in `w12`.
     """
-    if _USELESS.search(name):
+    if _UNUSED.search(name):
         return ()
     if name.startswith(("decode_head.", "scale_head.")):
         return _head_names(name)

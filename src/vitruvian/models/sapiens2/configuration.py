@@ -10,9 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import Settings, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
-
-Size = int | list[int]
+from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
 
 @settings
@@ -228,10 +226,7 @@ class Sapiens2Config(BackboneConfig):
         super().check_fields()
         sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels")
         self.require_range(sizes, 1)
-        for name in ("patch_size", "image_size"):
-            value = getattr(self, name)
-            if (isinstance(value, list | tuple) and len(value) != 2) or min(_pair(value)) < 1:
-                raise ConfigError(f"Sapiens2Config.{name}: expected a side or (height, width), got {value}.")
+        self.require_sizes("patch_size", "image_size")
 
     def validate(self) -> None:
         """Check sizes that must divide each other, and the number of key/value heads of each layer."""
@@ -258,12 +253,12 @@ class Sapiens2Config(BackboneConfig):
     @property
     def patch_hw(self) -> tuple[int, int]:
         """Height and width of a patch."""
-        return _pair(self.patch_size)
+        return as_hw(self.patch_size)
 
     @property
     def image_hw(self) -> tuple[int, int]:
         """Height and width of the images of the model."""
-        return _pair(self.image_size)
+        return as_hw(self.image_size)
 
     @property
     def token_hw(self) -> tuple[int, int]:
@@ -304,11 +299,6 @@ class Sapiens2Config(BackboneConfig):
             close = near_matches(task, TASKS)
             raise InputError(f"task: expected one of {', '.join(TASKS)}, got {task!r}.{close}")
         return cls(**({"image_size": [1024, 768]} | VARIANTS[name] | task_fields(task, name) | overrides))
-
-
-def _pair(value: Size) -> tuple[int, int]:
-    """Return (height, width) of a side or a pair."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def _encoder_fields(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.weights import check_state, read_original, some, split_evenly
+from vitruvian.weights import check_state_dict, join_names, read_original_weights, split_evenly
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -42,12 +42,13 @@ def convert_state_dict(original: Mapping[str, Tensor]) -> dict[str, Tensor]:
     unknown = [name for name in original if target_names(name) is None]
     if unknown or not is_original(original):
         raise WeightsError(
-            f"state dict: expected the names of the original Sapiens2 release, got {some(unknown or list(original))}. "
+            f"state dict: expected the names of the original Sapiens2 release, "
+            f"got {join_names(unknown or list(original))}. "
             "Checkpoints in other layouts open with from_pretrained."
         )
     lacking = _missing_names(original)
     if lacking:
-        raise WeightsError(f"state dict: is incomplete; it lacks {some(lacking)}. Download the checkpoint again.")
+        raise WeightsError(f"state dict: is incomplete; it lacks {join_names(lacking)}. Download the checkpoint again.")
     converted: dict[str, Tensor] = {}
     for name, tensor in original.items():
         targets = target_names(name) or ()
@@ -85,13 +86,13 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
         out: Folder to write.
         image_hw: Size of the images of the model; four times that for the 4K variant.
     """
-    original = read_original(source, "sapiens2_0.4b_pose.safetensors")
+    original = read_original_weights(source, "sapiens2_0.4b_pose.safetensors")
     state = convert_state_dict(original)
     config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
     _check_scale_branch(config)
     with no_init_weights():
         model = (Sapiens2Model if task == "pretrain" else TASK_CLASSES[task])(config)
-    check_state(model.state_dict(), state, str(source))
+    check_state_dict(model.state_dict(), state, str(source))
     model.load_state_dict(state, strict=True, assign=True)
     height, width = config.image_hw
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task in _PADDED)

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.layers.backbone_stages import check_pixels
 from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import DropPath, LayerScale
-from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.ops.attention import attention
 from vitruvian.ops.bounded_attention import bounded_attention, has_bounded_scores, query_scale
-from vitruvian.ops.cache import cached_tensors
+from vitruvian.ops.cache import WeightCache, cached_tensors
 from vitruvian.ops.dispatch import is_tracing, use_triton, wants_grad
 from vitruvian.ops.fp8 import (
     FP8_MAX,
@@ -136,11 +136,17 @@ class Encoder(nn.Module):
         heads = config.num_key_value_heads_per_layer or []
         self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
 
-    def prepare_for_inference(self, *, fp8: bool) -> None:
-        """Join the weights of all layers on CUDA, and quantize them with `fp8`."""
+    def prepare_for_inference(self) -> None:
+        """Join the weights of all layers on CUDA."""
         for layer in self.layer:
             if isinstance(layer, Layer) and layer.norm1.weight.is_cuda:
-                layer.prepare_for_inference(fp8=fp8)
+                layer.join_weights()
+
+    def quantize(self) -> None:
+        """Quantize the joined weights of all layers to fp8."""
+        for layer in self.layer:
+            if isinstance(layer, Layer):
+                layer.quantize()
 
 
 class Layer(CheckpointedLayer):
@@ -149,7 +155,7 @@ class Layer(CheckpointedLayer):
     `plain` omits qk-norm and layer scale.
 
     Attributes:
-        fp8: Quantized weights for inference, made by `prepare_for_inference`.
+        fp8: Quantized weights for inference, made by `quantize`.
     """
 
     def __init__(self, config: Sapiens2Config, *, kv_heads: int, hidden: int, plain: bool = False) -> None:
@@ -187,15 +193,16 @@ class Layer(CheckpointedLayer):
         out = self._feed_forward_fp8(normed, fp8, dtype=x.dtype) if isinstance(normed, Fp8Rows) else self.mlp(normed)
         return x, self.drop_path(out), weights
 
-    @torch.no_grad()
-    def prepare_for_inference(self, *, fp8: bool) -> None:
-        """Join the matrices that read the same tokens, and quantize the large ones with `fp8`."""
+    def join_weights(self) -> None:
+        """Join the matrices that read the same tokens."""
         self.fp8 = None
         self.attention.join_weights()
         if isinstance(self.mlp, GatedMLP):
             self.mlp.join_weights()
-        if not fp8:
-            return
+
+    @torch.no_grad()
+    def quantize(self) -> None:
+        """Quantize the large matrices, which `join_weights` has joined, to fp8."""
         assert isinstance(self.mlp, GatedMLP)
         qkv, gate_up = self.attention.joined, self.mlp.joined
         assert qkv is not None
@@ -285,7 +292,7 @@ class Attention(nn.Module):
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
             return False
-        if not use_triton("attention", q, q_norm.weight) or (self.training and self.dropout):
+        if not use_triton("bounded_attention", q, q_norm.weight) or (self.training and self.dropout):
             return False
         weights = q_norm.weight, k_norm.weight
         return self._has_bounded_scores.get(weights, lambda: has_bounded_scores(*weights))
@@ -301,11 +308,11 @@ def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: Rope | None, *, scal
     return rms_norm_rope(x, norm.weight, rope, eps=norm.eps, scale=scale)
 
 
-def positions(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> Rope:
+def token_rope(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> Rope:
     """Return the rotary tables of all tokens [1 + R + h·w, D/2], augmented in training as the configuration says."""
     head_dim, prefix = config.hidden_size // config.num_attention_heads, 1 + config.num_register_tokens
     if not training:
-        return _rope_tables(grid_hw, device, head_dim, config.rope_theta, prefix)
+        return _cached_rope_tables(grid_hw, device, head_dim, config.rope_theta, prefix)
     centers = augment_centers(
         patch_centers(grid_hw, device),
         shift=config.pos_embed_shift,
@@ -316,17 +323,16 @@ def positions(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch
 
 
 @cached_tensors
-def _rope_tables(grid_hw: tuple[int, int], device: torch.device, head_dim: int, theta: float, prefix: int) -> Rope:
+def _cached_rope_tables(
+    grid_hw: tuple[int, int], device: torch.device, head_dim: int, theta: float, prefix: int
+) -> Rope:
     return rope_tables(patch_centers(grid_hw, device), head_dim=head_dim, theta=theta, prefix=prefix)
 
 
-def check_pixels(pixel_values: Tensor, config: Sapiens2Config) -> tuple[int, int]:
-    """Raise `InputError` unless the model accepts these images; return the token grid (h, w)."""
+def checked_grid_hw(pixel_values: Tensor, config: Sapiens2Config) -> tuple[int, int]:
+    """Return the token grid (h, w) of images [B, 3, H, W]; raise `InputError` unless the model accepts them."""
+    check_pixels(pixel_values, config.num_channels)
     shape = list(pixel_values.shape)
-    if pixel_values.ndim != 4 or shape[1] != config.num_channels:
-        raise InputError(
-            f"pixel_values: expected the shape [batch, {config.num_channels}, height, width], got {shape}."
-        )
     if not pixel_values.is_floating_point():
         raise InputError(
             f"pixel_values: expected floating-point values, got {pixel_values.dtype}. "

@@ -10,12 +10,13 @@ from vitruvian.errors import ConfigError
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
-from vitruvian.layers.weight_cache import WeightCache
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
-from vitruvian.ops.dispatch import is_tracing, use_triton
-from vitruvian.ops.instance_norm import FeatureMaps, instance_norm_silu
-from vitruvian.ops.pointwise_conv import pointwise_conv, pointwise_conv_norm, suits_pointwise
-from vitruvian.ops.winograd import WinogradConv, suits_winograd
+from vitruvian.ops.cache import WeightCache
+from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format
+from vitruvian.ops.dispatch import is_tracing
+from vitruvian.ops.instance_norm import FeatureMaps
+from vitruvian.ops.pointwise_conv import pointwise_conv
+from vitruvian.ops.winograd import WinogradConv
 
 _LARGE_MAP = 2**26  # bytes of the largest map of an image, above which fewer images are decoded at a time
 
@@ -68,28 +69,16 @@ class DecodeHead(nn.Module):
     def _decode(self, features: Tensor, *, batch: int) -> FeatureMaps:
         """Run all blocks on the maps of some images of a batch."""
         blocks = self._blocks()
-        fused = use_triton("instance_norm", features)
-        if not fused and blocks and blocks[0].winograd is not None:
-            fused = blocks[0]._suits_winograd(features, batch)
-        maps = FeatureMaps(features.contiguous(memory_format=torch.channels_last if fused else torch.contiguous_format))
+        maps = FeatureMaps(blocks[0].in_fastest_format(features, batch) if blocks else features)
         for block in blocks:
             maps = block(maps, batch)
         return maps
 
     def _predict(self, maps: FeatureMaps, out: Tensor | None = None) -> Tensor:
         """Run the last convolution on [B, C, H, W], into `out` where that is given."""
-        predictor = self.predictor
         # Rounded to bfloat16, a depth of 4 m would have steps of 3 cm, and finer ones could not be learned.
         with torch.autocast(maps.values.device.type, enabled=False):
-            if out is not None and suits_pointwise(maps, predictor):
-                return pointwise_conv(maps, predictor, out)
-            x = maps.activated(predictor.weight.dtype, inplace=True).to(predictor.weight.dtype)
-            if out is None or not use_triton("instance_norm", x):
-                planes: Tensor = predictor(x)
-                return planes if out is None else out.copy_(planes)
-            # As a matrix product, any number of outputs (308) is fast and planes are contiguous.
-            torch.bmm(predictor.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2), out=out.flatten(2))
-            return out if predictor.bias is None else out.add_(predictor.bias[:, None, None])
+            return pointwise_conv(maps, self.predictor, out)
 
     def _blocks(self) -> list[ConvBlock]:
         """Return all blocks in order."""
@@ -107,14 +96,14 @@ class DecodeHead(nn.Module):
     def prepare_for_inference(self) -> None:
         """Allow Winograd convolutions, whose weights take memory, and on CUDA store weights with channels last."""
         for block in self._blocks():
-            block.prepare_for_inference()
+            block.allow_winograd()
 
 
 class ConvBlock(nn.Module):
     """Convolution, [pixel shuffle], normalization, SiLU.
 
     Attributes:
-        winograd: Transformed weights of Winograd convolutions for inference; None until `prepare_for_inference`.
+        winograd: Transformed weights of Winograd convolutions for inference; None until `allow_winograd`.
     """
 
     def __init__(
@@ -142,37 +131,31 @@ class ConvBlock(nn.Module):
 
     def forward(self, maps: FeatureMaps, batch: int) -> FeatureMaps:
         """Map [B, C, h, w], images of a larger batch, to [B, C', s·h, s·w]. The norm of the result may be deferred."""
-        conv = self.convolution
-        if self.winograd is not None and self._suits_winograd(maps.values, batch):
-            bias = conv.bias if self.shuffle else None  # the norm removes it, unless pixels are shuffled before
-            weights = [conv.weight] if bias is None else [conv.weight, bias]
-            convolve = self.winograd.get(
-                weights, lambda: WinogradConv(conv.weight, bias, transposed=self.transposed, shuffle=self.shuffle)
+        if isinstance(self.norm, nn.InstanceNorm2d):
+            return conv_norm_silu(
+                maps,
+                self.convolution,
+                eps=self.norm.eps,
+                batch=batch,
+                transposed=self.transposed,
+                shuffle=self.shuffle,
+                winograd=self.winograd,
             )
-            return convolve(maps, batch=batch)
-        if isinstance(self.norm, nn.InstanceNorm2d) and not self.shuffle and suits_pointwise(maps, conv):
-            return pointwise_conv_norm(maps, conv.weight, eps=self.norm.eps)
-        x = maps.activated(conv.weight.dtype, inplace=True)
-        if isinstance(self.norm, nn.InstanceNorm2d) and use_triton("instance_norm", x, conv.weight):
-            function = F.conv_transpose2d if self.transposed else F.conv2d
-            x = function(x, conv.weight, None, stride=conv.stride, padding=conv.padding)  # type: ignore[arg-type]
-            bias = conv.bias if self.shuffle else None
-            return FeatureMaps(instance_norm_silu(x, bias, eps=self.norm.eps, shuffle=self.shuffle, inplace=True))
-        x = conv(x)
+        x = self.convolution(maps.activated(self.convolution.weight.dtype))
         if self.shuffle:
             x = F.pixel_shuffle(x, 2)  # [B, C', 2h, 2w]
         return FeatureMaps(F.silu(self.norm(x)))
 
-    def _suits_winograd(self, x: Tensor, batch: int) -> bool:
-        conv, stride = self.convolution, (2, 2) if self.transposed else (1, 1)
-        return (
-            isinstance(self.norm, nn.InstanceNorm2d)
-            and (conv.padding, conv.stride) == ((1, 1), stride)
-            and suits_winograd(x, conv.weight, batch=batch, transposed=self.transposed)
+    def in_fastest_format(self, x: Tensor, batch: int) -> Tensor:
+        """Return maps [B, C, h, w] in the memory format in which this block is fastest."""
+        winograd = self.winograd is not None and isinstance(self.norm, nn.InstanceNorm2d)
+        memory_format = fastest_memory_format(
+            x, self.convolution, batch=batch, transposed=self.transposed, winograd=winograd
         )
+        return x.contiguous(memory_format=memory_format)
 
     @torch.no_grad()
-    def prepare_for_inference(self) -> None:
+    def allow_winograd(self) -> None:
         """Allow Winograd, and on CUDA store the weight with channels last; its shape and values stay."""
         self.winograd = WeightCache()
         weight = self.convolution.weight

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
-from vitruvian.layers.backbone_stages import ChosenStages
+from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import LayerScale
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
@@ -25,7 +25,7 @@ from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, check_pixels, positions
+from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, checked_grid_hw, token_rope
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
@@ -105,12 +105,11 @@ class Sapiens2PreTrainedModel(Model):
         return missing_for_fp8(weight.device, weight.dtype)
 
     def prepare_for_inference(self) -> None:
-        """Join or quantize the weights of layers, and allow Winograd convolutions in heads."""
+        """Join the weights of layers, quantize them for fp8, and allow Winograd convolutions in heads."""
+        super().prepare_for_inference()
         for module in self.modules():
-            if isinstance(module, Encoder):
-                module.prepare_for_inference(fp8=self.fp8)
-            elif isinstance(module, DecodeHead):
-                module.prepare_for_inference()
+            if self.fp8 and isinstance(module, Encoder):
+                module.quantize()
 
     @torch.no_grad()
     def init_module(self, module: nn.Module) -> None:
@@ -140,8 +139,8 @@ class Sapiens2PreTrainedModel(Model):
             nn.init.ones_(module.weight)
 
 
-class Sapiens2Trunk(Sapiens2PreTrainedModel):
-    """Embeddings, layers and final norm: the base of `Sapiens2Model` and `Sapiens2Backbone`."""
+class Sapiens2Model(Sapiens2PreTrainedModel):
+    """The encoder: tokens of all patches, and the class token as a feature vector of the image."""
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
@@ -161,10 +160,10 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
             options: See `OutputOptions`. Attention weights are [B, A, N, N].
         """
         flags = self.output_flags(**options)
-        grid_hw = check_pixels(pixel_values, self.config)
+        grid_hw = checked_grid_hw(pixel_values, self.config)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.weight.dtype)
         x = self.embeddings(pixel_values, bool_masked_pos)  # [B, 1 + R + h·w, C]
-        rope = positions(self.config, grid_hw, device=x.device, training=self.training)
+        rope = token_rope(self.config, grid_hw, device=x.device, training=self.training)
         branch: Tensor | None = None
         states, weights = [x] if flags.hidden_states else [], []
         for layer in self.model.layer:
@@ -182,11 +181,7 @@ class Sapiens2Trunk(Sapiens2PreTrainedModel):
         return self.format_output(output, flags.return_dict)
 
 
-class Sapiens2Model(Sapiens2Trunk):
-    """The encoder: tokens of all patches, and the class token as a feature vector of the image."""
-
-
-class Sapiens2Backbone(ChosenStages, Sapiens2Trunk):
+class Sapiens2Backbone(BackboneMixin, Sapiens2Model):
     """The encoder as a backbone: feature maps of the stages that the configuration names."""
 
     config: Sapiens2Config
@@ -249,11 +244,11 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
         self.num_labels = config.num_labels
         self.model = Sapiens2Model(config)
         self.decode_head = DecodeHead(config)
-        self.build_task()
+        self.build_other_heads()
         self.post_init()
 
-    def build_task(self) -> None:
-        """Add modules beside the decode head. Subclasses override it."""
+    def build_other_heads(self) -> None:
+        """Build heads beside the decode head. Subclasses override it."""
 
     def encoder_flags(self, options: OutputOptions) -> OutputOptions:
         """Return what the encoder outputs for these options of a task."""
@@ -265,7 +260,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
             raise InputError("encoded: expected the output of the encoder for these images, got one without tokens.")
         return patch_map(encoded.last_hidden_state, self.config, pixel_values)
 
-    def finish(
+    def complete_output(
         self,
         output: OutputT,
         encoded: BaseModelOutputWithPooling,
@@ -313,7 +308,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         if labels is not None:
             loss_function = heatmap_loss if self.config.use_loss_recipe else heatmap_mse
             loss = loss_function(heatmaps, labels, label_weights)
-        return self.finish(Sapiens2PoseEstimatorOutput(heatmaps=heatmaps), encoded, options, loss)
+        return self.complete_output(Sapiens2PoseEstimatorOutput(heatmaps=heatmaps), encoded, options, loss)
 
 
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
@@ -347,7 +342,7 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
                 dice_weight=float(recipe),
             )
             loss = terms if recipe else terms.total
-        return self.finish(Sapiens2SemanticSegmenterOutput(logits=logits), encoded, options, loss)
+        return self.complete_output(Sapiens2SemanticSegmenterOutput(logits=logits), encoded, options, loss)
 
     def class_weights(self) -> tuple[float, ...] | None:
         """Return the weights of the 29 body parts of the published recipe, if the configuration asks for them."""
@@ -377,7 +372,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
         features = self.feature_map(encoded, pixel_values)
         maps = self.activate(self.decode_head(features))  # [B, K, H, W]
         loss = None if labels is None else self.pixel_loss(maps, labels, label_mask)
-        return self.finish(self.to_output(maps), encoded, options, loss)
+        return self.complete_output(self.to_output(maps), encoded, options, loss)
 
     def activate(self, maps: Tensor) -> Tensor:
         """Return the prediction, given the output of the decode head."""
@@ -440,7 +435,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     packed_task = "pointmap"
     scale_head: ScaleHead | None
 
-    def build_task(self) -> None:
+    def build_other_heads(self) -> None:
         """Add the scale branch where the head's configuration has one."""
         head = self.config.head_config
         self.scale_head = ScaleHead(self.config) if head is not None and head.scale_conv_out_channels else None
@@ -483,7 +478,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 mask=label_mask,
             )
         output = Sapiens2PointmapEstimatorOutput(pointmaps=pointmaps, scales=scales)
-        return self.finish(output, encoded, options, loss)
+        return self.complete_output(output, encoded, options, loss)
 
 
 def flip_back(heatmaps: Tensor, flip_pairs: Tensor) -> Tensor:

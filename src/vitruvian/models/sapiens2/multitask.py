@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
-from vitruvian.hub import HubOptions, pinned
+from vitruvian.hub import HubOptions, pin_revision
 from vitruvian.layers.init import no_init_weights
 from vitruvian.model import reset_buffers
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
@@ -91,7 +91,7 @@ class Sapiens2MultiTask(nn.Module):
             hub_options: `revision`, `cache_dir` and the other options of the Hub; see `Model.from_pretrained`.
         """
         source = pretrained_model_name_or_path
-        options = pinned(source, HubOptions(**hub_options))
+        options = pin_revision(source, HubOptions(**hub_options))
         encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
         target, weight_dtype = checked_device(device), checked_dtype(dtype)
         for config in (encoder, *heads.values()):

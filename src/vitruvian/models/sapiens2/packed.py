@@ -25,18 +25,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitruvian.atomic import atomic_write, write_text
-from vitruvian.config import read_config_dict, read_json
+from vitruvian.config import read_config_dict
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import (
     CONFIG_FILE,
     HubOptions,
-    names_builtin,
+    is_builtin,
     require_file,
     weight_file,
 )
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.weights import WeightFiles, damaged, unshared
+from vitruvian.text_files import read_json_object
+from vitruvian.weights import WeightFiles, damaged_file_error, unshared
 
 if TYPE_CHECKING:
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
@@ -165,7 +166,7 @@ class _PackedReader:
                 names = [name for name in file.keys() if not name.endswith(_SCALE)]  # noqa: SIM118
                 self.shapes = {prefix + name: tuple(file.get_slice(name).get_shape()) for name in names}
         except (SafetensorError, OSError) as error:
-            raise damaged(path, str(error)) from error
+            raise damaged_file_error(path, str(error)) from error
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Iterate over dequantized tensors."""
@@ -181,7 +182,7 @@ class _PackedReader:
 
 def packed_table(source: str | Path, options: HubOptions | None = None) -> list[str] | None:
     """Return the tasks of a packed checkpoint, or None for an ordinary one."""
-    if not names_builtin(source) and weight_file(source) is not None:
+    if not is_builtin(source) and weight_file(source) is not None:
         return None
     table = (read_config_dict(source, options or HubOptions()) or {}).get(_KEY)
     if table is None:
@@ -198,7 +199,7 @@ def packed_table(source: str | Path, options: HubOptions | None = None) -> list[
 def packed_config(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> Sapiens2Config:
     """Return the configuration of a task of a packed model, or of its encoder if `task` is None."""
     name = CONFIG_FILE if task is None else f"{_known_task(source, tasks, task)}.json"
-    return Sapiens2Config.from_dict(read_json(require_file(source, name, options)))
+    return Sapiens2Config.from_dict(read_json_object(require_file(source, name, options)))
 
 
 def packed_files(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> WeightFiles:

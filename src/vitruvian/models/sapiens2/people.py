@@ -62,7 +62,7 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
         # Softplus: sides are positive, and linear in the output of the head where they are large.
         sides = 8 * F.softplus(maps[:, 1:].float()).to(maps.dtype)  # [B, 4, g, g']
         loss = None if labels is None else people_loss(logits, sides, labels)
-        return self.finish(Sapiens2PeopleDetectorOutput(logits=logits, sides=sides), encoded, options, loss)
+        return self.complete_output(Sapiens2PeopleDetectorOutput(logits=logits, sides=sides), encoded, options, loss)
 
 
 @torch.no_grad()

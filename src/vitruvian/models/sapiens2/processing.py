@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from vitruvian.config import settings
 from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.images import (
+    ResizeMode,
     center_on_canvas,
     crop_boxes,
     crop_params,
@@ -141,9 +142,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
         if people is not None and return_tensors is None:
             data["pixel_values"] = list(data["pixel_values"])
         if segmentation_maps is not None:
-            data["labels"] = used.prepare_maps(segmentation_maps, [p.shape for p in pixels], people, device)
+            data["labels"] = used._prepare_maps(segmentation_maps, [p.shape for p in pixels], people, device)
         if keypoints is not None and people is not None:
-            data["labels"], data["label_weights"] = used.draw_targets(keypoints, people, device)
+            data["labels"], data["label_weights"] = used._draw_targets(keypoints, people, device)
         return BatchFeature(data, return_tensors)
 
     def prepare_images(
@@ -158,16 +159,16 @@ class Sapiens2ImageProcessor(ImageProcessor):
         Crops have the data type `dtype`. Nothing here synchronizes the device.
         """
         if people is not None:
-            options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.constants}
+            options: dict[str, Any] = {} if self.do_center_crop else {"dtype": dtype, **self.normalization}
             crops = [
                 crop_boxes(image, boxes, self.size_hw, **options) for image, boxes in zip(pixels, people, strict=True)
             ]
             joined = crops[0] if len(crops) == 1 else torch.cat(crops)  # [N, 3, h, w]
-            return self.finish_pixels(self.center_cut(joined)).to(dtype) if self.do_center_crop else joined
+            return self.normalize_pixels(self._crop_center(joined)).to(dtype) if self.do_center_crop else joined
         mode = resample_mode(self.resample)
-        return [self.finish_pixels(self.center_cut(self.fit(image, mode))) for image in pixels]
+        return [self.normalize_pixels(self._crop_center(self._fit(image, mode))) for image in pixels]
 
-    def fit(self, pixels: Tensor, mode: Any) -> Tensor:
+    def _fit(self, pixels: Tensor, mode: ResizeMode) -> Tensor:
         """Resize [C, H, W] to the input size, with black bars if the aspect ratio is preserved."""
         if not self.do_resize:
             return pixels
@@ -176,14 +177,14 @@ class Sapiens2ImageProcessor(ImageProcessor):
         inner = fit_inside_hw((pixels.shape[-2], pixels.shape[-1]), self.size_hw)
         return center_on_canvas(resize(pixels, inner, mode=mode), self.size_hw)
 
-    def center_cut(self, pixels: Tensor) -> Tensor:
+    def _crop_center(self, pixels: Tensor) -> Tensor:
         """Crop the center of [..., C, H, W] if the options say so."""
         if not self.do_center_crop:
             return pixels
         return center_on_canvas(pixels, height_width(self.crop_size, "Sapiens2ImageProcessor.crop_size"))
 
-    def prepare_maps(
-        self, maps: ImageInput, shapes: list[Any], people: list[Tensor] | None, device: str | torch.device | None
+    def _prepare_maps(
+        self, maps: ImageInput, shapes: list[torch.Size], people: list[Tensor] | None, device: str | torch.device | None
     ) -> list[Tensor]:
         """Resize segmentation maps to the input size: a list of int64 [h, w]."""
         read = [_read_map(one, device) for one in _as_map_list(maps)]
@@ -211,13 +212,13 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 else crop_boxes(one, boxes, self.size_hw)
                 for one, boxes in zip(read, people, strict=True)
             ]
-            return [row[0].long() for crop in crops for row in self.center_cut(crop)]
+            return [row[0].long() for crop in crops for row in self._crop_center(crop)]
         mode = resample_mode(filter_number)
         if filter_number != _NEAREST:  # only uint8 can be interpolated as it is
             read = [one if one.dtype == torch.uint8 else one.float() for one in read]
-        return [self.center_cut(self.fit(one, mode))[0].round().long() for one in read]
+        return [self._crop_center(self._fit(one, mode))[0].round().long() for one in read]
 
-    def draw_targets(
+    def _draw_targets(
         self, keypoints: Any, people: list[Tensor], device: str | torch.device | None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Draw heatmap targets of all people: lists of [J, h, w] and [J]."""
@@ -244,13 +245,13 @@ class Sapiens2ImageProcessor(ImageProcessor):
 
     def post_process_pose_estimation(
         self,
-        outputs: Any,
+        outputs: object,
         boxes: Any,
-        outputs_flipped: Any = None,
+        outputs_flipped: object = None,
         kernel_size: int = 11,
         threshold: float | None = None,
-        source_sizes: Any = None,
-        target_sizes: Any = None,
+        source_sizes: object = None,
+        target_sizes: object = None,
     ) -> list[list[dict[str, Tensor]]]:
         """Decode heatmaps to keypoints in image pixels.
 
@@ -302,8 +303,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
 
     def post_process_semantic_segmentation(
         self,
-        outputs: Any,
-        target_sizes: Any = None,
+        outputs: object,
+        target_sizes: object = None,
         return_segmentation_scores: bool = False,
     ) -> list[Any]:
         """Return class maps, int64 [H, W] each.
@@ -335,7 +336,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
         """
         unit = F.normalize(output_field(outputs, "normals").float(), dim=1, eps=1e-8)
-        maps = self.restore(unit, source_sizes, target_sizes, do_remove_padding)
+        maps = self._resize_maps(unit, source_sizes, target_sizes, do_remove_padding)
         return [{"normals": one} for one in maps]
 
     def post_process_pointmap_estimation(
@@ -343,33 +344,27 @@ class Sapiens2ImageProcessor(ImageProcessor):
     ) -> list[dict[str, Tensor]]:
         """Return points, `pointmap` [3, H, W]: metric if the model predicts scales, else of the canonical camera.
 
-        Args:
-            outputs: Output of `Sapiens2ForPointmapEstimation`.
-            source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
-            target_sizes: (height, width) of each result instead.
-            do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
+        Arguments as for `post_process_normal_estimation`, with the output of `Sapiens2ForPointmapEstimation`.
         """
         points, scales = output_field(outputs, "pointmaps"), output_field(outputs, "scales")
         if scales is not None:
             points = points / scales[:, :, None, None]
-        return [{"pointmap": one} for one in self.restore(points, source_sizes, target_sizes, do_remove_padding)]
+        return [{"pointmap": one} for one in self._resize_maps(points, source_sizes, target_sizes, do_remove_padding)]
 
     def post_process_albedo_estimation(
         self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
     ) -> list[dict[str, Tensor]]:
         """Return RGB in [0, 1], `albedo` [3, H, W], without padding and resized.
 
-        Args:
-            outputs: Output of `Sapiens2ForAlbedoEstimation`.
-            source_sizes: (height, width) of each image before preprocessing: removes the padding and resizes back.
-            target_sizes: (height, width) of each result instead.
-            do_remove_padding: Whether to remove the padding; by default if `source_sizes` are passed.
+        Arguments as for `post_process_normal_estimation`, with the output of `Sapiens2ForAlbedoEstimation`.
         """
-        maps = self.restore(output_field(outputs, "albedos").clamp(0, 1), source_sizes, target_sizes, do_remove_padding)
+        maps = self._resize_maps(
+            output_field(outputs, "albedos").clamp(0, 1), source_sizes, target_sizes, do_remove_padding
+        )
         return [{"albedo": one} for one in maps]
 
     def post_process_image_matting(
-        self, outputs: Any, target_sizes: Any = None, backgrounds: ImageInput | None = None
+        self, outputs: object, target_sizes: object = None, backgrounds: ImageInput | None = None
     ) -> list[dict[str, Tensor | None]]:
         """Return resized mattes, and composite them.
 
@@ -383,9 +378,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
             Dicts of `alpha` [1, H, W], premultiplied `foreground` [3, H, W], and `composite`, uint8 [3, H, W] or None:
             foreground + (1 − alpha) · background.
         """
-        mattes = torch.cat(
-            (output_field(outputs, "foregrounds"), output_field(outputs, "alphas")), dim=1
-        )  # [B, 4, H, W]
+        parts = output_field(outputs, "foregrounds"), output_field(outputs, "alphas")
+        mattes = torch.cat(parts, dim=1)  # [B, 4, H, W]
         sizes = size_list("target_sizes", target_sizes, len(mattes))
         behind = None if backgrounds is None else [_read_background(b) for b in as_list(backgrounds)]
         if behind is not None and len(behind) == 1:
@@ -405,8 +399,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
             results.append({"foreground": foreground, "alpha": alpha, "composite": composite})
         return results
 
-    def restore(
-        self, maps: Tensor, source_sizes: Any, target_sizes: Any, do_remove_padding: bool | None
+    def _resize_maps(
+        self, maps: Tensor, source_sizes: object, target_sizes: object, do_remove_padding: bool | None
     ) -> list[Tensor]:
         """Remove the padding of maps [B, C, H, W] and resize each."""
         sources = size_list("source_sizes", source_sizes, len(maps))
@@ -553,7 +547,7 @@ def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: tuple[int, int], outsid
     return torch.where(y_inside[:, :, None] & x_inside[:, None, :], found, outside)[:, None]
 
 
-def _read_background(background: Any) -> Tensor:
+def _read_background(background: ImageInput) -> Tensor:
     """Read a background as float32 [3, H, W] from 0 to 1."""
     if isinstance(background, np.ndarray | Tensor):
         pixels = channels_first(torch.as_tensor(background))

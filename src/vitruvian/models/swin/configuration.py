@@ -7,10 +7,8 @@ from typing import Any, ClassVar
 
 from vitruvian.config import bounded, settings
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
+from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 from vitruvian.layers.mlp import activation
-
-Size = int | list[int]
 
 
 @settings
@@ -34,7 +32,7 @@ class SwinConfig(BackboneConfig):
         use_absolute_embeddings: Whether positions are added to the patch embeddings.
         initializer_range: Standard deviation of initialized weights.
         layer_norm_eps: Epsilon of the layers' norms.
-        encoder_stride: Pixels a side that one last token stands for in masked image modelling.
+        encoder_stride: Pixels a side that one last token stands for in masked image modeling.
         out_features, out_indices: See `BackboneConfig`.
     """
 
@@ -69,10 +67,7 @@ class SwinConfig(BackboneConfig):
             raise ConfigError(
                 f"{name}.num_heads: expected divisors of the channels {self.stage_channels}, got {heads}."
             )
-        for size in ("image_size", "patch_size"):
-            value = getattr(self, size)
-            if (not isinstance(value, int) and len(value) != 2) or min(pair(value)) < 1:
-                raise ConfigError(f"{name}.{size}: expected a side or (height, width), got {value}.")
+        self.require_sizes("image_size", "patch_size")
         activation(self.hidden_act)
 
     @classmethod
@@ -113,12 +108,12 @@ class SwinConfig(BackboneConfig):
     @property
     def patch_hw(self) -> tuple[int, int]:
         """Height and width of a patch."""
-        return pair(self.patch_size)
+        return as_hw(self.patch_size)
 
     @property
     def grid_hw(self) -> tuple[int, int]:
         """Patches down and across an image of the configured size."""
-        height, width = pair(self.image_size)
+        height, width = as_hw(self.image_size)
         return height // self.patch_hw[0], width // self.patch_hw[1]
 
 
@@ -127,8 +122,3 @@ class MaskFormerSwinConfig(SwinConfig):
     """Swin under the name that MaskFormer checkpoints use; see `SwinConfig` for the fields."""
 
     model_type: ClassVar[str] = "maskformer-swin"
-
-
-def pair(value: Size) -> tuple[int, int]:
-    """Read a side or (height, width)."""
-    return (value, value) if isinstance(value, int) else (value[0], value[1])

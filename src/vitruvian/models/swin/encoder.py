@@ -17,6 +17,7 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.layers.backbone_stages import check_pixels
 from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import activation
@@ -82,7 +83,7 @@ class PatchEmbeddings(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Normalised patch tokens with, where the model has them, mask tokens and positions."""
+    """Normalized patch tokens with, where the model has them, mask tokens and positions."""
 
     mask_token: nn.Parameter | None
     position_embeddings: nn.Parameter | None
@@ -100,9 +101,7 @@ class Embeddings(nn.Module):
 
     def forward(self, pixels: Tensor, masked: Tensor | None = None, *, interpolate: bool = True) -> TokenGrid:
         """Map [B, 3, H, W] to tokens [B, h·w, C] and their grid; `masked` [B, h·w] marks tokens to hide."""
-        expected = self.patch_embeddings.projection.in_channels
-        if pixels.ndim != 4 or pixels.shape[1] != expected:
-            raise InputError(f"pixel_values: expected shape [B, {expected}, H, W], got {list(pixels.shape)}.")
+        check_pixels(pixels, self.patch_embeddings.projection.in_channels)
         patches = self.patch_embeddings(pixels)  # [B, C, h, w]
         grid_hw = (patches.shape[-2], patches.shape[-1])
         tokens = self.norm(patches.flatten(2).transpose(1, 2))  # [B, h·w, C]
@@ -148,9 +147,8 @@ class WindowAttention(nn.Module):
         self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
-        index = torch.empty(
-            self.window**2, self.window**2, dtype=torch.int64
-        )  # set by `init_parameters`, or from files
+        tokens = self.window**2
+        index = torch.empty(tokens, tokens, dtype=torch.int64)  # set by `init_parameters`, or from files
         self.register_buffer("relative_position_index", index)
         self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
         self._joined_qkv: JoinedLinear | None = None
@@ -171,7 +169,7 @@ class WindowAttention(nn.Module):
         )  # fmt: skip
 
     def position_bias(self) -> Tensor:
-        """Bias of every head for every pair of tokens in a window [A, N, N]; cached by `optimize` in inference."""
+        """Bias of every head for every pair of tokens in a window [A, N, N]; cached for inference."""
         table = self.relative_position_bias_table
         cached = None if wants_grad(table) or is_tracing() else self._cached_bias
         return cached[1] if cached is not None and cached[0] == table._version else self._compute_bias()
@@ -181,7 +179,7 @@ class WindowAttention(nn.Module):
         return unflatten(rows.t(), 1, self.relative_position_index.shape)  # [A, N, N]
 
     @torch.no_grad()
-    def optimize(self) -> None:
+    def prepare_for_inference(self) -> None:
         """Join the projections, and cache the position bias until the table changes."""
         self._joined_qkv = JoinedLinear([self.query, self.key, self.value])
         table = self.relative_position_bias_table
@@ -340,10 +338,3 @@ class Encoder(nn.Module):
             if weights is not None:
                 output.attentions.append(weights)
         return output
-
-
-def optimize_swin(model: nn.Module) -> None:
-    """Join the projections of all window attentions in a model, and cache their position biases."""
-    for module in model.modules():
-        if isinstance(module, WindowAttention):
-            module.optimize()

@@ -13,14 +13,14 @@ from torch import Tensor, nn, unflatten
 
 from vitruvian.config import Config
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import ChosenStages
+from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import RENAMED_KEYS, Embeddings, Encoder, EncoderOutput, TokenGrid, optimize_swin
+from vitruvian.models.swin.encoder import RENAMED_KEYS, Embeddings, Encoder, EncoderOutput, TokenGrid
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
-from vitruvian.weights import KeyPlan
+from vitruvian.weights import KeyMatch
 
 
 @dataclass
@@ -91,12 +91,8 @@ class SwinPreTrainedModel(Model):
         """Initialize weights: normal; positions and biases zero."""
         init_layer(module, std=self.config.initializer_range)
 
-    def prepare_for_inference(self) -> None:
-        """Join the projections of window attentions and cache their position biases."""
-        optimize_swin(self)
 
-
-class _SwinBackboneBase(ChosenStages, SwinPreTrainedModel):
+class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
     """A Swin that returns the maps of chosen stages before merging, each with its norm."""
 
     config: SwinConfig
@@ -300,10 +296,10 @@ class SwinBackbone(_SwinBackboneBase):
         self.post_init()
 
     @classmethod
-    def check_plan(cls, plan: KeyPlan, source: str, *, new_head: bool, strict: bool) -> None:
+    def check_keys(cls, match: KeyMatch, source: str, *, new_head: bool, strict: bool) -> None:
         """As for all models; a file may also have norms of other stages than `out_features`."""
-        unexpected = [name for name in plan.unexpected if not name.startswith("hidden_states_norms.")]
-        super().check_plan(replace(plan, unexpected=unexpected), source, new_head=new_head, strict=strict)
+        unexpected = [name for name in match.unexpected if not name.startswith("hidden_states_norms.")]
+        super().check_keys(replace(match, unexpected=unexpected), source, new_head=new_head, strict=strict)
 
     def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""

@@ -24,7 +24,7 @@ import numpy as np
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.results.base import People
-from vitruvian.text_files import read_json_value, read_text
+from vitruvian.text_files import read_json, read_text
 
 # Our name of a column -> names in CSV files.
 _COLUMNS = {
@@ -129,7 +129,7 @@ def _read_rows(path: Path) -> Iterator[_Row]:
     try:
         if path.suffix.lower() == ".csv":
             return _csv_rows(read_text(path, encoding="utf-8-sig"), path.name)
-        values = read_json_value(path, encoding="utf-8-sig")
+        values = read_json(path, encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: expected a file of boxes, got no such file. Check the path.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.hub import names_builtin
+from vitruvian.hub import is_builtin
 from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
@@ -127,7 +127,7 @@ def open_detector(
         return BoxesFile(spec, **options)
     from vitruvian.auto import packed_tasks
 
-    if names_builtin(spec) or packed_tasks(spec):
+    if is_builtin(spec) or packed_tasks(spec):
         from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 
         return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)

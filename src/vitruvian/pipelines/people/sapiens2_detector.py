@@ -86,7 +86,7 @@ class Sapiens2Detector:
         weight = next(self.model.parameters())
         size_hw = (pixels.shape[1], pixels.shape[2])
         small = resize(pixels.to(weight.device), self._input_hw(size_hw), mode="bilinear")
-        prepared = self.processor.finish_pixels(small)[None].to(weight.dtype)  # [1, 3, h, w]
+        prepared = self.processor.normalize_pixels(small)[None].to(weight.dtype)  # [1, 3, h, w]
         out = self.model(prepared, return_dict=True)
         return decode_people(out.logits, out.sides, size_hw=size_hw, threshold=self.threshold, overlap=_NMS_IOU)[0]
 

@@ -9,12 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.auto import AutoConfig
+from vitruvian.devices import default_placement
 from vitruvian.errors import InputError
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines.base import TaskPipeline, default_placement
+from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.images.guided_filter import foreground_colours
+from vitruvian.images.guided_filter import foreground_colors
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
 from vitruvian.pipelines.engine.task import Prepared
@@ -34,7 +34,7 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
             unrefined: FullMap = super().full_map(prepared, maps)
             return unrefined
         alpha = self.full_alpha(prepared, [one[3:] for one in maps])  # [H, W]
-        colours = foreground_colours(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
+        colours = foreground_colors(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
         return torch.cat((colours * alpha, alpha[None])).permute(1, 2, 0).contiguous(), None  # [H, W, 4]
 
     def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Matte:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitruvian.draw import class_colours
+from vitruvian.draw import class_colors
 from vitruvian.human import PART_NAMES
 from vitruvian.images.label_maps import resized_argmax
 from vitruvian.models.sapiens2.processing import resize_map
@@ -75,7 +75,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
             labels=labels.numpy(),
             names=names,
             score=None if score is None else score.numpy(),
-            **({} if names == PART_NAMES else {"colours": class_colours(len(names))}),
+            **({} if names == PART_NAMES else {"colours": class_colors(len(names))}),
         )
 
 

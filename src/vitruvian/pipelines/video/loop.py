@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, PromptError
-from vitruvian.files.video import VideoReader, open_video
+from vitruvian.files.video import VideoReader
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
@@ -124,7 +124,7 @@ def run_video(
     if not segment_seconds > 0:
         raise InputError(f"segment_seconds: expected seconds above 0, got {segment_seconds}.")
     live = isinstance(source, int) or str(source).startswith("camera:")
-    reader = None if live else open_video(str(source))
+    reader = None if live else VideoReader(str(source))
     rate = _CAMERA_RATE if reader is None else reader.rate
     length = max(1, round(segment_seconds * rate))
     plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth}

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
-from vitruvian.files.arrays import json_text, write_json, write_npz
+from vitruvian.files.arrays import write_npz
 from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, open_container
 from vitruvian.pipelines.video.smoothing import State
+from vitruvian.text_files import json_text, write_json
 
 _PLAN = "plan.json"
 _VERSION = 4

@@ -1,1 +1,9 @@
-"""Batches for training: `folder` reads datasets, `stream` renders people; `augmentation` and `labels` serve both."""
+"""Batches for training: `PeopleFolder` reads a dataset from disk, `SyntheticStream` renders people during training.
+
+folder        annotations.json, images and maps ─▶ LabeledImages ─▶ TrainBatch
+stream        Pack ─▶ rendered people in a ring buffer ─compose─▶ StreamBatch
+compose       rendered people ─▶ new crops and whole images, with other backgrounds, people and occluders
+crop_window   one crop of pixels, labels, keypoints, boxes and camera
+augmentation  random changes of images
+labels        ground truth ─▶ the arguments of each task's loss
+"""

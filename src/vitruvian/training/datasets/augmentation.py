@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.training.config import AugmentConfig
-from vitruvian.training.crop_window import CropWindow
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, defocus
 from vitruvian.training.synthetic.rng import Rng
@@ -63,7 +63,6 @@ _SHRINK = {1: 0.5, 2: 0.15, 3: 0.11, 4: 0.1, 6: 0.08, 8: 0.06}  # factor: probab
 SHARPEN = 0.6  # probability of sharpening small people
 _DARK, _TINTED = 0.1, 0.35  # probability of low light, and of a colour of that light
 _DEFOCUSED = 0.07
-_RANDOM_FILTERS = 0.1
 
 
 def degrade_crops(images: Tensor, rng: Rng) -> Tensor:
@@ -96,7 +95,7 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
     """Change light, colour, sharpness and noise."""
     n = len(images)
     shape = (n, 1, 1, 1)
-    images = _darken(_random_filters(images, rng) * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
+    images = _darken(images * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * rng.log_uniform(0.65, 1.45, n).view(shape)
     grey = images.mean(dim=1, keepdim=True)
@@ -119,27 +118,6 @@ def _darken(images: Tensor, rng: Rng) -> Tensor:
     colour = torch.where(rng.bernoulli(_TINTED, n, 1), rng.log_uniform(0.3, 1.0, n, 3), 1.0)
     gain = torch.where(rng.bernoulli(_DARK, n, 1), rng.log_uniform(0.08, 0.6, n, 1) * colour, 1.0)
     return images * gain[:, :, None, None]
-
-
-def _random_filters(images: Tensor, rng: Rng) -> Tensor:
-    """Apply random convolutions to some images, which change colours and textures but not shapes.
-
-    As in "Robust and Generalizable Visual Representation Learning via Random Convolutions" (Xu et al., 2021): a model
-    should not depend on the textures of synthetic images. Brightness and contrast stay.
-    """
-    index = rng.subset(len(images), _RANDOM_FILTERS)
-    n = len(index)
-    if not n:
-        return images
-    some = images[index]
-    filters = rng.normal(0.0, 27**-0.5, n, 3, 3, 3, 3).flatten(0, 1)
-    padded = F.pad(some.flatten(0, 1)[None], (1, 1, 1, 1), mode="replicate")
-    filtered = F.conv2d(padded, filters, groups=n).view_as(some)
-    std, mean = torch.std_mean(filtered, dim=(2, 3), keepdim=True)
-    wanted_std, wanted_mean = torch.std_mean(some, dim=(2, 3), keepdim=True)
-    filtered = (filtered - mean) / std.clamp_min(1e-4) * wanted_std + wanted_mean
-    share = rng.uniform(0.1, 0.7, n)[:, None, None, None]
-    return images.index_copy(0, index, torch.lerp(some, filtered, share).clamp(0, 1))
 
 
 def _random_defocus(images: Tensor, rng: Rng) -> Tensor:

@@ -17,12 +17,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitruvian.config import read_json
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_params, fit_inside_hw
-from vitruvian.training.config import AugmentConfig
-from vitruvian.training.crop_window import CropWindow
+from vitruvian.text_files import read_json_object
+from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import colour_jitter, random_crop
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
 from vitruvian.training.synthetic.pack import KEYPOINTS
@@ -107,35 +107,24 @@ class FolderBatches:
 
     Args:
         people: The dataset.
-        tasks: Tasks to compute labels for.
-        batch_size: Crops a batch.
-        seed: Seed of order and augmentation.
-        augment: Random changes; None for none.
+        config: The configuration of a run: seed, tasks, batch size, augmentation and number of threads.
         device: Device of the batches.
-        workers: Prefetching threads; 0 reads in the caller's thread.
-        stride: Distance between the batch numbers of this process: the number of processes.
+        processes: Number of processes, which take turns: the distance between the batch numbers of one.
         strides: Input pixels per output pixel of each task; see `vitruvian.training.models.head_strides`.
-        heatmap_sigma: Sigma of keypoints in heatmap pixels.
     """
 
     def __init__(
         self,
         people: PeopleFolder,
+        config: TrainConfig,
         *,
-        tasks: Sequence[str],
-        batch_size: int,
-        seed: int = 0,
-        augment: AugmentConfig | None = None,
         device: torch.device | str = "cpu",
-        workers: int = 0,
-        stride: int = 1,
+        processes: int = 1,
         strides: Mapping[str, int] | None = None,
-        heatmap_sigma: float | None = None,
     ) -> None:
-        self.people, self.tasks, self.batch_size, self.seed = people, list(tasks), batch_size, seed
-        self.augment, self.device, self.stride = augment, torch.device(device), stride
-        self.strides, self.heatmap_sigma = strides, heatmap_sigma
-        self.prefetch = workers + 1 if workers else 0
+        self.people, self.seed, self.tasks, self.data = people, config.seed, config.model.tasks, config.data
+        self.device, self.processes, self.strides = torch.device(device), processes, strides
+        workers = config.data.workers
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="crops") if workers else None
         self.pending: dict[int, Future[LabeledImages]] = {}
         self.order = functools.lru_cache(maxsize=4)(self._order)
@@ -143,15 +132,16 @@ class FolderBatches:
     def batch(self, step: int) -> TrainBatch:
         """Return the batch of a number, counted from 0 over all processes and accumulated steps."""
         images = self._read(step) if self.pool is None else self._prefetch(step, self.pool)
-        return make_batch(images.to(self.device), self.tasks, strides=self.strides, heatmap_sigma=self.heatmap_sigma)
+        sigma = self.data.heatmap_sigma
+        return make_batch(images.to(self.device), self.tasks, strides=self.strides, heatmap_sigma=sigma)
 
     def _read(self, step: int) -> LabeledImages:
         """Read the crops of a batch, on the CPU."""
         crops = []
-        for position in range(step * self.batch_size, (step + 1) * self.batch_size):
+        for position in range(step * self.data.batch_size, (step + 1) * self.data.batch_size):
             epoch, rank = divmod(position, len(self.people))
             index = self.order(epoch)[rank]
-            crops.append(self.people.read(index, augment=self.augment, seed=derive_seed(self.seed, 1, position)))
+            crops.append(self.people.read(index, augment=self.data.augment, seed=derive_seed(self.seed, 1, position)))
         return LabeledImages.cat(crops)
 
     def close(self) -> None:
@@ -165,7 +155,7 @@ class FolderBatches:
         return order
 
     def _prefetch(self, step: int, pool: ThreadPoolExecutor) -> LabeledImages:
-        wanted = [step + number * self.stride for number in range(self.prefetch)]
+        wanted = [step + number * self.processes for number in range(self.data.workers + 1)]
         for number in wanted:
             if number not in self.pending:
                 self.pending[number] = pool.submit(self._read, number)
@@ -182,7 +172,7 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
             f"{folder}: expected a dataset with {ANNOTATIONS_FILE}, got none. Write one with: vitruvian synthesize "
             "--count 1000 --out FOLDER"
         )
-    table = read_json(path)
+    table = read_json_object(path)
     try:
         people: dict[object, list[dict[str, Any]]] = {image["id"]: [] for image in table["images"]}
         for person in table["annotations"]:

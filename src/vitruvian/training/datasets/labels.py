@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -184,30 +184,3 @@ def normalize(image: Tensor) -> Tensor:
     """Normalize images [B, 3, H, W] in 0..1 by the mean and standard deviation of ImageNet."""
     mean, std = (constant(values, image.device)[:, None, None] for values in (_IMAGE_MEAN, _IMAGE_STD))
     return (image - mean) / std
-
-
-class _TaskOutput(Protocol):
-    """The part of a model's output that holds its loss."""
-
-    loss: Any  # Tensor | None
-    loss_terms: Any  # dict[str, Tensor] | None
-
-
-def sum_losses(
-    output: _TaskOutput | Mapping[str, _TaskOutput], weights: Mapping[str, float]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the total loss and all its terms by name.
-
-    `output` is one output with `loss` and `loss_terms`, or one for each task, whose losses are multiplied by `weights`
-    (1 where a task has none) and whose terms are named ``task/term``.
-    """
-    if not isinstance(output, Mapping):
-        return output.loss, dict(output.loss_terms or {})
-    if not output:
-        raise InputError("labels: expected those of at least one task, got none.")
-    terms: dict[str, Tensor] = {}
-    for task, one in output.items():
-        terms[f"{task}/loss"] = one.loss
-        terms |= {f"{task}/{name}": value for name, value in (one.loss_terms or {}).items()}
-    total = torch.stack([weights.get(task, 1.0) * one.loss for task, one in output.items()]).sum()
-    return total, terms

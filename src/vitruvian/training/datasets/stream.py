@@ -15,7 +15,7 @@ import torch
 
 from vitruvian.errors import InputError
 from vitruvian.training.config import TrainConfig
-from vitruvian.training.synthetic.compose import (
+from vitruvian.training.datasets.compose import (
     CropOptions,
     Crops,
     SceneOptions,
@@ -48,9 +48,9 @@ class SyntheticStream:
     Portrait and landscape scenes alternate.
 
     Args:
-        pack: What people are drawn from.
+        pack: What people are made from.
         config: The configuration of a run with a `data.stream`.
-        device: Where images are drawn.
+        device: Where images are rendered.
     """
 
     def __init__(self, pack: Pack, config: TrainConfig, *, device: torch.device | str = "cpu") -> None:

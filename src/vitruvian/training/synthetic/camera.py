@@ -97,7 +97,7 @@ class Cameras(TensorBatch):
         return rotate(rays, self.rotation.transpose(1, 2)[:, None])
 
 
-def person_slots(image_index: Tensor) -> Tensor:
+def person_ranks(image_index: Tensor) -> Tensor:
     """Number the people of each image from 0 in order, [P] -> [P]."""
     same = image_index[:, None] == image_index[None, :]  # [P, P]
     return same.tril(diagonal=-1).sum(dim=1)
@@ -111,12 +111,12 @@ def sample_placement(people: int, image_count: int, *, rng: Rng) -> Placement:
         )
     extra = people - image_count
     image_index = torch.cat([torch.arange(image_count, device=rng.device), rng.integers(image_count, extra)])  # [P]
-    slot = person_slots(image_index)  # [P]
-    side = torch.where(slot % 2 == 1, 1.0, -1.0) * rng.sign(image_count)[image_index]
-    step = ((slot + 1) // 2).float()
-    x = side * step * rng.uniform(0.4, 0.85, people) * (slot > 0)
-    y = rng.uniform(-0.35, 1.2, people) * (slot > 0)
-    yaw = torch.where(slot > 0, rng.normal(0.0, 0.9, people), torch.zeros(people, device=rng.device))
+    rank = person_ranks(image_index)  # [P]
+    side = torch.where(rank % 2 == 1, 1.0, -1.0) * rng.sign(image_count)[image_index]
+    step = ((rank + 1) // 2).float()
+    x = side * step * rng.uniform(0.4, 0.85, people) * (rank > 0)
+    y = rng.uniform(-0.35, 1.2, people) * (rank > 0)
+    yaw = torch.where(rank > 0, rng.normal(0.0, 0.9, people), torch.zeros(people, device=rng.device))
     return Placement(image_index, yaw, torch.stack([x, y, torch.zeros_like(x)], dim=1), image_count)
 
 
@@ -127,23 +127,23 @@ def sample_cameras(
     height: Tensor,
     size_hw: tuple[int, int],
     rng: Rng,
-    known: Tensor | None = None,
+    known: Tensor,
     framing_weights: Sequence[float] = (0.42, 0.29, 0.14, 0.15),
 ) -> Cameras:
     """Aim a camera at the people of each image.
 
-    `keypoints` [P, 308, 3] before placement, `height` [P] metres, `known` [308] bool; `framing_weights` are for full
+    `keypoints` [P, 308, 3] before placement, `height` [P] metres, `known` [P, 308] bool; `framing_weights` are for full
     body, upper body, head and shoulders, and face. Focal length, height of the camera, tilt, roll and crop are random;
     the camera then moves until the chosen part of the people fills a random share of the image.
     """
-    B, P = placement.image_count, keypoints.shape[0]
+    B = placement.image_count
     device = rng.device
     framing = rng.categorical(framing_weights, B)  # [B]
-    if known is not None:  # some bodies have a head, but no face
-        framing = torch.where(known[list(_FACE_POINTS)].any(), framing, framing.clamp_max(_HEAD))
+    # Some bodies have a head, but no face.
+    framing = torch.where(known[:, list(_FACE_POINTS)].any(), framing, framing.clamp_max(_HEAD))
     world = placement.place(keypoints)  # [P, J, 3]
     wanted = _framed_points(framing, placement, keypoints.shape[1], rng)  # [P, J]
-    usable = torch.isfinite(world).all(dim=-1) if known is None else known & torch.isfinite(world).all(dim=-1)  # [P, J]
+    usable = known & torch.isfinite(world).all(dim=-1)  # [P, J]
     wanted = wanted & usable
     world = world.nan_to_num(0.0)
     pad = torch.tensor([0.13, 0.16, 0.12, 0.11], device=device)[framing][placement.image_index] * height / 1.7  # [P]
@@ -171,7 +171,7 @@ def sample_cameras(
     t = torch.stack([torch.zeros_like(focal), torch.zeros_like(focal), 2.0 * focal / H], dim=1)  # [B, 3]
     for _ in range(6):
         points = rotated + t[placement.image_index][:, None]  # [P, J, 3]
-        nearest, _ = _bounds(points, usable.expand(P, -1), placement)
+        nearest, _ = _bounds(points, usable, placement)
         push = (_NEAREST - nearest[:, 2] + pad.max()).clamp_min(0.0)
         focal = focal * (t[:, 2] + push) / t[:, 2]
         t = torch.cat([t[:, :2], (t[:, 2] + push)[:, None]], dim=1)

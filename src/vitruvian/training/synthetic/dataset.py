@@ -33,15 +33,15 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.atomic import atomic_write, write_text
-from vitruvian.config import read_json
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.draw.dense import checkerboard, colour_depth, colour_normals, composite
-from vitruvian.draw.panels import contact_sheet
+from vitruvian.draw.contact_sheet import contact_sheet
+from vitruvian.draw.dense import checkerboard, color_depth, color_normals, composite
 from vitruvian.draw.pose import draw_pose
 from vitruvian.errors import CheckpointError, ImageError, InputError
-from vitruvian.human import KEYPOINT_NAMES, PART_COLOURS, PART_NAMES, SAPIENS_308, SKELETON
+from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
+from vitruvian.text_files import read_json_object
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
@@ -102,7 +102,7 @@ def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, qual
     Image.fromarray(_to_pixels(maps["matte"])).save(folder / names["matte"])
     Image.fromarray(_to_pixels(maps["albedo"])).save(folder / names["albedo"])
     labels = Image.fromarray(maps["parts"].contiguous().numpy()).convert("L")
-    labels.putpalette([channel for colour in PART_COLOURS for channel in colour])  # converts to palette mode
+    labels.putpalette([channel for colour in PART_COLORS for channel in colour])  # converts to palette mode
     labels.save(folder / names["parts"])
     codes, low, step = _encode_depth(maps["depth"].contiguous().numpy())
     with (folder / names["geometry"]).open("wb") as file:
@@ -184,7 +184,7 @@ def _to_pixels(values: Tensor) -> RgbImage:
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """What a dataset holds. `render.chunk` has no effect: images are always drawn eight at a time."""
+    """What a dataset holds. `render.chunk` has no effect: images are always rendered eight at a time."""
 
     render: RenderOptions = field(default_factory=RenderOptions)
     people: float = 1.3  # people an image, on average; at least one
@@ -219,7 +219,7 @@ def write_dataset(
         out: Folder to write, created if needed.
         count: Number of images.
         seed: Seed of the dataset.
-        pack: Where people come from, on the device that draws them.
+        pack: Where people come from, on the device that renders them.
         options: Size, number of people, formats.
         progress: Called with the number of images that are written, and `count`.
     """
@@ -234,7 +234,7 @@ def write_dataset(
         for first in range(0, count, _GROUP):
             number, last = first // _GROUP, min(first + _GROUP, count)
             if len(_read_record(folder, number)["images"]) < last - first:
-                truth = _draw_group(pack, seed, number, options, pyramid=pyramid)
+                truth = _render_group(pack, seed, number, options, pyramid=pyramid)
                 _write_group(folder, number, truth, options, count=last - first, writers=writers)
             if progress is not None:
                 progress(last, count)
@@ -243,13 +243,15 @@ def write_dataset(
     return folder / ANNOTATIONS_FILE
 
 
-def _draw_group(pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid) -> GroundTruth:
-    """Draw the images of one group, which depend on nothing but the arguments."""
+def _render_group(
+    pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid
+) -> GroundTruth:
+    """Render the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
     extra = int(torch.poisson(torch.tensor((options.people - 1) * _GROUP), generator=generator))
     people = sample_people(pack, _GROUP + extra, generator, pack.textures.device)
-    drawing = replace(options.render, chunk=_GROUP)
-    return render(people, pack, generator=generator, image_count=_GROUP, options=drawing, pyramid=pyramid).to("cpu")
+    together = replace(options.render, chunk=_GROUP)
+    return render(people, pack, generator=generator, image_count=_GROUP, options=together, pyramid=pyramid).to("cpu")
 
 
 def _write_group(
@@ -304,7 +306,7 @@ def _record_path(folder: Path, number: int) -> Path:
 def _read_record(folder: Path, number: int) -> dict[str, list[_JSONObject]]:
     """Return a group's annotations; empty where it was not written yet."""
     path = _record_path(folder, number)
-    return read_json(path) if path.is_file() else {"images": [], "annotations": []}
+    return read_json_object(path) if path.is_file() else {"images": [], "annotations": []}
 
 
 def _describe(seed: int, pack: Pack, options: DatasetOptions) -> _JSONObject:
@@ -331,7 +333,7 @@ def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
         raise InputError(f"{folder}: expected a folder to write a dataset into, got a file. Choose another path.")
     path = folder / _SET_FILE
     if path.is_file():
-        known = read_json(path)
+        known = read_json_object(path)
         differing = [name for name in about if known.get(name) != about[name]]
         if differing:
             raise InputError(
@@ -399,9 +401,9 @@ def _sheet_row(maps: ImageMaps, keypoints: NDArray[np.float32]) -> list[RgbImage
     return [
         image,
         draw_pose(image, keypoints[..., :2], keypoints[..., 2], layout=SAPIENS_308),
-        np.array(PART_COLOURS, np.uint8)[maps["parts"].numpy()],
-        colour_normals(maps["normals"].permute(1, 2, 0).numpy()),
-        colour_depth(maps["depth"].numpy()),
+        np.array(PART_COLORS, np.uint8)[maps["parts"].numpy()],
+        color_normals(maps["normals"].permute(1, 2, 0).numpy()),
+        color_depth(maps["depth"].numpy()),
         _to_pixels(maps["albedo"]),
         composite(matte[..., :3] * alpha[..., None], alpha, checkerboard((len(image), image.shape[1]))),
     ]

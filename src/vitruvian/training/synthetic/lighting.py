@@ -1,6 +1,6 @@
-"""Light: environment maps, lamps, and shadow maps drawn by the rasterizer.
+"""Light: environment maps, lamps, and shadow maps.
 
-    environment [B, 32, 64, 3] ──▶ ambient light: irradiance as 9 spherical harmonics, two blurred maps for reflections
+    environment [B, 32, 64, 3] ──▶ ambient light: irradiance as 9 spherical harmonics, prefiltered maps for reflections
                                └─▶ sun: direction and strength of what is far brighter than the rest
 
 World axes, z up. Row 0 of a map is straight up; column c is at azimuth 2π (c + ½) / 64 - π.
@@ -24,8 +24,8 @@ from vitruvian.training.synthetic.textures import bilinear_lookup
 from vitruvian.training.tensor_batch import TensorBatch
 
 _MAP_HW = (32, 64)
-_SHARP_HW, _DULL_HW = (32, 64), (16, 32)
-_SHARP_POWER, _DULL_POWER = 160.0, 12.0
+_GLOSSY_HW, _ROUGH_HW = (32, 64), (16, 32)
+_GLOSSY_POWER, _ROUGH_POWER = 160.0, 12.0
 _SUN_EXCESS = 6.0  # times the mean brightness: what is above belongs to the sun
 _FAR = 1e4
 _LIGHT_DISTANCE = 10.0  # radii of the lit region
@@ -37,8 +37,8 @@ class Lights(TensorBatch):
     """The light of B images: ambient light, a key light that casts shadows, a fill light and a flash."""
 
     harmonics: Tensor  # [B, 9, 3] of irradiance / π
-    sharp: Tensor  # [B, 32, 64, 3] environment, slightly blurred
-    dull: Tensor  # [B, 16, 32, 3] environment, strongly blurred
+    glossy: Tensor  # [B, 32, 64, 3] prefiltered environment map: reflections in glossy surfaces
+    rough: Tensor  # [B, 16, 32, 3] the same for rough ones
     key_direction: Tensor  # [B, 3] unit, towards the light
     key_colour: Tensor  # [B, 3]
     key_softness: Tensor  # [B] apparent radius of the light, radians
@@ -62,7 +62,7 @@ def _map_directions(height: int, width: int, *, device: torch.device | str) -> t
     return directions.flatten(0, 1), angles.flatten()  # [H·W, 3], [H·W]
 
 
-def look_up(maps: Tensor, directions: Tensor, image_index: Tensor) -> Tensor:
+def sample_environment(maps: Tensor, directions: Tensor, image_index: Tensor) -> Tensor:
     """Look maps [B, H, W, 3] up along directions [N, 3], bilinear: [N, 3]."""
     _, H, W, _ = maps.shape
     row = torch.acos(directions[:, 2].clamp(-1, 1)) / math.pi * H - 0.5
@@ -145,7 +145,7 @@ def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | 
     hue = sun_colour / sun_colour.mean(dim=1, keepdim=True).clamp_min(1e-6)
     has_sun = strength > 0.05
     lamp = _lamp_direction(rng, B)
-    lamp_hue = _warmth(rng.normal(0.1, 0.35, B))
+    lamp_hue = _colour_temperature(rng.normal(0.1, 0.35, B))
     use_lamp = (~has_sun & rng.bernoulli(0.6, B)) | rng.bernoulli(0.15, B)
     direction = torch.where(use_lamp[:, None], lamp, torch.where(has_sun[:, None], sun, lamp))
     direction = F.normalize(torch.cat([direction[:, :2], direction[:, 2:].clamp_min(0.05)], dim=1), dim=1)
@@ -154,14 +154,18 @@ def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | 
     key = torch.where(use_lamp[:, None], lamp_hue, hue) * power[:, None]
     softness = torch.where(use_lamp, rng.log_uniform(0.03, 0.5, B), rng.log_uniform(0.02, 0.15, B))
 
-    fill = _warmth(rng.normal(0.0, 0.4, B)) * (rng.log_uniform(0.1, 1.2, B) * rng.bernoulli(0.35, B))[:, None]
-    flash = _warmth(rng.normal(0.0, 0.1, B)) * (rng.log_uniform(0.3, 4.0, B) * rng.bernoulli(0.12, B))[:, None]
+    fill = (
+        _colour_temperature(rng.normal(0.0, 0.4, B)) * (rng.log_uniform(0.1, 1.2, B) * rng.bernoulli(0.35, B))[:, None]
+    )
+    flash = (
+        _colour_temperature(rng.normal(0.0, 0.1, B)) * (rng.log_uniform(0.3, 4.0, B) * rng.bernoulli(0.12, B))[:, None]
+    )
     balance = _white_balance(soft[:, 0] * 0.282095 * gain + 0.3 * key, tint, rng)  # [B, 3]
     scaled = maps * (gain * balance)[:, None, None]
     return Lights(
         harmonics=soft * (gain * balance)[:, None],
-        sharp=_blur_maps(scaled, power=_SHARP_POWER, size_hw=_SHARP_HW),
-        dull=_blur_maps(scaled, power=_DULL_POWER, size_hw=_DULL_HW),
+        glossy=_blur_maps(scaled, power=_GLOSSY_POWER, size_hw=_GLOSSY_HW),
+        rough=_blur_maps(scaled, power=_ROUGH_POWER, size_hw=_ROUGH_HW),
         key_direction=direction,
         key_colour=key * balance,
         key_softness=softness,
@@ -184,8 +188,8 @@ def _procedural_maps(B: int, rng: Rng) -> Tensor:
     """Draw ground, horizon and sky with a few bright windows or lamps, [B, 32, 64, 3]."""
     directions, _ = _map_directions(*_MAP_HW, device=rng.device)  # [N, 3]
     up = directions[:, 2][None, :, None]  # [1, N, 1]
-    sky = _warmth(rng.normal(-0.2, 0.3, B))[:, None] * rng.log_uniform(0.5, 2.0, B, 1, 1)
-    horizon = _warmth(rng.normal(0.0, 0.2, B))[:, None] * rng.log_uniform(0.3, 1.5, B, 1, 1)
+    sky = _colour_temperature(rng.normal(-0.2, 0.3, B))[:, None] * rng.log_uniform(0.5, 2.0, B, 1, 1)
+    horizon = _colour_temperature(rng.normal(0.0, 0.2, B))[:, None] * rng.log_uniform(0.3, 1.5, B, 1, 1)
     ground = rng.uniform(0.3, 1.0, B, 1, 3) * rng.log_uniform(0.08, 0.6, B, 1, 1)
     maps = horizon + (sky - horizon) * up.clamp_min(0.0).sqrt()
     maps = maps + (ground - maps) * torch.sigmoid(-up * 12.0)  # [B, N, 3]
@@ -194,7 +198,7 @@ def _procedural_maps(B: int, rng: Rng) -> Tensor:
         sharpness = rng.log_uniform(6.0, 300.0, B, 1)
         lobe = ((centre @ directions.T - 1) * sharpness).exp()[..., None]  # [B, N, 1]
         bright = rng.log_uniform(1.0, 40.0, B, 1, 1) * rng.bernoulli(0.5, B, 1, 1)
-        maps = maps + lobe * bright * _warmth(rng.normal(0.1, 0.3, B))[:, None]
+        maps = maps + lobe * bright * _colour_temperature(rng.normal(0.1, 0.3, B))[:, None]
     return maps.view(B, *_MAP_HW, 3)  # [B, 32, 64, 3]
 
 
@@ -205,7 +209,7 @@ def _lamp_direction(rng: Rng, B: int) -> Tensor:
     return torch.stack([flat * azimuth.cos(), flat * azimuth.sin(), height], dim=1)
 
 
-def _warmth(amount: Tensor) -> Tensor:
+def _colour_temperature(amount: Tensor) -> Tensor:
     """Return the colour of light from cold (negative) to warm (positive), [B] -> [B, 3], mean about 1."""
     amount = amount.clamp(-0.7, 0.9)
     return torch.stack([1 + 0.45 * amount, 1 + 0.05 * amount, 1 - 0.6 * amount], dim=-1).clamp_min(0.05)
@@ -245,7 +249,7 @@ class ShadowMap:
         return _to_screen(rotated, self.radius[image_index], self.depth.shape[-1])
 
     def lit(self, at: Tensor, image_index: Tensor, *, bias: Tensor) -> Tensor:
-        """Share of the four texels around positions [N, 3] (of `project`) that are lit, [N]; outside is lit."""
+        """Percentage-closer filtering: lit share [N] of the four texels around positions [N, 3]; outside is lit."""
         S = self.depth.shape[-1]
         corner = at[:, :2].floor()
         across, down = (at[:, :2] - corner).unbind(1)
@@ -260,8 +264,8 @@ class ShadowMap:
                 total = total + wx * wy * ((depth > at[:, 2] - bias) | ~inside)
         return total
 
-    def soft_light(self, points: Tensor, image_index: Tensor, *, softness: Tensor, rng: Rng, taps: int) -> Tensor:
-        """Light from a source of apparent radius `softness` [B] that arrives at points [N, 3]: [N] in 0..1."""
+    def soft_shadow(self, points: Tensor, image_index: Tensor, *, softness: Tensor, rng: Rng, taps: int) -> Tensor:
+        """Percentage-closer soft shadows: lit share [N] of points [N, 3]; `softness` [B] is the radius of the light."""
         at = self.project(points, image_index)  # [N, 3]
         S = self.depth.shape[-1]
         texel = self.texel[image_index]  # metres
@@ -302,10 +306,10 @@ def _to_screen(rotated: Tensor, radius: Tensor, size: int) -> Tensor:
     return torch.cat([xy, depth[..., None]], dim=-1)
 
 
-def draw_shadow_map(
+def render_shadow_map(
     meshes: Meshes, direction: Tensor, centre: Tensor, radius: Tensor, *, size: int, cutouts: Cutouts | None = None
 ) -> ShadowMap:
-    """Draw the depth that lights in `direction` [B, 3] (towards the light) see around `centre` [B, 3], `radius` [B]."""
+    """Render the depth that lights in `direction` [B, 3] (towards them) see around `centre` [B, 3], `radius` [B]."""
     rotation = _look_at(direction)  # [B, 3, 3]
     index = meshes.image_index
     rotated = rotate(meshes.vertices - centre[index][:, None], rotation[index][:, None])  # [P, V, 3]
@@ -324,8 +328,8 @@ def _look_at(direction: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AmbientShadows:
-    """Shadow maps of the ambient light: K directions, each with its brightness."""
+class AmbientOcclusion:
+    """Ambient occlusion by shadow maps: K directions of the ambient light, each with its brightness."""
 
     directions: list[Tensor]  # [B, 3] each, towards the light
     maps: list[ShadowMap]
@@ -347,18 +351,18 @@ class AmbientShadows:
         return reached / possible
 
 
-def draw_ambient_shadows(
+def render_ambient_occlusion(
     meshes: Meshes, lights: Lights, centre: Tensor, radius: Tensor, *, directions: int, size: int, rng: Rng
-) -> AmbientShadows:
-    """Draw shadow maps from evenly spaced directions; regions as for `draw_shadow_map`."""
+) -> AmbientOcclusion:
+    """Draw shadow maps from evenly spaced directions; regions as for `render_shadow_map`."""
     start = rng.uniform(0.0, 2 * math.pi, meshes.image_count)  # [B]
     every = torch.arange(meshes.image_count, device=start.device)
-    shadows = AmbientShadows([], [], [])
+    shadows = AmbientOcclusion([], [], [])
     for k in range(directions):
         height = 1 - 1.6 * (k + 0.5) / directions  # the lowest part of the sphere is left out: the ground is there
         flat, azimuth = math.sqrt(1 - height**2), start + k * _GOLDEN_ANGLE
         direction = torch.stack([flat * azimuth.cos(), flat * azimuth.sin(), torch.full_like(azimuth, height)], dim=1)
         shadows.directions.append(direction)
-        shadows.maps.append(draw_shadow_map(meshes, direction, centre, radius, size=size))
-        shadows.brightness.append(look_up(lights.dull, direction, every) + 0.1)
+        shadows.maps.append(render_shadow_map(meshes, direction, centre, radius, size=size))
+        shadows.brightness.append(sample_environment(lights.rough, direction, every) + 0.1)
     return shadows

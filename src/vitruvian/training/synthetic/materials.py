@@ -8,10 +8,11 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, SLOT, SLOTS
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.textures import GREY_MEAN, srgb_to_linear
+from vitruvian.training.synthetic.textures import GREY_MEAN
 from vitruvian.training.tensor_batch import TensorBatch
 
 # Common colours of clothes: black, white, greys, navy, denim, khaki, beige, brown, olive, burgundy. sRGB.

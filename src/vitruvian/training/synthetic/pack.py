@@ -1,4 +1,4 @@
-"""The pack: one compact .npz of some 20 MB with everything that people are drawn from.
+"""The pack: one compact .npz of some 20 MB with everything that people are made from.
 
     body, poses, pieces (numpy) ──pack_arrays──▶ arrays ──save_pack──▶ file ──load_pack──▶ Pack (torch)
 
@@ -50,7 +50,7 @@ class Body(TensorBatch):
     """The body that all people share, and how it differs between them.
 
     A person is a vector of coefficients c: rest vertices = mean + basis · c, and likewise the heads and tails of bones.
-    R has, beside the drawn body, the helper vertices that garments are bound to.
+    R has, beside the visible body, the helper vertices that garments are bound to.
     """
 
     vertex_mean: Tensor  # [R, 3] float32
@@ -99,7 +99,7 @@ class Wardrobe(TensorBatch):
     scale_ids: Tensor  # [A, 3, 2] int64: offsets grow along x, y, z with the distance of these body vertices
     scale_base: Tensor  # [A, 3]: that distance where the factor is 1; 0: no scaling
     covers: Tensor  # [A, R] bool: body vertices beneath the piece
-    hides: Tensor  # [A, R] bool: those so far beneath that they need not be drawn
+    hides: Tensor  # [A, R] bool: those so far beneath that they need not be rendered
     textures: Tensor  # [A, K] int64 into Pack.textures; -1: none
     vertex_ids: Tensor  # [n, 3] int64 into R
     vertex_weights: Tensor  # [n, 3]
@@ -127,7 +127,7 @@ class Scenery(TensorBatch):
 
 @dataclass(frozen=True)
 class Pack(TensorBatch):
-    """Everything that people are drawn from. Each texture of cloth or hair has a grey copy, which a tint colours."""
+    """Everything that people are made from. Each texture of cloth or hair has a grey copy, which a tint colours."""
 
     body: Body
     poses: Poses
@@ -246,13 +246,13 @@ def _bits(sets: list[Ints], used: Ints, count: int) -> NDArray[np.uint8]:
 
 
 def _anchors(body: Mapping[str, Any], pieces: list[Piece], used: Ints) -> Ints:
-    """Return the nearest drawn body vertex of every piece's vertex, as an index into `used`: [n]."""
+    """Return the nearest visible body vertex of every piece's vertex, as an index into `used`: [n]."""
     template: Floats = body["template"]
-    drawn = used[np.abs(body["normals"][used]).sum(1) > 0]
-    targets = torch.from_numpy(template[drawn].astype(np.float32))
+    visible = used[np.abs(body["normals"][used]).sum(1) > 0]
+    targets = torch.from_numpy(template[visible].astype(np.float32))
     placed = torch.from_numpy(np.concatenate([fit_piece(piece, template) for piece in pieces]))
     nearest = torch.cat([torch.cdist(part, targets).argmin(1) for part in torch.split(placed.float(), 4096)])
-    return np.asarray(np.searchsorted(used, drawn[nearest.numpy()]))
+    return np.asarray(np.searchsorted(used, visible[nearest.numpy()]))
 
 
 def join_blobs(name: str, ends_name: str, blobs: list[bytes]) -> Arrays:
@@ -403,13 +403,13 @@ _FEWEST_PIECES = 6  # slots with fewer pieces are shared
 _NEVER_WORN = len(SLOTS)  # a slot that does not exist
 
 
-def training_part(pack: Pack) -> Pack:
+def training_split(pack: Pack) -> Pack:
     """Return the part of a pack to train on."""
     return _part(pack, held_out=False)
 
 
-def held_out_part(pack: Pack) -> Pack:
-    """Return bodies, poses and clothes that `training_part` does not have; skins and backgrounds are shared."""
+def held_out_split(pack: Pack) -> Pack:
+    """Return bodies, poses and clothes that `training_split` does not have; skins and backgrounds are shared."""
     return _part(pack, held_out=True)
 
 

@@ -9,7 +9,6 @@ poses have no heading, the camera alone decides from which side a person is visi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic import posing
-from vitruvian.training.synthetic.clothing import DressedBodies, choose_outfit, dress
+from vitruvian.training.synthetic.clothing import choose_outfit, dress
 from vitruvian.training.synthetic.materials import Materials, sample_materials
 from vitruvian.training.synthetic.pack import Body, Pack
 from vitruvian.training.synthetic.rng import Rng
@@ -32,8 +31,6 @@ _LIP_ACTIONS = ("jawOpen", "mouthUpperUpLeft", "mouthUpperUpRight", "mouthLowerD
 class PeopleBatch(TensorBatch):
     """P posed and dressed people as meshes of V vertices and F triangles. Faces are two-sided and of one part each."""
 
-    shared: ClassVar[frozenset[str]] = frozenset({"keypoint_known"})
-
     vertices: Tensor  # [P, V, 3] float32, posed
     rest_vertices: Tensor  # [P, V, 3] float32, in the rest pose: coordinates for patterns
     faces: Tensor  # [P, F, 3] int64 into V; absent faces are (0, 0, 0)
@@ -42,8 +39,8 @@ class PeopleBatch(TensorBatch):
     face_material: Tensor  # [P, F] int64 into M
     materials: Materials
     keypoints: Tensor  # [P, 308, 3] float32, posed
-    keypoint_known: Tensor  # [308] bool: False where the body has no rule for that point
-    keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the drawn surface and still count as visible
+    keypoint_known: Tensor  # [P, 308] bool: False where the body has no rule for that point
+    keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the surface and still count as visible
     height: Tensor  # [P] metres, stature in the rest pose
 
     def __len__(self) -> int:
@@ -81,16 +78,17 @@ def sample_people(
     materials = sample_materials(pack, outfit.pieces, traits, rng)
     rotations = posing.sample_poses(pack.poses, body, traits[:, 3], rng=rng)
     ends, bone_transforms = posing.pose_bones(body, bones, rotations)
-    transforms = posing.vertex_transforms(body, bone_transforms)
+    transforms = posing.blend_transforms(body, bone_transforms)
     dressed = dress(pack, outfit, rest)
-    vertices = _pose_vertices(dressed, transforms)
+    vertices = posing.skin_vertices(dressed.vertices, dressed.ids, dressed.weights, transforms)
     ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
     lift = F.pad(-ground[:, None, None], (2, 0))  # [P, 1, 3]
     height = posing.stature(rest, body)
     return PeopleBatch(
         vertices=vertices + lift, rest_vertices=dressed.vertices, faces=dressed.faces, face_uv=dressed.face_uv,
         face_class=dressed.face_class, face_material=dressed.face_material, materials=materials,
-        keypoints=posing.pose_keypoints(body, ends, rest, transforms) + lift, keypoint_known=body.keypoint_known,
+        keypoints=posing.pose_keypoints(body, ends, rest, transforms) + lift,
+        keypoint_known=body.keypoint_known.expand(count, -1),
         keypoint_depth=height[:, None] * body.keypoint_depth, height=height,
     )  # fmt: skip
 
@@ -102,12 +100,3 @@ def _sample_identities(body: Body, count: int, rng: Rng) -> tuple[Tensor, Tensor
     similar = ((a[:, :2] - b[:, :2]).abs() < torch.tensor([0.3, 0.15], device=a.device)).all(1)
     share = (rng.uniform(0.0, 0.5, count) * similar)[:, None]
     return torch.lerp(body.identities[first], body.identities[second], share), torch.lerp(a, b, share)
-
-
-def _pose_vertices(dressed: DressedBodies, transforms: Tensor) -> Tensor:
-    """Move rest vertices with the body: transforms [P, R, 3, 4] -> posed vertices [P, V, 3]."""
-    person = torch.arange(len(transforms), device=transforms.device)[:, None]
-    blended = torch.zeros(*dressed.weights.shape[:2], 3, 4, device=transforms.device)
-    for k in range(3):
-        blended += transforms[person, dressed.ids[..., k]] * dressed.weights[..., k, None, None]
-    return posing.apply_transforms(blended, dressed.vertices)

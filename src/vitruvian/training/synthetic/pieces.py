@@ -42,7 +42,7 @@ class Piece:
     face_part: Ints  # [f] 0 .. MATERIALS_PER_SLOT - 1
     scale_ids: Ints = field(default_factory=lambda: np.zeros((3, 2), np.int64))  # [3, 2] a, b for x, y, z
     scale_base: Floats = field(default_factory=lambda: np.zeros(3, np.float32))  # [3] metres |a - b|; 0: do not scale
-    hides: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # body vertices that need not be drawn
+    hides: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # body vertices that need not be rendered
     covers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # all body vertices beneath it
     textures: tuple[str, ...] = ()  # names of alternative textures
     suits: int = ANYONE

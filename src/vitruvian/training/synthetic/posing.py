@@ -205,8 +205,8 @@ def rest_shape(body: Body, coefficients: Tensor, expressions: Tensor) -> tuple[T
 
 def stature(vertices: Tensor, body: Body) -> Tensor:
     """Height from sole to crown [P], from rest vertices [P, R, 3] (helpers lie within that span, or do not matter)."""
-    drawn = vertices[:, body.normals.abs().sum(-1) > 0, 2]  # helpers have no normal
-    return drawn.amax(1) - drawn.amin(1)
+    visible = vertices[:, body.normals.abs().sum(-1) > 0, 2]  # helpers have no normal
+    return visible.amax(1) - visible.amin(1)
 
 
 def pose_bones(body: Body, bones: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,8 +236,8 @@ def _bone_levels(parents: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     return [(children, [parents[b] for b in children]) for children in levels]
 
 
-def vertex_transforms(body: Body, transforms: Tensor) -> Tensor:
-    """Blend the bones' transforms [P, B, 3, 4] for every body vertex: [P, R, 3, 4]."""
+def blend_transforms(body: Body, transforms: Tensor) -> Tensor:
+    """Linear blend skinning: mix the bones' transforms [P, B, 3, 4] for every body vertex, [P, R, 3, 4]."""
     blended = torch.einsum("rb,pbk->prk", body.weights, transforms.flatten(2))  # [P, R, 12]
     return torch.unflatten(blended, -1, (3, 4))  # [P, R, 3, 4]
 
@@ -245,13 +245,25 @@ def vertex_transforms(body: Body, transforms: Tensor) -> Tensor:
 def pose_keypoints(body: Body, ends: Tensor, vertices: Tensor, transforms: Tensor) -> Tensor:
     """Pose the 308 keypoints: posed bone ends, rest vertices [P, R, 3] and their transforms -> [P, 308, 3]."""
     ids = body.keypoint_vertices
-    moved = apply_transforms(transforms[:, ids.flatten()], vertices[:, ids.flatten()])  # [P, 308 * W, 3]
+    moved = _apply_transforms(transforms[:, ids.flatten()], vertices[:, ids.flatten()])  # [P, 308 * W, 3]
     surface = (torch.unflatten(moved, 1, ids.shape) * body.keypoint_weights[..., None]).sum(2)  # [P, 308, 3]
     joints = ends[:, body.keypoint_bone.clamp_min(0), body.keypoint_end]  # [P, 308, 3]
     return torch.where((body.keypoint_bone >= 0)[None, :, None], joints, surface)
 
 
-def apply_transforms(transforms: Tensor, points: Tensor) -> Tensor:
+def skin_vertices(vertices: Tensor, ids: Tensor, weights: Tensor, transforms: Tensor) -> Tensor:
+    """Move vertices [P, V, 3] with the body vertices that they are bound to.
+
+    `ids` and `weights` [P, V, 3] are their bindings, `transforms` [P, R, 3, 4] those of the body vertices.
+    """
+    person = torch.arange(len(transforms), device=transforms.device)[:, None]
+    blended = torch.zeros(*weights.shape[:2], 3, 4, device=transforms.device)
+    for k in range(3):
+        blended += transforms[person, ids[..., k]] * weights[..., k, None, None]
+    return _apply_transforms(blended, vertices)
+
+
+def _apply_transforms(transforms: Tensor, points: Tensor) -> Tensor:
     """Move points [..., 3] by [..., 3, 4]."""
     return (transforms[..., :3] @ points[..., None])[..., 0] + transforms[..., 3]  # [..., 3]
 

@@ -1,11 +1,11 @@
-"""Rasterization: which face each sample of an image sees, and where on that face.
+"""The rasterizer: which face each sample of an image sees, and where on that face.
 
     screen [P, V, 3] + faces [P, F, 3] ──▶ work items (triangle, tile) ──▶ keys ──▶ face ids [B, H, W]
-    face ids ──find_hits──▶ Hits: covered samples with perspective-correct weights and depth
+    face ids ──find_fragments──▶ Fragments: covered samples with perspective-correct weights and depth
 
 Screen axes are x right, y down; the centre of pixel (x, y) is the point (x, y). Corners are snapped to 1/256 pixel and
 coverage is decided in integers with the top-left rule, so that triangles with a common edge neither overlap nor leave
-a gap, on any device. A key is nearness over face id: the smallest key is the nearest face, the lower id where two tie.
+a gap, on any device. A key has the depth in its upper and the face in its lower bits: the smallest is the nearest face.
 The torch and the Triton version read the same work items and give the same keys.
 """
 
@@ -54,7 +54,7 @@ class _WorkItems:
     """K triangles that may cover a sample, and I tiles of them."""
 
     corners: Tensor  # [K, 3, 2] int32, 1/256 pixel, ordered so that the area is positive
-    nearness: Tensor  # [K, 3] float32, 1 / depth of each corner
+    inverse_depth: Tensor  # [K, 3] float32, 1 / depth of each corner
     area: Tensor  # [K] float64, twice the area in 1/256 pixel squared
     face: Tensor  # [K] int64 flat face id p·F + f
     image: Tensor  # [K] int64
@@ -66,7 +66,7 @@ class _WorkItems:
 
 
 @dataclass(frozen=True)
-class Hits:
+class Fragments:
     """The N covered samples of an image batch. Corner c of a face has weight `weights[:, c]`; the weights sum to 1."""
 
     sample: Tensor  # [N] int64 flat into B·H·W
@@ -86,11 +86,11 @@ class Hits:
 
 @dataclass(frozen=True)
 class Meshes:
-    """P meshes and the images that they are drawn in."""
+    """P meshes and the images that they appear in."""
 
     vertices: Tensor  # [P, V, 3] world
     faces: Tensor  # [P, F, 3] int64
-    present: Tensor  # [P, F] bool: faces to draw
+    present: Tensor  # [P, F] bool: faces to rasterize
     image_index: Tensor  # [P] int64
     image_count: int  # B
 
@@ -98,7 +98,7 @@ class Meshes:
 def rasterize(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None = None) -> Tensor:
     """Return the face that each sample sees, [B, H, W] int64: flat face id p·F + f, or -1 where there is none.
 
-    `screen` [P, V, 3] holds x, y in samples and depth. Faces with a corner nearer than `_NEAREST` are not drawn.
+    `screen` [P, V, 3] holds x, y in samples and depth. Faces with a corner nearer than `_NEAREST` are left out.
     """
     items = _work_items(meshes, screen, size_hw, cutouts)
     keys = torch.full((meshes.image_count, *size_hw), _EMPTY, dtype=torch.int64, device=screen.device)  # [B, H, W]
@@ -121,8 +121,8 @@ def _work_items(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutout
     low = (xy.amin(dim=1) + _SUBPIXELS - 1).div(_SUBPIXELS, rounding_mode="floor").clamp_min(0)  # [P·F, 2]
     high = xy.amax(dim=1).div(_SUBPIXELS, rounding_mode="floor")  # [P·F, 2]
     high = torch.minimum(high, torch.tensor([W - 1, H - 1], dtype=torch.int32, device=device))
-    drawn = meshes.present.flatten() & (high >= low).all(dim=1) & (flat[:, 2] >= _NEAREST)[corner].all(dim=1)
-    face = drawn.nonzero()[:, 0]  # [K]
+    visible = meshes.present.flatten() & (high >= low).all(dim=1) & (flat[:, 2] >= _NEAREST)[corner].all(dim=1)
+    face = visible.nonzero()[:, 0]  # [K]
 
     xy, low, high = xy[face].long(), low[face], high[face]
     area = _cross(xy[:, 1] - xy[:, 0], xy[:, 2] - xy[:, 0])  # [K]
@@ -141,7 +141,7 @@ def _work_items(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutout
         cutout = torch.stack([cutouts.base[face], cutouts.side[face]], dim=1)
     return _WorkItems(
         corners=snapped[ordered],
-        nearness=1.0 / flat[:, 2][ordered],
+        inverse_depth=1.0 / flat[:, 2][ordered],
         area=area.abs().double(),
         face=face,
         image=meshes.image_index[face.div(meshes.faces.shape[1], rounding_mode="floor")],
@@ -188,11 +188,11 @@ def _fill_chunk(keys: Tensor, items: _WorkItems, chunk: slice, cutouts: Cutouts 
     item, position = inside.nonzero(as_tuple=True)  # [C]
     triangle = triangle[item]  # [C]
     x, y = x[item, position], y[item, position]
-    near = items.nearness[triangle].double()  # [C, 3]
+    near = items.inverse_depth[triangle].double()  # [C, 3]
     shares = torch.stack([edges[c][item, position].double() * near[:, c] for c in range(3)])  # [3, C]
     total = shares[0] + shares[1] + shares[2]
-    nearness = (total / items.area[triangle]).float()
-    key = ((_NEAREST_BITS - nearness.view(torch.int32).long()) << 32) | items.face[triangle]
+    inverse_depth = (total / items.area[triangle]).float()
+    key = ((_NEAREST_BITS - inverse_depth.view(torch.int32).long()) << 32) | items.face[triangle]
     if cutouts is not None:
         solid = _alpha_test(items, triangle, shares, total, x, y, cutouts)
         triangle, x, y, key = triangle[solid], x[solid], y[solid], key[solid]
@@ -233,7 +233,7 @@ def _hash(value: Tensor) -> Tensor:
     return value ^ (value >> 16)
 
 
-def find_hits(face_ids: Tensor, screen: Tensor, faces: Tensor) -> Hits:
+def find_fragments(face_ids: Tensor, screen: Tensor, faces: Tensor) -> Fragments:
     """List the covered samples of `face_ids` [B, H, W]; `screen` and `faces` as for `rasterize`."""
     V, F = screen.shape[1], faces.shape[1]
     W = face_ids.shape[2]
@@ -249,15 +249,16 @@ def find_hits(face_ids: Tensor, screen: Tensor, faces: Tensor) -> Hits:
     # Snapping lets a sample lie up to 1/512 pixel outside its face; weights stay on the face.
     shares = (shares * shares.sum(dim=1, keepdim=True).sign()).clamp_min(0.0)
     shares = shares / shares.sum(dim=1, keepdim=True).clamp_min(1e-12) / points[..., 2]  # [N, 3]
-    nearness = shares.sum(dim=1, keepdim=True).clamp_min(1e-12)
-    return Hits(sample, face, corners, weights=(shares / nearness).float(), depth=(1.0 / nearness[:, 0]).float())
+    inverse_depth = shares.sum(dim=1, keepdim=True).clamp_min(1e-12)
+    depth = (1.0 / inverse_depth[:, 0]).float()
+    return Fragments(sample, face, corners, weights=(shares / inverse_depth).float(), depth=depth)
 
 
 def depth_map(face_ids: Tensor, screen: Tensor, faces: Tensor, *, empty: float) -> Tensor:
     """Return the depth of the faces that `rasterize` found, [B, H, W] float32; `empty` where there is none."""
-    hits = find_hits(face_ids, screen, faces)
+    fragments = find_fragments(face_ids, screen, faces)
     depth = torch.full((face_ids.numel(),), empty, device=screen.device)
-    depth[hits.sample] = hits.depth
+    depth[fragments.sample] = fragments.depth
     return depth.view(face_ids.shape)  # [B, H, W]
 
 
@@ -269,7 +270,7 @@ def _fill_triton(keys: Tensor, items: _WorkItems, cutouts: Cutouts | None) -> No
     count = len(items.item_triangle)
     texels = cutouts.texels if cutouts is not None else torch.zeros(1, dtype=torch.uint8, device=keys.device)
     _fill_kernel[(triton.cdiv(count, _TILES_PER_PROGRAM),)](
-        keys, items.corners.contiguous(), items.nearness.contiguous(), items.area.contiguous(),
+        keys, items.corners.contiguous(), items.inverse_depth.contiguous(), items.area.contiguous(),
         items.face.contiguous(), items.image.contiguous(), items.box.contiguous(), items.uv.contiguous(),
         items.cutout.contiguous(), texels.contiguous(), items.item_triangle.contiguous(),
         items.item_tile.contiguous(), count, keys.shape[1], keys.shape[2],
@@ -349,9 +350,9 @@ def _fill_kernel(  # type: ignore[no-untyped-def]
     share_b = edge_b.to(tl.float64) * near_b
     share_c = edge_c.to(tl.float64) * near_c
     total = share_a + share_b + share_c
-    nearness = (total / area).to(tl.float32)
+    inverse_depth = (total / area).to(tl.float32)
     face = tl.load(face_ptr + triangle, mask=live, other=0)[:, None]
-    key = ((0x7FFFFFFF - nearness.to(tl.int32, bitcast=True).to(tl.int64)) << 32) | face
+    key = ((0x7FFFFFFF - inverse_depth.to(tl.int32, bitcast=True).to(tl.int64)) << 32) | face
 
     if HOLES:
         base = tl.load(cutout_ptr + triangle * 2, mask=live, other=-1)[:, None]

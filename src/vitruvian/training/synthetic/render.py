@@ -1,6 +1,6 @@
 """From people to images with ground truth.
 
-    PeopleBatch ─place─▶ world ─camera─▶ rasterize ─▶ Hits ─▶ Surface ─light─▶ radiance ─resolve─▶ Pixels
+    PeopleBatch ─place─▶ world ─camera─▶ rasterize ─▶ Fragments ─▶ Surface ─light─▶ radiance ─resolve─▶ Pixels
                                                                 background ─▶ composite ─▶ camera effects ─▶ GroundTruth
 
 Axes are the camera's (OpenCV): x right, y down, z forward. Normals point out of the surface: a surface facing the
@@ -9,8 +9,8 @@ The centre of pixel (x, y) is the point (x, y) for keypoints and intrinsics; box
 
 Each pixel has s·s samples. Colour and alpha are averages. Part, normal and point come from the part that most covered
 samples show (the nearest one where two tie), and exist where at least half of the samples are covered.
-Images are drawn in chunks, so that memory does not grow with the batch. Letters: P people, B images, M the most people
-in one image, V vertices, F triangles, N covered samples.
+Images are rendered in chunks, so that memory does not grow with the batch. Letters: P people, B images, M the most
+people in one image, V vertices, F triangles, N covered samples.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
+from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 from vitruvian.training.synthetic.backgrounds import coloured_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
     Cameras,
     Placement,
-    person_slots,
+    person_ranks,
     points_from_depth,
     rotate,
     sample_cameras,
@@ -37,23 +38,23 @@ from vitruvian.training.synthetic.camera import (
 )
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg, blur, sample_blur, sample_grading
 from vitruvian.training.synthetic.lighting import (
-    AmbientShadows,
+    AmbientOcclusion,
     Lights,
     ShadowMap,
-    draw_ambient_shadows,
-    draw_shadow_map,
+    render_ambient_occlusion,
+    render_shadow_map,
     sample_lights,
 )
 from vitruvian.training.synthetic.pack import Pack, Scenery
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.rasterizer import Cutouts, Hits, Meshes, depth_map, find_hits, rasterize
+from vitruvian.training.synthetic.rasterizer import Cutouts, Fragments, Meshes, depth_map, find_fragments, rasterize
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import (
     Scene,
     Surface,
-    describe_surface,
-    key_light_share,
-    light_surface,
+    key_light_visibility,
+    shade_surface,
+    surface_attributes,
     tone_map,
     vertex_normals,
 )
@@ -61,8 +62,6 @@ from vitruvian.training.synthetic.textures import (
     TexturePyramid,
     build_pyramid,
     face_levels,
-    linear_to_srgb,
-    srgb_to_linear,
 )
 from vitruvian.training.tensor_batch import TensorBatch
 
@@ -73,11 +72,11 @@ _LABELS_PER_PERSON = 32
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """How images are drawn. Probabilities are per image."""
+    """How images are rendered. Probabilities are per image."""
 
     size_hw: tuple[int, int] = (384, 288)
     supersample: int = 2  # samples a pixel side
-    chunk: int = 16  # images drawn together
+    chunk: int = 16  # images rendered together
     shadow_size: int = 256  # texels a side of the key light's shadow map
     shadow_taps: int = 10
     surroundings: int = 10  # directions of the ambient light
@@ -134,10 +133,10 @@ def render(
     backgrounds: Tensor | None = None,
     pyramid: TexturePyramid | None = None,
 ) -> GroundTruth:
-    """Draw P people into B images (default: one each) on the device that holds them.
+    """Render P people into B images (default: one each) on the device that holds them.
 
     Placement, cameras, lights and backgrounds [B, 3, H, W] sRGB that are None are random. `pyramid` is
-    `build_pyramid(pack.textures)`: pass it when drawing many batches, so that it is built once. Without a pack there
+    `build_pyramid(pack.textures)`: pass it when rendering many batches, so that it is built once. Without a pack there
     are no textures, and backgrounds are procedural.
     """
     device = people.vertices.device
@@ -155,7 +154,7 @@ def render(
             cameras = sample_cameras(
                 people.keypoints, placement, height=people.height, size_hw=size_hw, rng=rng, known=known
             )
-        most = int(person_slots(placement.image_index).max()) + 1
+        most = int(person_ranks(placement.image_index).max()) + 1
         chunks = []
         for start in range(0, placement.image_count, options.chunk):
             index = torch.arange(start, min(start + options.chunk, placement.image_count), device=device)
@@ -169,7 +168,7 @@ def render(
             else:
                 light = lights.select(index)
             scene = _place(people, placement, cameras, index, pyramid, options.supersample)
-            chunks.append(_draw(scene, light, background, scenery, most=most, options=options, rng=rng))
+            chunks.append(_render_chunk(scene, light, background, scenery, most=most, options=options, rng=rng))
         return GroundTruth.cat(chunks)
 
 
@@ -191,35 +190,35 @@ def _place(
     return Scene(people, meshes, cameras, pyramid, screen, levels)
 
 
-def _draw(
+def _render_chunk(
     scene: Scene, lights: Lights, backgrounds: Tensor, scenery: Scenery, *, most: int, options: RenderOptions, rng: Rng
 ) -> GroundTruth:
-    """Draw the images of one chunk."""
+    """Render the images of one chunk."""
     people, meshes, cameras, screen = scene.people, scene.meshes, scene.cameras, scene.screen
     s = options.supersample
     H, W = options.size_hw
     B = meshes.image_count
     cutouts = _cutouts(scene, samples=s, seed=rng.seed())
-    hits = find_hits(rasterize(meshes, screen, (H * s, W * s), cutouts), screen, meshes.faces)
-    pixels, shadow, ambient_shadows = _light(scene, hits, lights, cutouts, options, rng)
+    fragments = find_fragments(rasterize(meshes, screen, (H * s, W * s), cutouts), screen, meshes.faces)
+    pixels, shadow, ambient_occlusion = _light(scene, fragments, lights, cutouts, options, rng)
 
     depth = torch.full((B * H * W * s * s,), math.inf, device=screen.device)
-    depth[hits.sample] = hits.depth
+    depth[fragments.sample] = fragments.depth
     depth = depth.view(B, H * s, W * s)
     pixels = _add_lenses(scene, pixels, depth, rng)
     keypoints = _keypoint_truth(scene, depth, samples=s)
 
-    ground = _ground_light(cameras, shadow, ambient_shadows, lights, rng)  # [B, 3, H, W]
+    ground = _ground_light(cameras, shadow, ambient_occlusion, lights, rng)  # [B, 3, H, W]
     shaded = rng.bernoulli(options.ground_shadows, B)[:, None, None, None]
     backgrounds = torch.where(shaded, linear_to_srgb(srgb_to_linear(backgrounds) * ground), backgrounds)
-    slot = person_slots(meshes.image_index)
-    masks = pixels.slots[:, None] == torch.arange(most, device=screen.device)[:, None, None]  # [B, M, H, W]
+    rank = person_ranks(meshes.image_index)
+    masks = pixels.ranks[:, None] == torch.arange(most, device=screen.device)[:, None, None]  # [B, M, H, W]
     image, foreground, alpha = _composite(pixels, backgrounds, options, rng)
 
     def by_image(values: Tensor) -> Tensor:
         """Sort rows of people into images, [P, ...] -> [B, M, ...]; zero where an image has fewer people."""
         table = values.new_zeros(B, most, *values.shape[1:])
-        table[meshes.image_index, slot] = values
+        table[meshes.image_index, rank] = values
         return table
 
     albedo = linear_to_srgb(pixels.albedo.clamp(0.0, 1.0)).clamp(0.0, 1.0) * (pixels.parts > 0)[:, None]
@@ -269,31 +268,31 @@ def _cutouts(scene: Scene, *, samples: int, seed: int) -> Cutouts:
 
 
 def _light(
-    scene: Scene, hits: Hits, lights: Lights, cutouts: Cutouts, options: RenderOptions, rng: Rng
-) -> tuple[_Pixels, ShadowMap, AmbientShadows]:
+    scene: Scene, fragments: Fragments, lights: Lights, cutouts: Cutouts, options: RenderOptions, rng: Rng
+) -> tuple[_Pixels, ShadowMap, AmbientOcclusion]:
     """Light the covered samples and average them into pixels."""
     meshes, samples = scene.meshes, options.supersample
     normals = vertex_normals(meshes.vertices, meshes.faces)  # [P, V, 3]
-    surface = describe_surface(scene, hits, normals=normals, samples=samples, folds=options.folds, rng=rng)
+    surface = surface_attributes(scene, fragments, normals=normals, samples=samples, folds=options.folds, rng=rng)
     region = _lit_region(surface, meshes.image_count)
     cutouts = replace(cutouts, samples=1)
-    shadow = draw_shadow_map(meshes, lights.key_direction, *region, size=options.shadow_size, cutouts=cutouts)
-    ambient_shadows = draw_ambient_shadows(
+    shadow = render_shadow_map(meshes, lights.key_direction, *region, size=options.shadow_size, cutouts=cutouts)
+    ambient_occlusion = render_ambient_occlusion(
         meshes, lights, *region, directions=options.surroundings, size=options.surroundings_size, rng=rng
     )
     V = meshes.vertices.shape[1]
-    visibility = ambient_shadows.visibility(
+    visibility = ambient_occlusion.visibility(
         meshes.vertices.flatten(0, 1), normals.flatten(0, 1), meshes.image_index.repeat_interleave(V)
     )
-    radiance = light_surface(
+    radiance = shade_surface(
         surface,
         lights,
-        key_light=key_light_share(surface, shadow, lights, rng=rng, taps=options.shadow_taps),
-        ambient_share=hits.interpolate(visibility.view(-1, V, 3)),
+        key_light=key_light_visibility(surface, shadow, lights, rng=rng, taps=options.shadow_taps),
+        ambient_share=fragments.interpolate(visibility.view(-1, V, 3)),
     )
-    slot = person_slots(meshes.image_index)
-    pixels = _resolve(hits, surface, radiance, scene.cameras, slot=slot, samples=samples)
-    return pixels, shadow, ambient_shadows
+    rank = person_ranks(meshes.image_index)
+    pixels = _resolve(fragments, surface, radiance, scene.cameras, rank=rank, samples=samples)
+    return pixels, shadow, ambient_occlusion
 
 
 def _lit_region(surface: Surface, image_count: int) -> tuple[Tensor, Tensor]:
@@ -314,35 +313,35 @@ class _Pixels:
     albedo: Tensor  # [B, 3, H, W] linear, of the covered samples
     alpha: Tensor  # [B, 1, H, W]
     parts: Tensor  # [B, H, W] uint8
-    slots: Tensor  # [B, H, W] int64: which person of the image, -1 none
+    ranks: Tensor  # [B, H, W] int64: which person of the image, -1 none
     normals: Tensor  # [B, 3, H, W]
     pointmap: Tensor  # [B, 3, H, W]
 
 
 def _resolve(
-    hits: Hits, surface: Surface, radiance: Tensor, cameras: Cameras, *, slot: Tensor, samples: int
+    fragments: Fragments, surface: Surface, radiance: Tensor, cameras: Cameras, *, rank: Tensor, samples: int
 ) -> _Pixels:
-    """Average N samples into pixels; `radiance` [N, 3], `slot` [P] numbers the people of each image."""
+    """Average N samples into pixels; `radiance` [N, 3], `rank` [P] numbers the people of each image."""
     H, W = cameras.size_hw
     B = len(cameras.intrinsics)
     device = radiance.device
     # Rows of all images follow each other, and each image has a whole number of pixel rows.
-    x, row = hits.sample % (W * samples), hits.sample.div(W * samples, rounding_mode="floor")
+    x, row = fragments.sample % (W * samples), fragments.sample.div(W * samples, rounding_mode="floor")
     pixel = row.div(samples, rounding_mode="floor") * W + x.div(samples, rounding_mode="floor")  # [N]
     each = samples * samples
     position = pixel * each + (row % samples) * samples + x % samples  # [N]
-    label = slot[surface.person] * _LABELS_PER_PERSON + surface.part  # [N], never 0: part 0 is not drawn
+    label = rank[surface.person] * _LABELS_PER_PERSON + surface.part  # [N], never 0: part 0 is not rendered
 
     labels = torch.zeros(B * H * W * each, dtype=torch.int64, device=device)
     depths = torch.full((B * H * W * each,), math.inf, device=device)
-    labels[position], depths[position] = label, hits.depth
+    labels[position], depths[position] = label, fragments.depth
     labels, depths = labels.view(-1, each), depths.view(-1, each)  # [B·H·W, s·s]
     count = (labels > 0).sum(dim=1)  # [B·H·W]
     chosen = torch.where(2 * count >= each, _most_common(labels, depths), 0)
     nearest = torch.where(labels == chosen[:, None], depths, math.inf).amin(dim=1)
 
-    side = hits.depth / cameras.focal[surface.image_index]  # [N] metres
-    same_surface = (label == chosen[pixel]) & (hits.depth <= nearest[pixel] + 0.005 + _ONE_SURFACE * side)
+    side = fragments.depth / cameras.focal[surface.image_index]  # [N] metres
+    same_surface = (label == chosen[pixel]) & (fragments.depth <= nearest[pixel] + 0.005 + _ONE_SURFACE * side)
 
     def add(index: Tensor, values: Tensor) -> Tensor:
         """Add rows of values [n, C] with the same index, [B·H·W, C]."""
@@ -354,17 +353,17 @@ def _resolve(
 
     index = pixel[same_surface]
     weight = add(index, torch.ones(len(index), 1, device=device)).clamp_min(1.0)  # [B·H·W, 1]
-    nearness = add(index, 1.0 / hits.depth[same_surface][:, None]) / weight
+    inverse_depth = add(index, 1.0 / fragments.depth[same_surface][:, None]) / weight
     normals = rotate(surface.normal[same_surface], cameras.rotation[surface.image_index[same_surface]])
     share = count.clamp_min(1)[:, None]
     present = chosen > 0
-    depth = torch.where(present, 1.0 / nearness[:, 0].clamp_min(1e-9), 0.0).view(B, H, W)
+    depth = torch.where(present, 1.0 / inverse_depth[:, 0].clamp_min(1e-9), 0.0).view(B, H, W)
     return _Pixels(
         radiance=as_image(add(pixel, radiance) / share),
         albedo=as_image(add(pixel, surface.albedo) / share),
         alpha=(count.float() / each).view(B, 1, H, W),
         parts=(chosen % _LABELS_PER_PERSON).byte().view(B, H, W),
-        slots=torch.where(present, chosen.div(_LABELS_PER_PERSON, rounding_mode="floor"), -1).view(B, H, W),
+        ranks=torch.where(present, chosen.div(_LABELS_PER_PERSON, rounding_mode="floor"), -1).view(B, H, W),
         normals=as_image(F.normalize(add(index, normals), dim=1, eps=1e-9)),
         pointmap=points_from_depth(depth, cameras.intrinsics),
     )
@@ -378,7 +377,7 @@ def _most_common(labels: Tensor, depths: Tensor) -> Tensor:
 
 
 def _add_lenses(scene: Scene, pixels: _Pixels, depth: Tensor, rng: Rng) -> _Pixels:
-    """Draw transparent lenses over pixels: they set the part, dim a little and reflect a little.
+    """Render transparent lenses over pixels: they set the part, dim a little and reflect a little.
 
     `depth` [B, sH, sW] is that of the other faces; normals, points and albedo stay those of the eyes behind.
     """
@@ -406,7 +405,7 @@ def _keypoint_truth(scene: Scene, depth: Tensor, *, samples: int) -> Tensor:
     people, cameras, image_index = scene.people, scene.cameras, scene.meshes.image_index
     H, W = cameras.size_hw
     points = cameras.to_camera(people.keypoints, image_index)  # [P, 308, 3]
-    known = people.keypoint_known[None] & torch.isfinite(points).all(dim=-1)  # [P, 308]
+    known = people.keypoint_known & torch.isfinite(points).all(dim=-1)  # [P, 308]
     points = torch.where(known[..., None], points, 1.0)
     fine = cameras.project(points, image_index, samples=samples)[..., :2]  # [P, 308, 2]
     x, y = ((fine + 0.5) / samples - 0.5).unbind(-1)
@@ -431,7 +430,7 @@ def _boxes_xywh(masks: Tensor) -> Tensor:
 
 
 def _ground_light(
-    cameras: Cameras, shadow: ShadowMap, ambient_shadows: AmbientShadows, lights: Lights, rng: Rng
+    cameras: Cameras, shadow: ShadowMap, ambient_occlusion: AmbientOcclusion, lights: Lights, rng: Rng
 ) -> Tensor:
     """Return how much people darken the ground, [B, 3, H, W] in 0..1; 1 where no ground is visible."""
     H, W = cameras.size_hw
@@ -445,8 +444,8 @@ def _ground_light(
     image_index, pixel = close.nonzero(as_tuple=True)  # [n]
     points = ground[image_index, pixel]  # [n, 3]
     up = torch.tensor([0.0, 0.0, 1.0], device=points.device).expand_as(points)
-    visibility = ambient_shadows.visibility(points, up, image_index)
-    lit = shadow.soft_light(points + 0.01 * up, image_index, softness=lights.key_softness, rng=rng, taps=8)[:, None]
+    visibility = ambient_occlusion.visibility(points, up, image_index)
+    lit = shadow.soft_shadow(points + 0.01 * up, image_index, softness=lights.key_softness, rng=rng, taps=8)[:, None]
     ambient = lights.ambient(up, image_index) + 0.05
     key = lights.key_colour[image_index] * lights.key_direction[image_index, 2:].clamp_min(0.0)
     darker = (ambient * visibility + key * lit) / (ambient + key)  # [n, 3]

@@ -54,7 +54,7 @@ class Samples(TensorBatch):
 
     def new_empty(self, count: int) -> Self:
         """Return uninitialized samples of the same size for `count` people."""
-        return self._map(lambda value: value.new_empty(count, *value.shape[1:]), keep=frozenset())
+        return self.map(lambda value: value.new_empty(count, *value.shape[1:]))
 
 
 def render_samples(

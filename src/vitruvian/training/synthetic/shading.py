@@ -1,10 +1,10 @@
 """Shading: surface colour, normals and the light that covered samples send to the camera.
 
-    Hits ──▶ albedo (texture x tint x pattern) ─┐
-         └─▶ normals (smooth, folds in cloth) ──┴─▶ radiance = ambient + key light + fill + flash + highlights
+    Fragments ──▶ albedo (texture x tint x pattern) ─┐
+              └─▶ normals (smooth, folds in cloth) ──┴─▶ radiance = ambient + key light + fill + flash + highlights
     radiance of an image ──tone_map──▶ sRGB
 
-Functions take flat lists of N samples; lighting is in world axes, results are in camera axes (OpenCV).
+Functions take flat lists of N fragments; lighting is in world axes, results are in camera axes (OpenCV).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 from vitruvian.training.synthetic.camera import Cameras
-from vitruvian.training.synthetic.lighting import Lights, ShadowMap, look_up
+from vitruvian.training.synthetic.lighting import Lights, ShadowMap, sample_environment
 from vitruvian.training.synthetic.materials import Pattern
 from vitruvian.training.synthetic.people import PeopleBatch
-from vitruvian.training.synthetic.rasterizer import Hits, Meshes
+from vitruvian.training.synthetic.rasterizer import Fragments, Meshes
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.textures import TexturePyramid, linear_to_srgb, sample_texture, srgb_to_linear
+from vitruvian.training.synthetic.textures import TexturePyramid, sample_texture
 
 
 def _pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ _FOLD_WAVES = 6
 
 @dataclass(frozen=True)
 class Surface:
-    """N samples before lighting."""
+    """Attributes of N fragments before lighting, as in a G-buffer."""
 
     person: Tensor  # [N] int64
     image_index: Tensor  # [N] int64
@@ -123,7 +124,7 @@ def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scene:
-    """The people of a few images in the world of those, and how they are drawn."""
+    """The people of a few images in the world of those, and how they are rendered."""
 
     people: PeopleBatch
     meshes: Meshes  # without transparent faces
@@ -133,32 +134,34 @@ class Scene:
     levels: Tensor  # [P, F] texture level of each face
 
 
-def describe_surface(scene: Scene, hits: Hits, *, normals: Tensor, samples: int, folds: float, rng: Rng) -> Surface:
-    """Compute colour, material and normal of each hit; `normals` [P, V, 3] world.
+def surface_attributes(
+    scene: Scene, fragments: Fragments, *, normals: Tensor, samples: int, folds: float, rng: Rng
+) -> Surface:
+    """Compute colour, material and normal of each fragment; `normals` [P, V, 3] world.
 
     `folds` is the typical slope of folds in clothes, 0 for none.
     """
     people, meshes, cameras = scene.people, scene.meshes, scene.cameras
     faces_each, materials_each = people.faces.shape[1], people.materials.texture.shape[1]
-    person = hits.face.div(faces_each, rounding_mode="floor")  # [N]
+    person = fragments.face.div(faces_each, rounding_mode="floor")  # [N]
     image_index = meshes.image_index[person]
-    part = people.face_class.flatten()[hits.face].long()
-    material = people.face_material.flatten()[hits.face] + person * materials_each  # [N]
+    part = people.face_class.flatten()[fragments.face].long()
+    material = people.face_material.flatten()[fragments.face] + person * materials_each  # [N]
     cutout = people.materials.cutout.flatten()[material]
     gloss = people.materials.gloss.flatten()[material]
     skin = _is_in(part, _SKIN_CLASSES) & ~cutout & (gloss < 0.75)
     hair = cutout | (part == _HAIR_CLASS)
 
-    rest = hits.interpolate(people.rest_vertices)  # [N, 3]
-    footprint = hits.depth / cameras.focal[image_index] / samples
-    albedo = _albedo(scene, hits, material, rest, footprint)
+    rest = fragments.interpolate(people.rest_vertices)  # [N, 3]
+    footprint = fragments.depth / cameras.focal[image_index] / samples
+    albedo = _albedo(scene, fragments, material, rest, footprint)
     albedo = torch.where(
         skin[:, None], _skin_colour(albedo, rest), albedo * (1 + 0.08 * (_value_noise(rest * 400.0) - 0.5))[:, None]
     )
 
-    position = hits.interpolate(meshes.vertices)  # [N, 3]
+    position = fragments.interpolate(meshes.vertices)  # [N, 3]
     view = F.normalize(cameras.position[image_index] - position, dim=1)
-    normal = _front_normals(hits, meshes, hits.interpolate(normals), view)
+    normal = _front_normals(fragments, meshes, fragments.interpolate(normals), view)
     if folds > 0:
         cloth = _is_in(part, _CLOTH_CLASSES).nonzero()[:, 0]
         normal[cloth] = _fold_normals(normal[cloth], position[cloth], person[cloth], len(people), folds, rng)
@@ -177,13 +180,13 @@ def _is_in(part: Tensor, classes: tuple[int, ...]) -> Tensor:
     return torch.isin(part, torch.tensor(classes, device=part.device))
 
 
-def _albedo(scene: Scene, hits: Hits, material: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
+def _albedo(scene: Scene, fragments: Fragments, material: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
     """Linear surface colour, [N, 3]."""
     materials = scene.people.materials
     texture = materials.texture.flatten()[material]  # [N]
-    uv = (scene.people.face_uv.flatten(0, 1)[hits.face] * hits.weights[..., None]).sum(dim=1)  # [N, 2]
+    uv = (scene.people.face_uv.flatten(0, 1)[fragments.face] * fragments.weights[..., None]).sum(dim=1)  # [N, 2]
     textured = texture >= 0
-    texel = sample_texture(scene.pyramid, texture.clamp_min(0), scene.levels.flatten()[hits.face], uv)[:, :3]
+    texel = sample_texture(scene.pyramid, texture.clamp_min(0), scene.levels.flatten()[fragments.face], uv)[:, :3]
     colour = torch.where(textured[:, None], srgb_to_linear(texel), 1.0)
     weight = _pattern_weight(
         materials.pattern.flatten()[material], materials.pattern_param.flatten(0, 1)[material], rest, footprint
@@ -215,10 +218,10 @@ def _hair_strands(albedo: Tensor, normal: Tensor, rest: Tensor, person: Tensor) 
     return (albedo * (1 + 0.7 * streak + 0.5 * locks)[:, None]).clamp(0.0, 1.0), varied
 
 
-def _front_normals(hits: Hits, meshes: Meshes, smooth: Tensor, view: Tensor) -> Tensor:
+def _front_normals(fragments: Fragments, meshes: Meshes, smooth: Tensor, view: Tensor) -> Tensor:
     """Flip smooth normals [N, 3] to the side of the face that the camera sees."""
     flat = meshes.vertices.flatten(0, 1)
-    a, b, c = (flat[hits.corners[:, i]] for i in range(3))
+    a, b, c = (flat[fragments.corners[:, i]] for i in range(3))
     flat_normal = torch.linalg.cross(b - a, c - a)
     behind = (flat_normal * view).sum(dim=1, keepdim=True) < 0
     missing = (smooth * smooth).sum(dim=1, keepdim=True) < 1e-8
@@ -248,7 +251,7 @@ def _fold_normals(normal: Tensor, position: Tensor, person: Tensor, people: int,
     return F.normalize(normal - along, dim=1)
 
 
-def light_surface(surface: Surface, lights: Lights, *, key_light: Tensor, ambient_share: Tensor) -> Tensor:
+def shade_surface(surface: Surface, lights: Lights, *, key_light: Tensor, ambient_share: Tensor) -> Tensor:
     """Radiance towards the camera, [N, 3] linear.
 
     `key_light` [N] is the share of the key light that arrives, `ambient_share` [N, 3] that of the ambient light.
@@ -305,16 +308,14 @@ def _highlights(surface: Surface, lights: Lights, facing: Tensor, arriving: Tens
         lobe = a2 / (tip**2 * (a2 - 1) + 1) ** 2  # π D: lights are over π already
         total = total + colour * incidence * reflect * lobe * 0.25 / grazing.clamp_min(0.15) ** 2
     mirrored = 2 * (normal * view).sum(dim=1, keepdim=True) * normal - view
-    sharp, dull = look_up(lights.sharp, mirrored, image_index), look_up(lights.dull, mirrored, image_index)
-    reflected = sharp + (dull - sharp) * ((rough - 0.2) / 0.35).clamp(0.0, 1.0)
+    sharp, blurred = (sample_environment(maps, mirrored, image_index) for maps in (lights.glossy, lights.rough))
+    reflected = sharp + (blurred - sharp) * ((rough - 0.2) / 0.35).clamp(0.0, 1.0)
     edge = (1 - rough).clamp_min(0.05)
     reflect = base + (edge - base).clamp_min(0.0) * (1 - facing) ** 5 * (1 - 0.7 * rough)
     return total + reflected * reflect * mean_share**1.5
 
 
-def tone_map(
-    radiance: Tensor, alpha: Tensor, *, albedo: Tensor, target: Tensor, rng: Rng, balance: float = 0.03
-) -> Tensor:
+def tone_map(radiance: Tensor, alpha: Tensor, *, albedo: Tensor, target: Tensor, rng: Rng) -> Tensor:
     """Apply exposure, white balance and a tone curve to linear light, [B, 3, H, W] -> sRGB 0..1.
 
     Exposure depends on the light, not on the albedo, so that dark people stay dark: a white surface among the people
@@ -324,7 +325,7 @@ def tone_map(
     light = (radiance.mean(dim=1) + 1e-3) / (albedo.mean(dim=1) + 1e-2)  # [B, H, W]
     weight = alpha[:, 0].clamp_min(1e-6)
     mean = ((light.clamp_min(1e-4).log() * weight).sum(dim=(1, 2)) / weight.sum(dim=(1, 2))).exp()  # [B]
-    gains = (rng.normal(0.0, balance, B, 3)).exp() * (target / mean)[:, None]
+    gains = (rng.normal(0.0, 0.03, B, 3)).exp() * (target / mean)[:, None]
     exposed = radiance * gains[:, :, None, None]
     shoulder = rng.uniform(0.0, 1.0, B)[:, None, None, None]
     # Between a sensor that clips and a film-like curve with a toe and a shoulder.
@@ -334,8 +335,8 @@ def tone_map(
     return linear_to_srgb(mixed.clamp(0.0, 1.0)).clamp(0.0, 1.0)
 
 
-def key_light_share(surface: Surface, shadow: ShadowMap, lights: Lights, *, rng: Rng, taps: int) -> Tensor:
+def key_light_visibility(surface: Surface, shadow: ShadowMap, lights: Lights, *, rng: Rng, taps: int) -> Tensor:
     """Share of the key light that reaches each sample, [N] in 0..1."""
     texel = shadow.texel[surface.image_index][:, None]
     lifted = surface.position + surface.normal * (0.003 + texel)
-    return shadow.soft_light(lifted, surface.image_index, softness=lights.key_softness, rng=rng, taps=taps)
+    return shadow.soft_shadow(lifted, surface.image_index, softness=lights.key_softness, rng=rng, taps=taps)

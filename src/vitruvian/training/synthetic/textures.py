@@ -13,20 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError
+from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 
 _TEXTURE_SIZE = 512
 GREY_MEAN = 0.62  # mean linear value of a grey copy: a tint of colour / GREY_MEAN gives that colour on average
 _SMALLEST_LEVEL = 16
-
-
-def srgb_to_linear(value: Tensor) -> Tensor:
-    """Convert sRGB values 0..1 to linear light."""
-    return torch.where(value <= 0.04045, value / 12.92, ((value.clamp_min(0.0) + 0.055) / 1.055) ** 2.4)
-
-
-def linear_to_srgb(value: Tensor) -> Tensor:
-    """Convert linear light to sRGB values."""
-    return torch.where(value <= 0.0031308, value * 12.92, 1.055 * value.clamp_min(1e-8) ** (1 / 2.4) - 0.055)
 
 
 # ------------------------------------------------------------------------------------------------------- mipmaps

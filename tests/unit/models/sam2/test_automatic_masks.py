@@ -47,7 +47,7 @@ def found_by(parts: tuple[Sam2Model, Sam2Processor], **options: Any) -> MaskProp
     return found
 
 
-def test_grid_of_cell_centres() -> None:
+def test_grid_of_cell_centers() -> None:
     assert point_grid(2).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
 
 

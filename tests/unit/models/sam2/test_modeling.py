@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.families.sam2 import SIDE, hiera_fields, tiny
 from vitruvian.errors import InputError, WeightsError
-from vitruvian.losses.sam import prompted_mask_loss
+from vitruvian.losses.prompted_masks import prompted_mask_loss
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel, _bicubic_matrix, max_pool
 from vitruvian.models.sam2.mask_decoder import _select_stable, stability_score

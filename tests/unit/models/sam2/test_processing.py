@@ -40,7 +40,7 @@ def test_images_of_every_kind_give_the_same() -> None:
     assert pair["original_sizes"].tolist() == [[40, 80], [30, 30]]
 
 
-def test_values_are_normalised_and_options_of_a_call_count() -> None:
+def test_values_are_normalized_and_options_of_a_call_count() -> None:
     white = Image.new("RGB", (8, 8), (255, 255, 255))
     want = [(1 - mean) / std for mean, std in zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)]
     found = processor()(images=white, return_tensors="pt")["pixel_values"][0, :, 0, 0]

@@ -36,14 +36,14 @@ class Toy:
 
 
 def drawn() -> list[Scene]:
-    """Two images with a disc and a block each, in other colours and at other places."""
+    """Two images with a disc and a block each, in other colors and at other places."""
     y, x = np.mgrid[0:80, 0:96]
     scenes = []
-    for place, colours in (((26, 30), ((220, 60, 40), (40, 200, 90))), ((66, 28), ((240, 220, 60), (60, 80, 230)))):
+    for place, colors in (((26, 30), ((220, 60, 40), (40, 200, 90))), ((66, 28), ((240, 220, 60), (60, 80, 230)))):
         disc = (x - place[0]) ** 2 + (y - place[1]) ** 2 < 18**2
         block = (abs(x - (92 - place[0])) < 17) & (abs(y - 52) < 20) & ~disc
         pixels = np.full((80, 96, 3), 60, np.uint8)
-        pixels[disc], pixels[block] = colours
+        pixels[disc], pixels[block] = colors
         scenes.append(Scene(Image.fromarray(pixels), np.stack([disc, block])))
     return scenes
 

@@ -41,7 +41,9 @@ def prepare(model: Sapiens2Model, *, fp8: bool = False) -> Sapiens2Model:
     """Do what `optimize` does on a GPU."""
     for layer in model.model.layer:
         assert isinstance(layer, Layer)
-        layer.prepare_for_inference(fp8=fp8)
+        layer.join_weights()
+        if fp8:
+            layer.quantize()
     return model
 
 

@@ -29,8 +29,8 @@ def pixels(count: int = 2, height: int = 64, width: int = 48) -> torch.Tensor:
     ("value", "message"),
     [
         (torch.zeros(2, 3, 60, 48), "64×48"),
-        (torch.zeros(2, 1, 64, 48), "3, height, width"),
-        (torch.zeros(3, 64, 48), "3, height, width"),
+        (torch.zeros(2, 1, 64, 48), "3, H, W"),
+        (torch.zeros(3, 64, 48), "3, H, W"),
         (torch.zeros(2, 3, 64, 48, dtype=torch.uint8), "Sapiens2ImageProcessor"),
         (torch.zeros(2, 3, 0, 48), "multiple"),
     ],

@@ -77,7 +77,7 @@ def test_every_option_has_an_effect(processor: Sapiens2ImageProcessor) -> None:
     assert torch.equal(processor(image, return_tensors="pt").pixel_values, plain)
 
 
-def test_padding_is_black_before_normalisation(processor: Sapiens2ImageProcessor) -> None:
+def test_padding_is_black_before_normalization(processor: Sapiens2ImageProcessor) -> None:
     white = Image.new("RGB", (48, 16), "white")
     values = processor(white, do_pad=True, return_tensors="pt").pixel_values[0]
     black = torch.tensor([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225])

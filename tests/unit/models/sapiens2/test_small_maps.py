@@ -21,7 +21,7 @@ PROCESSOR = Sapiens2ImageProcessor(size={"height": INPUT_HW[0], "width": INPUT_H
 
 
 def ramp(size_hw: tuple[int, int]) -> Tensor:
-    """How far across and down each pixel's centre lies, [2, h, w], from 0 to 1."""
+    """How far across and down each pixel's center lies, [2, h, w], from 0 to 1."""
     across, down = ((torch.arange(side) + 0.5) / side for side in reversed(size_hw))
     return torch.stack((across.expand(size_hw), down[:, None].expand(size_hw)))
 
@@ -78,8 +78,8 @@ def test_maps_at_full_size_are_cut_as_they_are() -> None:
 def test_keypoints_of_small_heatmaps() -> None:
     boxes = torch.tensor([[30.0, 50.0, 120.0, 300.0]])
     points = torch.tensor([[[60.0, 80.0], [121.3, 333.9], [90.5, 200.25]]])  # [1, J, 2] in the picture
-    (centre,), (extent,) = crop_params(boxes, INPUT_HW)
-    in_crop = ((points - centre) / extent + 0.5) * torch.tensor([INPUT_HW[1] - 1.0, INPUT_HW[0] - 1.0])
+    (center,), (extent,) = crop_params(boxes, INPUT_HW)
+    in_crop = ((points - center) / extent + 0.5) * torch.tensor([INPUT_HW[1] - 1.0, INPUT_HW[0] - 1.0])
     scale = torch.tensor([(QUARTER_HW[1] - 1) / (INPUT_HW[1] - 1), (QUARTER_HW[0] - 1) / (INPUT_HW[0] - 1)])
     heatmaps, _ = draw_heatmaps(in_crop * scale, torch.ones(1, 3), size_hw=QUARTER_HW, sigma=2.0)
     out = SimpleNamespace(heatmaps=heatmaps)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.unit.pipelines.case import parts_of
-from tests.unit.pipelines.engine.test_runner import Doubler, picture, results
+from tests.unit.pipelines.engine.test_runner import Doubler, results, solid
 from vitruvian.errors import InputError
 from vitruvian.limits import use_limits
 from vitruvian.pipelines import pipeline
@@ -30,7 +30,7 @@ class TestByteBudget:
         thread.join(0.1)
         return thread
 
-    def test_waiting_in_order(self) -> None:
+    def test_requests_are_granted_in_order(self) -> None:
         with use_limits(decoded_bytes=100):
             budget = ByteBudget()
             budget.reserve(0, 60)
@@ -46,13 +46,13 @@ class TestByteBudget:
             small.join(10)
             assert not small.is_alive()
 
-    def test_the_oldest_does_not_wait(self) -> None:
+    def test_the_oldest_image_never_waits(self) -> None:
         with use_limits(decoded_bytes=100):
             budget = ByteBudget()
             budget.reserve(1, 100)
             assert not self.start(budget, 0, 100).is_alive()
 
-    def test_closing_ends_the_waiting(self) -> None:
+    def test_closing_wakes_up_waiting_threads(self) -> None:
         with use_limits(decoded_bytes=100):
             budget = ByteBudget()
             budget.reserve(0, 100)
@@ -65,7 +65,7 @@ class TestByteBudget:
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_budget_for_one_image_at_a_time(tmp_path: Path, workers: int, detects: bool) -> None:
     for number in range(12):
-        Image.fromarray(picture(number)).save(tmp_path / f"{number:02d}.png")
+        Image.fromarray(solid(number)).save(tmp_path / f"{number:02d}.png")
     job = Doubler()
     job.detects_people = detects
     with use_limits(decoded_bytes=1):
@@ -83,8 +83,8 @@ def test_decoded_images_in_flight_are_bounded(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(ByteBudget, "resize", recorded)
     for number in range(12):
-        Image.fromarray(picture(number)).save(tmp_path / f"{number:02d}.png")
-    image_bytes = picture(0).nbytes
+        Image.fromarray(solid(number)).save(tmp_path / f"{number:02d}.png")
+    image_bytes = solid(0).nbytes
     with use_limits(decoded_bytes=5 * image_bytes):  # decoding takes four times the bytes of the image
         results(Doubler(), tmp_path, workers=4)
     assert max(held) <= (5 + 4) * image_bytes  # the oldest image does not wait
@@ -100,7 +100,7 @@ def slow_server() -> Iterator[tuple[str, threading.Event]]:
             ready.wait(20)
             self.send_response(200)
             self.end_headers()
-            Image.fromarray(picture(5)).save(self.wfile, "PNG")
+            Image.fromarray(solid(5)).save(self.wfile, "PNG")
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -111,13 +111,13 @@ def slow_server() -> Iterator[tuple[str, threading.Event]]:
         server.shutdown()
 
 
-def test_a_slow_download_takes_no_worker(
+def test_a_slow_download_blocks_no_worker(
     slow_server: tuple[str, threading.Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server answers when the images after it are saved, which one worker must do meanwhile."""
     monkeypatch.setenv("no_proxy", "*")
     url, ready = slow_server
-    Image.fromarray(picture(7)).save(tmp_path / "a.png")
+    Image.fromarray(solid(7)).save(tmp_path / "a.png")
     saved: list[int] = []
 
     class FirstResultWins(Doubler):
@@ -133,7 +133,7 @@ def test_a_slow_download_takes_no_worker(
     assert saved == [2]
 
 
-class TestCrowds:
+class TestManyPeople:
     @pytest.mark.parametrize("task", ["pose", "normals"])
     def test_many_people_are_cropped_batch_by_batch(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
         model, processor = parts_of(task)
@@ -157,7 +157,7 @@ class TestCrowds:
             name: str(value) for name, value in eager.to_dict().items()
         }
 
-    def test_a_mistake_in_making_a_unit_is_the_images(self) -> None:
+    def test_an_error_while_cropping_is_a_failure_of_the_image(self) -> None:
         class Broken(Doubler):
             def prepare(self, frame: Any, people: Any) -> Any:
                 prepared = super().prepare(frame, people)
@@ -169,7 +169,7 @@ class TestCrowds:
                     prepared.units = [fail] * 3
                 return prepared
 
-        first, second, third = results(Broken(), [picture(1), picture(2), picture(3)])
+        first, second, third = results(Broken(), [solid(1), solid(2), solid(3)])
         assert (first, third) == (2, 6)
         assert isinstance(second, Failure)
         assert "expected others" in second.message
@@ -179,8 +179,8 @@ class TestCrowds:
         pipe = pipeline("pose", model, processor=processor, device="cpu")
         boxes = [[0, 0, 9, 9]] * 3
         with use_limits(people=2):
-            assert len(pipe(picture(0), boxes=boxes, max_people=2).people) == 2
+            assert len(pipe(solid(0), boxes=boxes, max_people=2).people) == 2
             with pytest.raises(InputError, match=r"array: expected at most 2 people, got 3\."):
-                pipe(picture(0), boxes=boxes)
+                pipe(solid(0), boxes=boxes)
         with pytest.raises(InputError, match=r"tile: expected at most 10,000 tiles, got"):
             plan_tiles((3000, 3000), (16, 16))

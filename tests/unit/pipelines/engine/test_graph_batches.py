@@ -53,7 +53,7 @@ class TestPadding:
         ("count", "ran"),
         [(8, [*range(8)]), (7, [*range(7), 6]), (5, [*range(5), 4, 4, 4]), (4, [*range(4)]), (1, [0])],
     )
-    def test_more_than_half_is_padded(self, count: int, ran: list[int]) -> None:
+    def test_batches_more_than_half_full_are_padded(self, count: int, ran: list[int]) -> None:
         task = Recorder()
         outputs = forward(task, count, BatchSize(8, fixed=True), GraphCache(max_batch=4))
         assert outputs == [10 * number for number in range(count)]
@@ -68,7 +68,7 @@ class TestPadding:
             (None, 8, True, None),
         ],
     )
-    def test_others_are_not(
+    def test_other_batches_are_not_padded(
         self, graphs: GraphCache | None, size: int, fixed_input_size: bool, only: int | None
     ) -> None:
         task, batch = Recorder(fixed_input_size=fixed_input_size), BatchSize(size, fixed=True)
@@ -76,7 +76,7 @@ class TestPadding:
         assert forward(task, 3, batch, graphs) == [0, 10, 20]
         assert task.calls == [([0, 1, 2], only)]
 
-    def test_a_batch_that_shrank(self) -> None:
+    def test_padding_follows_a_reduced_batch_size(self) -> None:
         graphs, batch, task = GraphCache(max_batch=2), BatchSize(12, fixed=False), Recorder()
         batch.size = 6
         forward(task, 5, batch, graphs)
@@ -85,7 +85,7 @@ class TestPadding:
         forward(task, 1, batch, graphs)
         assert task.calls[1] == ([0], None)
 
-    def test_recordings_are_dropped_when_memory_runs_out(self) -> None:
+    def test_graphs_are_dropped_when_memory_runs_out(self) -> None:
         graphs = GraphCache()
         graphs.captured["key"] = None  # type: ignore[assignment]
         with pytest.raises(ValueError, match="other"):
@@ -97,7 +97,7 @@ class TestPadding:
 
 
 @pytest.mark.parametrize("task", SAPIENS)
-def test_results_do_not_depend_on_filling(task: str) -> None:
+def test_results_do_not_depend_on_padding(task: str) -> None:
     """Eleven people in batches of six, the last filled up: results are those of one at a time, in order."""
     pipe = opened(task)
     shown = [picture(seed, (40 + 3 * seed, 56)) for seed in range(6)]
@@ -141,7 +141,7 @@ def test_units_become_a_batch() -> None:
 
 @needs_cuda
 class TestOnAGpu:
-    def test_units_of_both_places_become_one_batch(self) -> None:
+    def test_units_of_host_and_device_become_one_batch(self) -> None:
         device = torch.device("cuda")
         ones = [torch.ones(3, 2, 2), torch.ones(3, 2, 2, device=device, dtype=torch.bfloat16)]
         for given in (ones, ones[:1], ones[1:]):

@@ -1,4 +1,4 @@
-"""Many pictures at once: in order, in bounded memory, with failures in their place and threads that end."""
+"""Many images at once: in order, in bounded memory, with failures in their place and threads that end."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def picture(value: int) -> np.ndarray:
+def solid(value: int) -> np.ndarray:
     return np.full((4, 6, 3), value, np.uint8)
 
 
 class Doubler:
-    """A task whose result is twice the first pixel of a picture, summed over its units."""
+    """A task whose result is twice the first pixel of an image, summed over its units."""
 
     device = torch.device("cpu")
     detects_people = False
@@ -45,11 +45,11 @@ class Doubler:
         self,
         *,
         units: int | None = 1,
-        room: int | None = None,
+        max_units: int | None = None,
         slow: float = 0.0,
-        sides: tuple[int, int] = (2, 2),  # of the units of even and odd pictures
+        sides: tuple[int, int] = (2, 2),  # of the units of even and odd images
     ) -> None:
-        self.units, self.room, self.slow, self.sides = units, room, slow, sides
+        self.units, self.max_units, self.slow, self.sides = units, max_units, slow, sides
         self.batches: list[list[int]] = []
         self.detected: list[int] = []
         self.threads: dict[str, set[str]] = {}
@@ -74,7 +74,7 @@ class Doubler:
 
     def forward(self, units: list[Unit]) -> list[Any]:
         self.note("forward")
-        if self.room is not None and len(units) > self.room:
+        if self.max_units is not None and len(units) > self.max_units:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB.")
         if any(unit.extra == 17 for unit in units):
             raise ValueError("seventeen")
@@ -102,53 +102,53 @@ def results(job: Doubler, source: Any, *, batch: int = 3, fixed: bool = True, **
 class TestOrder:
     @pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
     def test_results_come_in_the_order_of_the_source(self, count: int) -> None:
-        assert results(Doubler(), [picture(n + 20) for n in range(count)]) == [2 * (n + 20) for n in range(count)]
+        assert results(Doubler(), [solid(n + 20) for n in range(count)]) == [2 * (n + 20) for n in range(count)]
 
-    def test_units_of_several_pictures_share_a_batch(self) -> None:
+    def test_units_of_several_images_share_a_batch(self) -> None:
         job = Doubler(units=2)
-        assert results(job, [picture(n) for n in range(5)], batch_timeout=60.0) == [4 * n for n in range(5)]
+        assert results(job, [solid(n) for n in range(5)], batch_timeout=60.0) == [4 * n for n in range(5)]
         assert job.batches == [[0], [0, 1], [1, 2, 2], [3, 3, 4], [4]]  # small at first
 
-    def test_whole_batches_from_the_first_on(self) -> None:
+    def test_full_batches_from_the_first_with_graphs(self) -> None:
         job = Doubler(units=2)
         job.fixed_input_size = True
         graphs = GraphCache(max_batch=1)
-        assert results(job, [picture(n) for n in range(5)], batch_timeout=60.0, graphs=graphs) == [
+        assert results(job, [solid(n) for n in range(5)], batch_timeout=60.0, graphs=graphs) == [
             4 * n for n in range(5)
         ]
         assert job.batches == [[0, 0, 1], [1, 2, 2], [3, 3, 4], [4]]
 
     def test_only_units_of_one_shape_share_a_batch(self) -> None:
         job = Doubler(sides=(2, 3))
-        assert results(job, [picture(n) for n in range(9)], batch=4) == [2 * n for n in range(9)]
+        assert results(job, [solid(n) for n in range(9)], batch=4) == [2 * n for n in range(9)]
         assert all(len({note % 2 for note in batch}) == 1 for batch in job.batches)
         assert 2 <= max(len(batch) for batch in job.batches) <= 4
 
-    def test_pictures_without_units_and_with_many(self) -> None:
+    def test_images_without_units_and_with_many(self) -> None:
         job = Doubler(units=None)  # 0 to 3 units
-        assert results(job, [picture(n) for n in range(8)], batch=2) == [0, 2, 8, 18, -4, 10, 24, 42]
+        assert results(job, [solid(n) for n in range(8)], batch=2) == [0, 2, 8, 18, -4, 10, 24, 42]
 
-    def test_who_does_what(self) -> None:
+    def test_threads_of_each_step(self) -> None:
         job = Doubler()
         job.detects_people = True
-        results(job, [picture(n) for n in range(8)])
+        results(job, [solid(n) for n in range(8)])
         main = threading.current_thread().name
         assert job.threads["forward"] == job.threads["detect"] == {main}
         for step in ("prepare", "decode", "finish"):
             assert main not in job.threads[step]
         assert job.detected == list(range(8))
 
-    def test_on_a_gpu_decoding_is_started_by_the_caller(self) -> None:
+    def test_on_a_gpu_the_caller_decodes(self) -> None:
         job = Doubler()
         job.decodes_in_workers = False
-        assert results(job, [picture(5)] * 3) == [10] * 3
+        assert results(job, [solid(5)] * 3) == [10] * 3
         assert job.threads["decode"] == {threading.current_thread().name}
 
 
 class TestFailures:
-    def test_each_kind_stays_in_its_place(self, tmp_path: Path) -> None:
-        (tmp_path / "broken.png").write_bytes(b"no picture")
-        source = [picture(1), tmp_path / "broken.png", picture(13), picture(17), picture(19), picture(2)]
+    def test_failures_keep_the_order_of_the_source(self, tmp_path: Path) -> None:
+        (tmp_path / "broken.png").write_bytes(b"no image")
+        source = [solid(1), tmp_path / "broken.png", solid(13), solid(17), solid(19), solid(2)]
         found = results(Doubler(), source, batch_timeout=60.0)
         assert [found[0], found[-1]] == [2, 4]
         failures = found[1:-1]
@@ -164,19 +164,19 @@ class TestFailures:
         assert failures[2].message == "array: seventeen"
 
     def test_frames_of_a_video_keep_their_numbers(self) -> None:
-        frames = [Frame(image=picture(value), name="clip.mp4", frame=100 + value) for value in (1, 13, 17, 19)]
+        frames = [Frame(image=solid(value), name="clip.mp4", frame=100 + value) for value in (1, 13, 17, 19)]
         found = results(Doubler(), iter(frames))
         assert [one.frame for one in found[1:]] == [113, 117, 119]
 
     def test_a_bad_unit_does_not_spoil_its_batch(self) -> None:
-        found = results(Doubler(), [picture(1), picture(17), picture(2)], batch=3, batch_timeout=60.0)
+        found = results(Doubler(), [solid(1), solid(17), solid(2)], batch=3, batch_timeout=60.0)
         assert [found[0], found[2]] == [2, 4]
         assert isinstance(found[1], Failure)
 
-    def test_raise_stops_there(self) -> None:
+    def test_errors_raise_stops_at_the_first_failure(self) -> None:
         stream = run_many(
             Doubler(),
-            open_source([picture(1), picture(13), picture(2)]),
+            open_source([solid(1), solid(13), solid(2)]),
             batch=BatchSize(1, fixed=True),
             errors="raise",
         )
@@ -184,17 +184,17 @@ class TestFailures:
         with pytest.raises(InputError, match="thirteen"):
             next(stream)
 
-    def test_more_failures_than_the_line_holds(self) -> None:
-        """A good picture that waits for its batch must not wait for ever behind a full line."""
-        source = [picture(1)] * 8 + [picture(13)] * 80 + [picture(2)]  # seven go through in the first, small batches
+    def test_more_failures_than_images_in_flight(self) -> None:
+        """A good image that waits for its batch must not wait for ever behind a full line."""
+        source = [solid(1)] * 8 + [solid(13)] * 80 + [solid(2)]  # seven go through in the first, small batches
         found = results(Doubler(), source, batch=8, batch_timeout=250.0)
         assert found[:8] == [2] * 8
         assert (found[-1], len(found)) == (4, 89)
 
-    def test_a_source_that_breaks_off(self) -> None:
+    def test_an_error_of_the_source(self) -> None:
         def broken() -> Iterator[np.ndarray]:
-            yield picture(1)
-            yield picture(2)
+            yield solid(1)
+            yield solid(2)
             raise OSError("cable pulled")
 
         found = results(Doubler(), broken(), batch=5)
@@ -202,24 +202,24 @@ class TestFailures:
         assert isinstance(found[2], Failure)
         assert "cable pulled" in found[2].message
 
-    def test_saving_that_fails(self) -> None:
+    def test_an_error_of_saving(self) -> None:
         def save(result: int, index: int) -> None:
             if result == 4:
                 raise OSError("disk full")
 
-        found = results(Doubler(), [picture(1), picture(2), picture(3)], save=save)
+        found = results(Doubler(), [solid(1), solid(2), solid(3)], save=save)
         assert [found[0], found[2]] == [2, 6]
         assert "disk full" in found[1].message
 
 
 class TestMemory:
-    def test_only_so_many_pictures_are_on_their_way(self) -> None:
+    def test_images_in_flight_are_bounded(self) -> None:
         taken: list[int] = []
 
         def source() -> Iterator[np.ndarray]:
             for number in range(200):
                 taken.append(number)
-                yield picture(number % 10)
+                yield solid(number % 10)
 
         stream = run_many(Doubler(), open_source(source()), batch=BatchSize(2, fixed=True), workers=2)
         most = _max_in_flight(2, 2)
@@ -230,7 +230,7 @@ class TestMemory:
         stream.close()
 
     def test_memory_stays_flat(self) -> None:
-        """200 pictures of 3 MB each: what is alive at once is a few of them, not 600 MB."""
+        """200 images of 3 MB each: what is alive at once is a few of them, not 600 MB."""
         import tracemalloc
 
         def source() -> Iterator[np.ndarray]:
@@ -247,38 +247,38 @@ class TestMemory:
         assert count == 200
         assert peak < 20 * 3_000_000
 
-    def test_the_batch_halves_and_goes_on_with_the_same_pictures(self) -> None:
-        job = Doubler(room=3)
+    def test_the_batch_size_is_halved_when_memory_runs_out(self) -> None:
+        job = Doubler(max_units=3)
         batch = BatchSize(16, fixed=False)
-        found = list(run_many(job, open_source([picture(n % 10) for n in range(40)]), batch=batch, batch_timeout=60.0))
+        found = list(run_many(job, open_source([solid(n % 10) for n in range(40)]), batch=batch, batch_timeout=60.0))
         assert found == [2 * (n % 10) for n in range(40)]
         assert batch.size == 2
         assert max(len(one) for one in job.batches) <= 3
 
-    def test_with_no_room_at_all_each_picture_says_so(self) -> None:
-        found = results(Doubler(room=0), [picture(1), picture(2)], batch=4, fixed=False)
+    def test_too_little_memory_for_one_image(self) -> None:
+        found = results(Doubler(max_units=0), [solid(1), solid(2)], batch=4, fixed=False)
         assert all("got too little" in one.message for one in found)
         assert all("smaller model" in one.message for one in found)
 
-    def test_a_fixed_batch_does_not_shrink(self) -> None:
+    def test_a_fixed_batch_size_is_not_reduced(self) -> None:
         stream = run_many(
-            Doubler(room=1), open_source([picture(1), picture(2)]), batch=BatchSize(2, fixed=True), batch_timeout=60.0
+            Doubler(max_units=1), open_source([solid(1), solid(2)]), batch=BatchSize(2, fixed=True), batch_timeout=60.0
         )
         assert list(stream) == [2, 4]  # one by one after the batch failed, so that nothing is lost
         with pytest.raises(InputError, match="auto"):
-            run_one(Doubler(units=2, room=1), next(open_source(picture(1)).loaders()), BatchSize(2, fixed=True))
+            run_one(Doubler(units=2, max_units=1), next(open_source(solid(1)).loaders()), BatchSize(2, fixed=True))
 
-    def test_one_picture_with_more_units_than_fit(self) -> None:
-        job, batch = Doubler(units=7, room=2), BatchSize(8, fixed=False)
-        assert run_one(job, next(open_source(picture(3)).loaders()), batch) == 42
+    def test_one_image_with_more_units_than_fit(self) -> None:
+        job, batch = Doubler(units=7, max_units=2), BatchSize(8, fixed=False)
+        assert run_one(job, next(open_source(solid(3)).loaders()), batch) == 42
         assert batch.size == 2
 
     @pytest.mark.parametrize("size", [0, -1, 1.5, True, "many"])
-    def test_sizes_that_make_no_sense(self, size: Any) -> None:
+    def test_invalid_batch_sizes(self, size: Any) -> None:
         with pytest.raises(InputError, match="batch_size"):
             BatchSize(size, fixed=True)
 
-    def test_where_batches_start(self) -> None:
+    def test_initial_batch_size_on_a_cpu(self) -> None:
         cpu = torch.device("cpu")
         assert initial_batch_size(cpu, (1024, 768)) == 1
         assert initial_batch_size(cpu, (256, 192)) == 1
@@ -296,13 +296,13 @@ class TestMemory:
             (140, (4096, 3072), 2),
         ],
     )
-    def test_where_batches_start_on_a_gpu(
+    def test_initial_batch_size_on_a_gpu(
         self, free: int, unit_hw: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free << 30, 150 << 30))
         assert initial_batch_size(torch.device("cuda"), unit_hw) == size
 
-    def test_values_come_to_the_host_as_they_are(self) -> None:
+    def test_host_copy_of_nested_values(self) -> None:
         values = {"a": [torch.ones(2), None], "b": (torch.zeros(1), "text", 3)}
         found = HostCopy(values).wait()
         assert found["a"][1] is None
@@ -311,20 +311,20 @@ class TestMemory:
 
 
 class TestThreads:
-    def test_nothing_starts_before_it_is_asked_for(self) -> None:
+    def test_threads_start_with_the_first_result(self) -> None:
         before = threading.active_count()
-        stream = run_many(Doubler(), open_source([picture(1)]), batch=BatchSize(1, fixed=True))
+        stream = run_many(Doubler(), open_source([solid(1)]), batch=BatchSize(1, fixed=True))
         assert threading.active_count() == before
         assert list(stream) == [2]
 
     @pytest.mark.parametrize("taken", [1, 5])
-    def test_stopping_early_closes_the_source(self, taken: int) -> None:
+    def test_closing_early_closes_the_source(self, taken: int) -> None:
         closed = threading.Event()
 
         def source() -> Iterator[np.ndarray]:
             try:
                 while True:
-                    yield picture(1)
+                    yield solid(1)
             finally:
                 closed.set()
 
@@ -334,35 +334,35 @@ class TestThreads:
         stream.close()
         assert closed.is_set()
 
-    def test_dropping_it_is_enough(self) -> None:
-        stream = run_many(Doubler(), open_source([picture(1)] * 50), batch=BatchSize(2, fixed=True))
+    def test_a_generator_that_is_not_closed(self) -> None:
+        stream = run_many(Doubler(), open_source([solid(1)] * 50), batch=BatchSize(2, fixed=True))
         next(stream)
         del stream
 
     def test_an_error_of_the_consumer(self) -> None:
         def consume() -> None:
-            for result in run_many(Doubler(), open_source([picture(1)] * 50), batch=BatchSize(2, fixed=True)):
+            for result in run_many(Doubler(), open_source([solid(1)] * 50), batch=BatchSize(2, fixed=True)):
                 result / 0  # type: ignore[operator]
 
         with pytest.raises(ZeroDivisionError):
             consume()
 
-    def test_a_slow_source_gives_what_it_has(self) -> None:
-        """With a batch of 8 and a source that pauses, results do not wait for 8 pictures."""
+    def test_a_slow_source_gives_partial_batches(self) -> None:
+        """With a batch of 8 and a source that pauses, results do not wait for 8 images."""
         gate = threading.Event()
 
         def source() -> Iterator[np.ndarray]:
-            yield picture(1)
-            yield picture(2)
+            yield solid(1)
+            yield solid(2)
             assert gate.wait(20), "nothing was given out"
-            yield picture(3)
+            yield solid(3)
 
         stream = run_many(Doubler(), open_source(source()), batch=BatchSize(8, fixed=True), batch_timeout=0.05)
         assert [next(stream), next(stream)] == [2, 4]
         gate.set()
         assert list(stream) == [6]
 
-    def test_saving_happens_behind_and_is_finished_on_closing(self) -> None:
+    def test_saving_runs_in_the_background_and_ends_on_closing(self) -> None:
         started, saved = threading.Event(), []
 
         def save(result: int, index: int) -> None:
@@ -370,7 +370,7 @@ class TestThreads:
             time.sleep(0.05)
             saved.append((result, threading.current_thread().name))
 
-        stream = run_many(Doubler(), open_source([picture(1)] * 30), batch=BatchSize(1, fixed=True), save=save)
+        stream = run_many(Doubler(), open_source([solid(1)] * 30), batch=BatchSize(1, fixed=True), save=save)
         next(stream)
         started.wait(5)
         stream.close()
@@ -384,8 +384,8 @@ class TestThreads:
     def test_ctrl_c(self) -> None:
         code = (
             "import itertools, threading, sys\n"
-            "from tests.unit.pipelines.engine.test_runner import Doubler, picture, run_many, open_source, BatchSize\n"
-            "source = (picture(1) for _ in itertools.count())\n"
+            "from tests.unit.pipelines.engine.test_runner import Doubler, solid, run_many, open_source, BatchSize\n"
+            "source = (solid(1) for _ in itertools.count())\n"
             "try:\n"
             "    stream = run_many(Doubler(), open_source(source), batch=BatchSize(2, fixed=True))\n"
             "    for number, _ in enumerate(stream):\n"
@@ -412,11 +412,11 @@ class TestThreads:
         assert process.returncode == 0
 
 
-def test_one_picture_raises_what_goes_wrong() -> None:
+def test_errors_of_one_image_are_raised() -> None:
     def read() -> Frame:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
         run_one(Doubler(), FrameLoader(name="x", load=read), BatchSize(1, fixed=True))
     with pytest.raises(RuntimeError, match="nineteen"):
-        run_one(Doubler(), next(open_source(picture(19)).loaders()), BatchSize(1, fixed=True))
+        run_one(Doubler(), next(open_source(solid(19)).loaders()), BatchSize(1, fixed=True))

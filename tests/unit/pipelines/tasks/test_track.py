@@ -62,7 +62,7 @@ def test_results_are_those_of_a_session(parts: tuple[Sam2VideoModel, Sam2VideoPr
     assert any(result.masks.any() for result in results)
 
 
-def test_any_source_and_both_ways_to_run(track: Any, tmp_path: Path) -> None:
+def test_sources_and_both_ways_to_run(track: Any, tmp_path: Path) -> None:
     wanted = list(track(FRAMES, prompts=POINT))
     for source in (np.stack(FRAMES), (image for image in FRAMES)):
         for one, other in zip(track(source, prompts=POINT, interactive=False), wanted, strict=True):
@@ -75,7 +75,7 @@ def test_any_source_and_both_ways_to_run(track: Any, tmp_path: Path) -> None:
     same(single, wanted[0])
 
 
-def test_objects_are_corrected_added_and_removed_while_it_runs(track: Any) -> None:
+def test_objects_are_corrected_added_and_removed_during_a_run(track: Any) -> None:
     plain = list(track(FRAMES, prompts=POINT))
     with track(FRAMES, prompts=[POINT]) as results:
         for number, result in enumerate(results):
@@ -119,7 +119,7 @@ def test_people_are_tracked_from_a_detector(track: Any, every: int, counts: list
     assert results[2].object_ids.tolist() == list(range(1, counts[2] + 1))
 
 
-def test_a_person_that_is_tracked_is_not_added_again(track: Any) -> None:
+def test_a_tracked_person_is_not_added_again(track: Any) -> None:
     box = list(track(FRAMES, prompts=POINT))[2].boxes_xyxy[0].tolist()
     assert box[2] - box[0] > 10
     for boxes, ids in (([box], [7]), ([box, [0, 0, 6, 6]], [7, 8])):
@@ -139,7 +139,7 @@ def test_points_are_added_to_those_of_the_frame(track: Any) -> None:
     same(replaced, next(track(FRAMES, prompts=dataclasses.replace(POINT, points=None, box=[5, 6, 40, 30]))))
 
 
-def test_memory_is_flat_unless_history_is_kept(track: Any) -> None:
+def test_memory_is_constant_without_history(track: Any) -> None:
     def frames() -> Iterator[np.ndarray]:
         for number in range(40):
             yield FRAMES[number % 6]
@@ -171,7 +171,7 @@ class TestBadInput:
             ({"object_id": 1, "mask": np.zeros(HW)}, "got an empty mask"),
         ],
     )
-    def test_prompts_that_make_no_sense(self, fields: dict[str, Any], message: str) -> None:
+    def test_invalid_prompts(self, fields: dict[str, Any], message: str) -> None:
         with pytest.raises(PromptError, match=message):
             TrackPrompt(**fields)
 
@@ -207,7 +207,7 @@ class TestBadInput:
         with pytest.raises(InputError, match="expected one of"):
             results.remove(99)
 
-    def test_a_video_that_breaks_off(self, track: Any, tmp_path: Path) -> None:
+    def test_an_error_of_the_video(self, track: Any, tmp_path: Path) -> None:
         clip = write_clip(tmp_path / "clip.avi", FRAMES * 4)
         content = clip.read_bytes()
         clip.write_bytes(content[: len(content) * 2 // 3])

@@ -19,7 +19,7 @@ from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
 from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
-from vitruvian.files.video import open_video  # noqa: E402
+from vitruvian.files.video import VideoReader  # noqa: E402
 from vitruvian.pipelines import Failure, sources  # noqa: E402
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector  # noqa: E402
 from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
@@ -127,7 +127,7 @@ def test_everything_is_kept(clip: Path, tmp_path: Path) -> None:
         preview=lambda number, picture, result: seen.append(number), progress=lambda done, of: steps.append((done, of)),
     )  # fmt: skip
     assert (report.frames, report.failures, report.resumed_at, report.skipped) == (COUNT, 0, 0, False)
-    source, made = open_video(clip), open_video(out)
+    source, made = VideoReader(clip), VideoReader(out)
     assert (made.rate, made.size_hw, len(list(made)), made.has_sound) == (source.rate, SIZE, COUNT, True)
     assert packets(out, "audio") == packets(clip, "audio")
     for (number, time, picture), (_, other, before) in zip(made, source, strict=True):
@@ -160,7 +160,7 @@ def test_a_stopped_run_goes_on_after_the_last_whole_segment(clip: Path, tmp_path
     whole, parts = lines(tmp_path / "whole.jsonl"), lines(tmp_path / "parts.jsonl")
     assert whole == parts  # identities, positions, smoothing: all as if nothing had happened
     for (_, time, picture), (_, other, before) in zip(
-        open_video(tmp_path / "parts.mp4"), open_video(tmp_path / "whole.mp4"), strict=True
+        VideoReader(tmp_path / "parts.mp4"), VideoReader(tmp_path / "whole.mp4"), strict=True
     ):
         assert time == pytest.approx(other)
         assert np.abs(picture.astype(int) - before).mean() < 1
@@ -191,7 +191,7 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
     task = Task()
     report = run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=0.5)
     assert task.seen == []
-    assert len(list(open_video(tmp_path / "o.mp4"))) == report.frames == COUNT
+    assert len(list(VideoReader(tmp_path / "o.mp4"))) == report.frames == COUNT
 
 
 def test_a_broken_segment_is_made_again(clip: Path, tmp_path: Path) -> None:
@@ -201,14 +201,14 @@ def test_a_broken_segment_is_made_again(clip: Path, tmp_path: Path) -> None:
     task = Task()
     run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=5 / 24)
     assert task.seen[0] == 0  # its state is gone with it: only the newest is kept
-    assert len(list(open_video(tmp_path / "o.mp4"))) == COUNT
+    assert len(list(VideoReader(tmp_path / "o.mp4"))) == COUNT
 
 
 def test_a_frame_that_fails_is_told_and_the_video_stays_whole(clip: Path, tmp_path: Path) -> None:
     out, records = tmp_path / "out.mp4", tmp_path / "out.jsonl"
     report = run_video(clip, Task(fail_at=7), out=out, records=records, finder=FINDER, draw=draw)
     assert (report.frames, report.failures) == (COUNT, 1)
-    assert len(list(open_video(out))) == COUNT
+    assert len(list(VideoReader(out))) == COUNT
     assert set(lines(records)[7]) == {"frame", "time", "error"}
     assert lines(records)[7]["error"].endswith("no luck")
 
@@ -427,7 +427,7 @@ class TestCamera:
                 source, Task(), out=out, records=records, finder=FINDER, draw=draw, max_frames=7, segment_seconds=0.1
             )
             assert (report.frames, report.failures, report.interrupted) == (7, 0, False)
-            assert len(list(open_video(out))) == len(lines(records)) == 7
+            assert len(list(VideoReader(out))) == len(lines(records)) == 7
             assert numbers(lines(records)) == [[1, 2]] * 7
         assert not list(tmp_path.glob("*.parts"))
 
@@ -446,4 +446,4 @@ class TestCamera:
         out = tmp_path / "out.mp4"
         with pytest.raises(OSError, match="unplugged"):
             run_video(2, pipeline_task(opened("pose"), people="whole"), out=out)
-        assert len(list(open_video(out))) == 4
+        assert len(list(VideoReader(out))) == 4

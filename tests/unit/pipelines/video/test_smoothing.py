@@ -23,7 +23,7 @@ Points = NDArray[np.float32]
 
 
 class TestOneEuro:
-    def test_a_case_worked_out_by_hand(self) -> None:
+    def test_values_computed_by_hand(self) -> None:
         """min_cutoff 1, beta 0.5, d_cutoff 1, values 0, 1, 3 at 0, 0.1 and 0.3 seconds (steps of 0.1 and 0.2).
 
         Step 0.1: α(1) = 1 / (1 + 1 / (2π · 0.1)) = 0.385870; speed 0.385870 · (1 − 0) / 0.1 = 3.858695;
@@ -38,7 +38,7 @@ class TestOneEuro:
         assert smoother.step(np.array([1.0]), 0.1, one) == pytest.approx(0.647957, abs=2e-6)
         assert smoother.step(np.array([3.0]), 0.3, one) == pytest.approx(2.684110, abs=2e-6)
 
-    def test_it_is_the_published_recursion(self) -> None:
+    def test_equals_the_published_recursion(self) -> None:
         rng = np.random.default_rng(0)
         times, values = np.cumsum(rng.uniform(0.01, 0.1, 50)), rng.normal(size=(50, 3, 1)).cumsum(0)
         smoother, ones = OneEuroFilter(min_cutoff=0.7, beta=0.3, d_cutoff=1.2), np.ones((3, 1))
@@ -76,7 +76,7 @@ class TestKeypoints:
         walk = [smoother(body(x=4.0 * t)[None], SURE, [2], t / 30) for t in range(60)]  # 0.6 body sizes a second
         assert np.abs(walk[-1][0] - body(x=4.0 * 59)).max() < 4  # a frame behind, at most
 
-    def test_size_does_not_matter(self) -> None:
+    def test_scale_of_the_person_does_not_matter(self) -> None:
         rng = np.random.default_rng(1)
         noise = rng.normal(0, 0.01, (40, 8, 2))
         large, small = KeypointSmoother(), KeypointSmoother()
@@ -85,7 +85,7 @@ class TestKeypoints:
             other = small((body(size=100) + 100 * noise[t]).astype(np.float32)[None], SURE, [1], t / 25)
         np.testing.assert_allclose(one / 4, other, atol=1e-3)
 
-    def test_unsure_points_move_little_and_sure_ones_again_at_once(self) -> None:
+    def test_points_of_low_confidence_move_little(self) -> None:
         smoother = KeypointSmoother()
         scores = SURE.copy()
         for t in range(10):
@@ -103,7 +103,7 @@ class TestKeypoints:
         guessed(wild, scores, [1], 0.0)
         assert np.abs(guessed(body()[None], SURE, [1], 1 / 30)[0, 3] - body()[3]).max() < 5
 
-    def test_missing_points_stay_missing_and_harm_nothing(self) -> None:
+    def test_missing_points_stay_missing(self) -> None:
         smoother = KeypointSmoother()
         for t in range(5):
             smoother(body()[None], SURE, [1], t / 30)
@@ -112,7 +112,7 @@ class TestKeypoints:
         assert np.isnan(smoother(gone, SURE, [1], 5 / 30)[0, 2]).all()
         np.testing.assert_allclose(smoother(body()[None], SURE, [1], 6 / 30)[0], body(), atol=1e-3)
 
-    def test_people_are_kept_apart_and_strangers_left_alone(self) -> None:
+    def test_people_are_smoothed_by_id(self) -> None:
         smoother = KeypointSmoother()
         both, scores = np.stack((body(0), body(500))), np.ones((2, 8), np.float32)
         smoother(both, scores, [1, 2], 0.0)
@@ -121,7 +121,7 @@ class TestKeypoints:
         shaken = both + 3
         np.testing.assert_array_equal(smoother(shaken, scores, [-1, -1], 2 / 30), shaken)
 
-    def test_jumps_gaps_and_going_back_start_anew(self) -> None:
+    def test_jumps_gaps_and_going_back_reset_the_filter(self) -> None:
         for time, x in ((1 / 30, 300.0), (2.0, 20.0), (-1.0, 20.0)):
             smoother = KeypointSmoother()
             smoother(body()[None], SURE, [1], 0.0)
@@ -136,7 +136,7 @@ class TestKeypoints:
             smoother(body()[None], SURE, [t], t / 30)
         assert len(smoother._people) <= 32
 
-    def test_a_restored_smoother_goes_on_alike(self) -> None:
+    def test_a_restored_smoother_continues_identically(self) -> None:
         rng = np.random.default_rng(2)
         frames = (body() + rng.normal(0, 2, (20, 1, 8, 2))).astype(np.float32)
         whole, first, second = KeypointSmoother(), KeypointSmoother(), KeypointSmoother()
@@ -178,45 +178,45 @@ def noise(seed: int, size_hw: tuple[int, int] = (64, 96)) -> RgbImage:
 
 
 class TestDense:
-    def test_what_stands_still_is_averaged_and_what_moves_is_not(self) -> None:
+    def test_static_pixels_are_averaged_and_moving_ones_are_not(self) -> None:
         rng = np.random.default_rng(0)
-        smoother, picture = DenseSmoother(0.2), noise(0)
+        smoother, image = DenseSmoother(0.2), noise(0)
         for t in range(60):
-            moving = picture.copy()
+            moving = image.copy()
             moving[:, 48:] = noise(100 + t)[:, 48:]  # the right half is another one in each frame
             values = rng.normal(0, 1, (64, 96)).astype(np.float32)
             smooth = smoother(values, moving, t / 30)
         assert smooth[:, :40].std() < 0.45
         assert np.abs(smooth - values)[:, 56:].mean() < 0.25 * np.abs(smooth - values)[:, :40].mean()
 
-    def test_slow_motion_is_noticed_too(self) -> None:
+    def test_slow_motion_is_not_averaged(self) -> None:
         """A brightness that creeps by one level a frame, below the noise, adds up against the average."""
         smoother = DenseSmoother(1.0)
         for t in range(60):
-            picture = np.full((32, 32, 3), 40 + 2 * t, np.uint8)
-            value = smoother(np.full((32, 32), float(t), np.float32), picture, t / 30)
+            image = np.full((32, 32, 3), 40 + 2 * t, np.uint8)
+            value = smoother(np.full((32, 32), float(t), np.float32), image, t / 30)
         assert value.mean() > 53  # a plain average over one second would be 30 behind
 
-    def test_reset_size_and_time_start_anew(self) -> None:
-        smoother, picture = DenseSmoother(), noise(0)
-        smoother(np.zeros((64, 96, 2)), picture, 1.0)
-        assert (smoother(np.ones((64, 96, 2)), picture, 1.01) < 0.2).all()
-        assert (smoother(np.ones((64, 96, 2)), picture, 0.5) == 1).all()
-        assert (smoother(np.zeros((64, 96)), picture, 0.6) == 0).all()
+    def test_reset_size_and_time_reset_the_filter(self) -> None:
+        smoother, image = DenseSmoother(), noise(0)
+        smoother(np.zeros((64, 96, 2)), image, 1.0)
+        assert (smoother(np.ones((64, 96, 2)), image, 1.01) < 0.2).all()
+        assert (smoother(np.ones((64, 96, 2)), image, 0.5) == 1).all()
+        assert (smoother(np.zeros((64, 96)), image, 0.6) == 0).all()
         smoother.reset()
-        assert (smoother(np.ones((64, 96)), picture, 0.61) == 1).all()
+        assert (smoother(np.ones((64, 96)), image, 0.61) == 1).all()
 
-    def test_vectors_keep_their_length_and_holes_are_filled_by_the_newest(self) -> None:
-        smoother, picture = DenseSmoother(unit=True), noise(0)
-        smoother(np.broadcast_to(np.float32([1, 0, 0]), (64, 96, 3)), picture, 0.0)
-        mixed = smoother(np.broadcast_to(np.float32([0, 1, 0]), (64, 96, 3)), picture, 0.1)
+    def test_vectors_stay_unit_length_and_nan_takes_the_newest_value(self) -> None:
+        smoother, image = DenseSmoother(unit=True), noise(0)
+        smoother(np.broadcast_to(np.float32([1, 0, 0]), (64, 96, 3)), image, 0.0)
+        mixed = smoother(np.broadcast_to(np.float32([0, 1, 0]), (64, 96, 3)), image, 0.1)
         np.testing.assert_allclose(np.linalg.norm(mixed, axis=-1), 1, atol=1e-6)
         assert mixed[0, 0, 0] > 0.3
         plain = DenseSmoother()
-        plain(np.full((64, 96), np.nan), picture, 0.0)
-        assert (plain(np.ones((64, 96)), picture, 0.1) == 1).all()
+        plain(np.full((64, 96), np.nan), image, 0.0)
+        assert (plain(np.ones((64, 96)), image, 0.1) == 1).all()
 
-    def test_a_restored_smoother_goes_on_alike(self) -> None:
+    def test_a_restored_smoother_continues_identically(self) -> None:
         one, other = DenseSmoother(), DenseSmoother()
         one(np.ones((64, 96)), noise(0), 0.0)
         other.restore(one.state())
@@ -226,7 +226,7 @@ class TestDense:
 
 
 class TestCuts:
-    def test_another_picture_is_a_cut_and_motion_is_not(self) -> None:
+    def test_another_image_is_a_cut_and_motion_is_not(self) -> None:
         cuts = SceneCuts()
         first, second = noise(0, (144, 256)), noise(1, (144, 256))
         found = [cuts(np.roll(first, 2 * t, axis=1)) for t in range(10)] + [cuts(second), cuts(second)]
@@ -235,7 +235,7 @@ class TestCuts:
         other.restore(cuts.state())
         assert other(first)
 
-    def test_wild_motion_raises_the_bar(self) -> None:
+    def test_fast_motion_raises_the_threshold(self) -> None:
         cuts = SceneCuts()
         found = [cuts(noise(t, (144, 256))) for t in range(30)]
         assert not any(found[15:])
@@ -247,5 +247,5 @@ class TestCuts:
         paths = sorted((SHARED / "photos/video/bedroom").glob("*.jpg"))[::4]
         other = SHARED / "photos/portraits/astronaut.png"
         cuts = SceneCuts()
-        pictures = [np.asarray(Image.open(path).convert("RGB")) for path in [*paths, other]]
-        assert [cuts(picture) for picture in pictures] == [False] * len(paths) + [True]
+        images = [np.asarray(Image.open(path).convert("RGB")) for path in [*paths, other]]
+        assert [cuts(image) for image in images] == [False] * len(paths) + [True]

@@ -26,14 +26,14 @@ def follow(tracker: Tracker, *people: list[float], scores: list[float] | None = 
     return found
 
 
-def test_people_who_stay_keep_their_numbers_in_any_order() -> None:
+def test_ids_do_not_depend_on_the_order_of_boxes() -> None:
     tracker = Tracker()
     assert follow(tracker, box(100), box(300)) == [1, 2]
     assert follow(tracker, box(302), box(101)) == [2, 1]
     assert follow(tracker, box(103), box(303), box(500)) == [1, 2, 3]
 
 
-def test_people_who_cross_keep_their_numbers() -> None:
+def test_ids_of_people_who_cross() -> None:
     """They walk through each other; where they are closest only the one in front is found."""
     tracker = Tracker()
     left, right = 100.0, 300.0
@@ -47,7 +47,7 @@ def test_people_who_cross_keep_their_numbers() -> None:
             assert follow(tracker, box(right), box(left)) == first[::-1], step
 
 
-def test_a_speed_is_kept_through_a_gap() -> None:
+def test_velocity_is_predicted_through_a_gap() -> None:
     tracker = Tracker()
     for step in range(10):
         follow(tracker, box(100 + 10 * step))
@@ -56,7 +56,7 @@ def test_a_speed_is_kept_through_a_gap() -> None:
     assert follow(tracker, box(100 + 10 * 18)) == [1]  # 90 pixels on, over two widths: no overlap with the last box
 
 
-def test_a_size_is_held_through_a_gap() -> None:
+def test_size_is_constant_through_a_gap() -> None:
     """Someone walks behind a wall: the box shrinks from one side, is gone, and comes back as it was."""
     tracker = Tracker()
     for _ in range(5):
@@ -70,7 +70,7 @@ def test_a_size_is_held_through_a_gap() -> None:
     assert follow(tracker, box(118)) == [1]
 
 
-def test_hidden_people_are_forgotten_after_a_while() -> None:
+def test_lost_tracks_expire() -> None:
     for gap, expected in ((5, [1]), (6, [2])):
         tracker = Tracker(max_age=5)
         for _ in range(3):
@@ -80,7 +80,7 @@ def test_hidden_people_are_forgotten_after_a_while() -> None:
         assert follow(tracker, box(100)) == expected, gap
 
 
-def test_a_person_seen_once_is_not_remembered_for_long() -> None:
+def test_tentative_tracks_expire_early() -> None:
     for gap, expected in ((2, [1]), (3, [2])):
         tracker = Tracker()
         follow(tracker, box(100))
@@ -96,7 +96,7 @@ def test_entries_and_exits() -> None:
         assert follow(tracker, *people.values()) == list(people), step
 
 
-def test_unsure_boxes_go_on_with_a_track_but_start_none() -> None:
+def test_boxes_of_low_confidence_continue_tracks_but_start_none() -> None:
     tracker = Tracker()
     follow(tracker, box(100))
     assert follow(tracker, box(102), scores=[0.9]) == [1]
@@ -105,14 +105,14 @@ def test_unsure_boxes_go_on_with_a_track_but_start_none() -> None:
     assert follow(Tracker(), box(100), scores=[0.3]) == [-1]
 
 
-def test_sure_boxes_choose_first() -> None:
+def test_boxes_of_high_confidence_are_matched_first() -> None:
     tracker = Tracker()
     for _ in range(3):
         follow(tracker, box(100))
     assert follow(tracker, box(100), box(104), scores=[0.4, 0.8]) == [-1, 1]
 
 
-def test_fast_people_are_found_beside_their_place() -> None:
+def test_fast_people_are_matched_without_overlap() -> None:
     tracker = Tracker()
     follow(tracker, box(100))
     assert follow(tracker, box(150)) == [1]  # no overlap: 40 wide, moved by 50
@@ -121,7 +121,7 @@ def test_fast_people_are_found_beside_their_place() -> None:
     assert follow(other, box(150, h=300, w=120, y=200)) == [2]  # three times as large: someone else
 
 
-def test_predictions_between_looks() -> None:
+def test_predictions_between_detections() -> None:
     tracker = Tracker()
     for step in range(6):
         follow(tracker, box(100 + 10 * step), box(500))
@@ -146,7 +146,7 @@ def test_memory_is_bounded() -> None:
     assert tracker.next_id > 190
 
 
-def test_a_reset_forgets_people_but_not_numbers() -> None:
+def test_reset_drops_tracks_and_does_not_reuse_ids() -> None:
     tracker = Tracker()
     for _ in range(3):
         follow(tracker, box(100))
@@ -154,7 +154,7 @@ def test_a_reset_forgets_people_but_not_numbers() -> None:
     assert follow(tracker, box(100)) == [2]
 
 
-def test_a_restored_tracker_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_restored_tracker_continues_identically() -> None:
     whole, first = Tracker(), Tracker()
     rng = np.random.default_rng(1)
     frames = [[box(100 + 9 * t + rng.normal()), box(600 - 9 * t + rng.normal())][: 1 + (t % 5 > 0)] for t in range(40)]
@@ -201,7 +201,7 @@ def test_many_people_with_noise_and_misses() -> None:
         ([box(1)], [np.nan]),
     ],
 )
-def test_bad_people_are_refused(boxes: Any, scores: Any) -> None:
+def test_invalid_boxes_are_errors(boxes: Any, scores: Any) -> None:
     with pytest.raises(InputError, match="expected"):
         Tracker().update(boxes, scores)
 
@@ -210,15 +210,15 @@ FRAMES = SHARED / "photos/video/bedroom"
 
 
 @pytest.mark.skipif(not FRAMES.is_dir(), reason="the shared video frames are not beside this checkout")
-def test_two_children_on_a_bed() -> None:
-    """Real motion: what moves against the background, in two halves of the picture, keeps two numbers."""
+def test_two_children_of_a_real_clip() -> None:
+    """Real motion: what moves against the background, in two halves of the image, keeps two numbers."""
     from PIL import Image
 
-    pictures = [np.asarray(Image.open(path).convert("L"), np.float32) for path in sorted(FRAMES.glob("*.jpg"))]
-    background = np.median(np.stack(pictures), axis=0)
+    images = [np.asarray(Image.open(path).convert("L"), np.float32) for path in sorted(FRAMES.glob("*.jpg"))]
+    background = np.median(np.stack(images), axis=0)
     tracker, numbers = Tracker(), set()
-    for picture in pictures:
-        moving = np.abs(picture - background) > 40
+    for image in images:
+        moving = np.abs(image - background) > 40
         boxes = []
         for left, right in ((0, 480), (480, 960)):
             rows, columns = np.nonzero(moving[:, left:right])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
+from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set, small_run
 from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.training.config import AugmentConfig
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
@@ -19,10 +19,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("set"), 10, people=1.6)
 
 
-def batches(folder: Path, workers: int = 0, *, seed: int = 0, augment: bool = True, size: int = 3) -> FolderBatches:
-    people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
-    part = AugmentConfig() if augment else None
-    return FolderBatches(people, tasks=TASKS, batch_size=size, seed=seed, augment=part, workers=workers)
+def batches(folder: Path, workers: int = 0, *, seed: int = 0) -> FolderBatches:
+    config = small_run(folder, folder, *TASKS, seed=seed, data__batch_size=3, data__workers=workers)
+    return FolderBatches(PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS), config)
 
 
 def same(a: TrainBatch, b: TrainBatch) -> bool:
@@ -41,18 +40,18 @@ def test_a_batch_depends_on_its_number_and_the_seed(folder: Path):
     assert not same(first.batch(5), batches(folder, seed=1).batch(5))
 
 
-def test_threads_change_nothing(folder: Path):
+def test_prefetching_gives_the_same_batches(folder: Path):
     plain, ahead = batches(folder), batches(folder, workers=2)
     for number in (0, 1, 2, 7, 8, 3):  # jumps, as a run that is resumed makes them
         assert same(plain.batch(number), ahead.batch(number))
     ahead.close()
 
 
-def test_each_pass_shows_every_view_once(folder: Path):
+def test_each_epoch_has_every_crop_once(folder: Path):
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])
     shown: list[int] = []
     people.read = lambda index, **options: shown.append(index) or PeopleFolder.read(people, index)  # type: ignore
-    source = FolderBatches(people, tasks=["pose"], batch_size=len(people))
+    source = FolderBatches(people, small_run(folder, folder, "pose", data__batch_size=len(people)))
     for number in range(3):
         source._read(number)
     passes = [shown[k * len(people) : (k + 1) * len(people)] for k in range(3)]
@@ -75,7 +74,7 @@ def test_people_and_images(folder: Path):
     assert view.stature.item() == pytest.approx(biggest["stature"])
 
 
-def test_truths_of_a_view_agree(folder: Path):
+def test_ground_truth_of_a_crop_is_consistent(folder: Path):
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=TASKS)
     views = LabeledImages.cat([people.read(i, augment=AugmentConfig(), seed=i) for i in range(len(people))])
     assert views.parts is not None
@@ -106,7 +105,7 @@ def test_only_maps_that_are_needed_are_read(folder: Path, tmp_path: Path):
         PeopleFolder(tmp_path / "set", size_hw=SIZE_HW, tasks=["matting"]).read(0)
 
 
-def test_mistakes_in_threads_are_heard(folder: Path, tmp_path: Path):
+def test_errors_in_threads_are_raised(folder: Path, tmp_path: Path):
     shutil.copytree(folder, tmp_path / "set")
     shutil.rmtree(tmp_path / "set" / "images")
     source = batches(tmp_path / "set", workers=1)

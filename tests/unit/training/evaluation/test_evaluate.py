@@ -50,7 +50,7 @@ def replay(people: PeopleFolder, change: Any = None) -> Any:
     return predict
 
 
-def test_true_outputs_have_perfect_scores(people: PeopleFolder):
+def test_ground_truth_as_prediction_has_perfect_scores(people: PeopleFolder):
     report = evaluate_folder(replay(people), people, tasks=list(TASKS), batch_size=3)
     found = headlines(report)
     assert found["pose/pck.pck@0.1"] == 1
@@ -89,7 +89,7 @@ def test_errors_are_measured(people: PeopleFolder):
     assert found["people/recall@0.5"] < 0.5
 
 
-def test_only_the_first_views(people: PeopleFolder):
+def test_limit_on_the_number_of_images(people: PeopleFolder):
     calls: list[tuple[int, int]] = []
     report = evaluate_folder(
         replay(people), people, tasks=["matting"], batch_size=2, pictures=3,

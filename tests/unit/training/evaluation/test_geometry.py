@@ -150,7 +150,7 @@ def test_scale_is_the_one_of_least_squares() -> None:
     assert even.compute().rmse == pytest.approx(2)
 
 
-def test_what_does_not_count() -> None:
+def test_ignored_pixels() -> None:
     quality = DepthError(max_depth=10)
     truth = np.array([[2.0, np.nan, 0.0, -1.0, 50.0, 4.0]])
     quality.update(np.array([[2.0, 9, 9, 9, 9, 40.0]]), truth)  # 40 is moved to 10

@@ -27,7 +27,7 @@ def moved(points: np.ndarray, x: list[float]) -> np.ndarray:
     return out
 
 
-def test_pck_by_hand() -> None:
+def test_pck_of_known_values() -> None:
     truth = np.random.default_rng(0).uniform(0, 100, (2, 17, 2))
     quality = PCK("coco17", thresholds=[0.1, 0.2], groups={"face": range(5), "none": []})
     mask = np.zeros((2, 17), dtype=bool)
@@ -175,7 +175,7 @@ def test_numbers_are_those_of_pycocotools(layout: str) -> None:
     assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_ignored_people_are_neither_wanted_nor_false_alarms() -> None:
+def test_ignored_people_are_neither_missed_nor_false_positives() -> None:
     one = {name: value[:1] for name, value in random_image(1, 17).items()}
     one["found"], one["visible"], one["crowd"] = one["truth"], np.ones((1, 17)), np.array([False])
     wanted, ignored = KeypointAP(), KeypointAP()

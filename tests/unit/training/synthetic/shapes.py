@@ -62,10 +62,10 @@ def person(
         start += len(points)
     V, F = torch.cat(vertices)[None], torch.cat(faces)[None]
     count = F.shape[1]
-    known = torch.zeros(KEYPOINTS, dtype=torch.bool)
+    known = torch.zeros(1, KEYPOINTS, dtype=torch.bool)
     points = torch.zeros(1, KEYPOINTS, 3)
     if keypoints is not None:
-        known[: len(keypoints)] = True
+        known[0, : len(keypoints)] = True
         points[0, : len(keypoints)] = keypoints
     corner_uv = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
     part = torch.cat(classes)[None]  # [1, F]

@@ -43,7 +43,7 @@ def assets(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_scenery_survives_the_pack(assets: Path) -> None:
+def test_scenery_is_read_back_from_a_pack(assets: Path) -> None:
     arrays = read_scenery(assets)
     assert all(key.startswith("scenery/") for key in arrays)
     scenery = _read_scenery(arrays)
@@ -74,7 +74,8 @@ def test_scenery_of_the_shared_assets_is_small() -> None:
 def test_backgrounds_of_all_kinds_are_images() -> None:
     points = torch.rand(60, 308, 3)
     placement = sample_placement(60, 60, rng=rng())
-    cameras = sample_cameras(points, placement, height=torch.ones(60), size_hw=(32, 24), rng=rng())
+    known = torch.ones(60, 308, dtype=torch.bool)
+    cameras = sample_cameras(points, placement, height=torch.ones(60), size_hw=(32, 24), rng=rng(), known=known)
     full = Scenery(torch.rand(2, 64, 128, 3), torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8))
     for scenery in (Scenery.empty(), full):
         images = sample_backgrounds(scenery, cameras, rng=rng(1))
@@ -85,7 +86,7 @@ def test_backgrounds_of_all_kinds_are_images() -> None:
         assert (flat[:, None] - flat[None]).abs().mean(dim=2).fill_diagonal_(1).min() > 0.01  # no two alike
 
 
-def test_rays_meet_what_the_camera_projects() -> None:
+def test_pixel_rays_invert_projection() -> None:
     camera = front_camera(distance=3.0, focal=40.0, size_hw=(24, 32))
     rays = camera.pixel_rays().view(24, 32, 3)
     point = camera.position[0] + 2.5 * rays[7, 20]
@@ -93,7 +94,7 @@ def test_rays_meet_what_the_camera_projects() -> None:
     assert torch.allclose(seen, torch.tensor([20.0, 7.0, 2.5]), atol=1e-3)
 
 
-def test_kernels_keep_brightness_and_spread_as_told() -> None:
+def test_blur_kernels_keep_brightness_and_have_their_width() -> None:
     dot = torch.zeros(3, 2, 31, 31)
     dot[:, :, 15, 15] = 1.0
     size = torch.tensor([0.0, 1.5, 3.0])
@@ -116,7 +117,7 @@ def reference_jpeg(image: torch.Tensor, quality: int) -> torch.Tensor:
     return torch.from_numpy(np.asarray(Image.open(buffer)).copy()).permute(2, 0, 1).float() / 255
 
 
-def test_jpeg_errs_as_a_real_coder_does() -> None:
+def test_jpeg_error_is_that_of_pillow() -> None:
     y, x = torch.meshgrid(torch.arange(40), torch.arange(56), indexing="ij")
     image = torch.stack([torch.sin(x / 5) * 0.4 + 0.5, torch.cos(y / 3) * 0.3 + 0.5, (x + y) / 96.0])
     image = _add_noise(image[None], level=torch.tensor([0.05]), rng=rng())[0]
@@ -134,7 +135,7 @@ def test_noise_has_the_level_it_was_given() -> None:
     assert 0.015 < noisy[1].std().item() < 0.08
 
 
-def test_looks_and_files_keep_images_in_range() -> None:
+def test_camera_effects_keep_images_in_range() -> None:
     images = torch.rand(16, 3, 40, 30)
     changed = sample_grading(16, rng=rng())(images)
     assert 0 <= changed.min() < changed.max() <= 1
@@ -144,7 +145,7 @@ def test_looks_and_files_keep_images_in_range() -> None:
     assert (filed - changed).abs().mean() < 0.2
 
 
-def test_occluders_correct_every_truth() -> None:
+def test_occluders_correct_all_ground_truth() -> None:
     points, faces = sphere(radius=0.6, rings=24, sectors=48)
     keypoints = (
         torch.nn.functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(1)), dim=1) * 0.6

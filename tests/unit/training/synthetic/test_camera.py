@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.errors import InputError
@@ -24,13 +27,13 @@ def stick_people(count: int) -> torch.Tensor:
     return points
 
 
-def test_placement_turns_about_the_vertical_and_moves() -> None:
+def test_placement_rotates_about_the_vertical_and_translates() -> None:
     placement = Placement(torch.tensor([0]), torch.tensor([torch.pi / 2]), torch.tensor([[1.0, 2.0, 0.0]]), 1)
     placed = placement.place(torch.tensor([[[1.0, 0.5, 3.0]]]))
     assert torch.allclose(placed, torch.tensor([[[0.5, 3.0, 3.0]]]), atol=1e-6)
 
 
-def test_every_image_has_a_person_and_people_keep_apart() -> None:
+def test_every_image_has_a_person_at_a_distance_from_others() -> None:
     placement = sample_placement(14, 8, rng=rng())
     assert set(placement.image_index.tolist()) == set(range(8))
     for image in range(8):
@@ -41,20 +44,20 @@ def test_every_image_has_a_person_and_people_keep_apart() -> None:
         sample_placement(3, 4, rng=rng())
 
 
-def test_cameras_show_what_they_were_asked_to() -> None:
+def aim(points: Tensor, placement: Placement, seed: int, known: Tensor | None = None, **options: Any) -> Cameras:
+    known = torch.ones(308, dtype=torch.bool) if known is None else known
+    height = torch.full((len(points),), 1.7)
+    known = known.expand(len(points), -1)
+    return sample_cameras(points, placement, height=height, size_hw=(128, 96), rng=rng(seed), known=known, **options)
+
+
+def test_cameras_show_the_framed_points() -> None:
     people = 40
     points = stick_people(people)
     placement = sample_placement(people, people, rng=rng())
     H, W = 128, 96
     for weights, members in (((1.0, 0.0, 0.0, 0.0), slice(None)), ((0.0, 0.0, 1.0, 0.0), [0, 1, 2, 3, 4, 69])):
-        cameras = sample_cameras(
-            points,
-            placement,
-            height=torch.full((people,), 1.7),
-            size_hw=(H, W),
-            rng=rng(1),
-            framing_weights=weights,
-        )
+        cameras = aim(points, placement, 1, framing_weights=weights)
         seen = cameras.project(cameras.to_camera(placement.place(points), placement.image_index), placement.image_index)
         wanted = seen[:, members]
         middle = wanted[..., :2].mean(dim=1)
@@ -77,14 +80,7 @@ def test_head_images_are_closer_than_full_body_images() -> None:
     points, placement = stick_people(30), sample_placement(30, 30, rng=rng())
     sizes = []
     for weights in torch.eye(4).tolist():
-        cameras = sample_cameras(
-            points,
-            placement,
-            height=torch.full((30,), 1.7),
-            size_hw=(128, 96),
-            rng=rng(2),
-            framing_weights=weights,
-        )
+        cameras = aim(points, placement, 2, framing_weights=weights)
         depth = cameras.to_camera(points, placement.image_index)[..., 2].mean(dim=1)
         sizes.append((cameras.focal / depth).mean())  # pixels a metre
     assert 1.6 * sizes[0] < sizes[1] < sizes[2] < sizes[3]
@@ -94,14 +90,10 @@ def test_a_body_without_a_face_shows_its_head_instead() -> None:
     points, placement = stick_people(6), sample_placement(6, 6, rng=rng())
     known = torch.ones(308, dtype=torch.bool)
     known[:5] = False  # nose, eyes, ears
-
-    def place(weights: tuple[float, ...]) -> Cameras:
-        height = torch.full((6,), 1.7)
-        return sample_cameras(
-            points, placement, height=height, size_hw=(128, 96), rng=rng(3), known=known, framing_weights=weights
-        )
-
-    face, head = place((0.0, 0.0, 0.0, 1.0)), place((0.0, 0.0, 1.0, 0.0))
+    face, head = (
+        aim(points, placement, 3, known, framing_weights=weights)
+        for weights in ((0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 0.0))
+    )
     assert torch.equal(face.intrinsics, head.intrinsics)
     assert torch.equal(face.translation, head.translation)
 
@@ -113,8 +105,5 @@ def test_unknown_points_do_not_move_the_camera() -> None:
     wild = points.clone()
     wild[:, 200:] = 1e3
     wild[:, 300:] = torch.nan
-    results = [
-        sample_cameras(p, placement, height=torch.full((6,), 1.7), size_hw=(128, 96), rng=rng(4), known=known)
-        for p in (points, wild)
-    ]
+    results = [aim(p, placement, 4, known) for p in (points, wild)]
     assert torch.equal(results[0].translation, results[1].translation)

@@ -9,8 +9,8 @@ from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import Pattern, _cloth_colours, _hair_colours, _patterns, sample_materials
 from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.people import _pose_vertices
 from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN
+from vitruvian.training.synthetic.posing import skin_vertices
 
 
 def traits(count: int, gender: float, age: float) -> torch.Tensor:
@@ -37,7 +37,7 @@ def slot_vertices(pack: Pack, dressed, slot: str) -> torch.Tensor:
     return dressed.vertices[0, faces.unique()]
 
 
-def test_children_are_dressed_properly(pack: Pack):
+def test_children_wear_no_revealing_clothes(pack: Pack):
     outfit = choose_outfit(pack, traits(300, 0.0, 0.4), torch.zeros(300, dtype=torch.bool), rng())
     styles = [
         pack.wardrobe.styles[i] for i in outfit.pieces[:, [SLOT["upper"], SLOT["lower"]]].flatten().tolist() if i > 0
@@ -50,7 +50,7 @@ def test_children_are_dressed_properly(pack: Pack):
     assert "swim" in {pack.wardrobe.styles[i] for i in worn}
 
 
-def test_pieces_suit_and_sit_in_their_slots(pack: Pack):
+def test_pieces_match_gender_and_slot(pack: Pack):
     for gender, wrong in ((0.0, WOMEN), (1.0, None)):
         outfit = choose_outfit(pack, traits(200, gender, 0.8), torch.ones(200, dtype=torch.bool), rng(1))
         for slot in range(len(SLOTS)):
@@ -61,7 +61,7 @@ def test_pieces_suit_and_sit_in_their_slots(pack: Pack):
     assert (outfit.pieces[:, SLOT["upper"]] >= 0).all()  # women always wear a top
 
 
-def test_everyone_is_covered_below(pack: Pack):
+def test_everyone_wears_something_below(pack: Pack):
     outfit = choose_outfit(pack, traits(300, 1.0, 0.8), torch.zeros(300, dtype=torch.bool), rng(2))
     dress_worn = torch.tensor([pack.wardrobe.styles[i] == "dress" for i in outfit.pieces[:, SLOT["upper"]].tolist()])
     assert dress_worn.any()
@@ -83,13 +83,13 @@ def test_a_slot_without_pieces_stays_empty(pack: Pack):
     assert dress(bare, outfit, rest(bare, 50)).faces.shape[0] == 50
 
 
-def test_the_bare_body_is_drawn_whole(pack: Pack):
+def test_unclothed_body_has_all_faces(pack: Pack):
     dressed = dress(pack, wearing(pack), rest(pack))
     assert int((dressed.face_class > 0).sum()) == int(pack.wardrobe.face_count[0])
     assert torch.allclose(slot_vertices(pack, dressed, "body"), pack.body.vertex_mean, atol=1e-6)
 
 
-def test_what_clothes_cover_is_not_drawn(pack: Pack):
+def test_covered_faces_are_dropped(pack: Pack):
     dressed = dress(pack, wearing(pack, upper="shirt", lower="trousers"), rest(pack))
     seen = set(dressed.face_class[0].tolist())
     assert {
@@ -101,7 +101,7 @@ def test_what_clothes_cover_is_not_drawn(pack: Pack):
     assert not seen & {PART_INDEX["Torso"], PART_INDEX["Left_Lower_Arm"], PART_INDEX["Right_Upper_Leg"]}
 
 
-def test_a_coat_goes_over_the_shirt(pack: Pack):
+def test_coat_is_outside_the_shirt(pack: Pack):
     alone = dress(pack, wearing(pack, upper="shirt"), rest(pack))
     under = dress(pack, wearing(pack, upper="shirt", outer="coat"), rest(pack))
     counts = [
@@ -111,7 +111,7 @@ def test_a_coat_goes_over_the_shirt(pack: Pack):
     assert 0 < counts[1] < counts[0]  # the forearms of the shirt look out
 
 
-def test_a_layer_beneath_is_pressed_in(pack: Pack):
+def test_inner_layers_are_moved_towards_the_body(pack: Pack):
     """Trousers under an untucked top lie close to the body; tucked in, the top does."""
     covers = pack.wardrobe.covers.clone()
     covers[pack.wardrobe.names.index("shirt")] = True
@@ -170,7 +170,7 @@ def test_offsets_grow_with_the_span_they_name(pack: Pack):
     assert 0.01 < float(moved.max()) <= 0.0151
 
 
-def test_creases_crumple_cloth_but_not_skin(pack: Pack):
+def test_creases_move_cloth_but_not_skin(pack: Pack):
     outfit = wearing(pack, upper="shirt")
     creases = torch.zeros(1, len(SLOTS), 5, 4)
     creases[..., 0], creases[..., 3] = 60.0, 0.002
@@ -180,17 +180,17 @@ def test_creases_crumple_cloth_but_not_skin(pack: Pack):
     assert torch.equal(slot_vertices(pack, wavy, "body"), slot_vertices(pack, plain, "body"))
 
 
-def test_a_vertex_moves_with_the_mean_of_its_three(pack: Pack):
+def test_skinning_averages_three_body_vertices(pack: Pack):
     dressed = dress(pack, wearing(pack), rest(pack))
     ids = torch.tensor([[[3, 9, 20]]])
     weights = torch.nn.functional.normalize(torch.tensor([[[0.5, 1.0, -0.3]]]).clamp_min(0), p=1.0, dim=-1)
     one = replace(dressed, vertices=torch.tensor([[[1.0, 2.0, 3.0]]]), ids=ids, weights=weights)
     transforms = torch.randn(1, len(pack.body.vertex_mean), 3, 4, generator=torch.Generator().manual_seed(0))
     expected = (transforms[0, 3] / 3 + transforms[0, 9] * 2 / 3) @ torch.tensor([1.0, 2.0, 3.0, 1.0])
-    assert torch.allclose(_pose_vertices(one, transforms)[0, 0], expected, atol=1e-5)
+    assert torch.allclose(skin_vertices(one.vertices, one.ids, one.weights, transforms)[0, 0], expected, atol=1e-5)
 
 
-def test_weights_for_moving_are_shares(pack: Pack):
+def test_skinning_weights_sum_to_one(pack: Pack):
     weights = pack.wardrobe.vertex_weights.clone()
     weights[5] = torch.tensor([1.2, 0.3, -0.5])
     skewed = replace(pack, wardrobe=replace(pack.wardrobe, vertex_weights=weights))
@@ -199,7 +199,7 @@ def test_weights_for_moving_are_shares(pack: Pack):
     assert torch.allclose(dressed.weights[dressed.present].sum(-1), torch.ones(int(dressed.present.sum())), atol=1e-5)
 
 
-def test_pick_follows_the_weights():
+def test_categorical_rows_follow_the_weights():
     weights = torch.tensor([[0.0, 1.0, 3.0]]).expand(4000, 3)
     share = torch.bincount(rng().categorical_rows(weights), minlength=3) / 4000
     assert share[0] == 0
@@ -235,7 +235,7 @@ def test_materials_fit_the_pack(pack: Pack):
     assert not materials.cutout.any()
 
 
-def test_men_get_mens_skin(pack: Pack):
+def test_skin_matches_gender(pack: Pack):
     people = traits(400, 0.0, 0.8)
     pieces = wearing(pack).pieces.expand(400, -1)
     skin_traits = pack.skin_traits.clone()

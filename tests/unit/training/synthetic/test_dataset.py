@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.unit.training.tiny_runs import PLAIN, SIZE_HW
 from vitruvian.errors import CheckpointError, ImageError, InputError
-from vitruvian.human import KEYPOINT_NAMES, PART_COLOURS
+from vitruvian.human import KEYPOINT_NAMES, PART_COLORS
 from vitruvian.images.rle import decode_rle, rle_box_xywh
 from vitruvian.training.synthetic import dataset
 from vitruvian.training.synthetic.camera import points_from_depth
@@ -21,9 +21,9 @@ from vitruvian.training.synthetic.dataset import (
     SHEET_FILE,
     DatasetOptions,
     _decode_depth,
-    _draw_group,
     _encode_depth,
     _file_names,
+    _render_group,
     read_maps,
     write_dataset,
 )
@@ -51,14 +51,14 @@ def table(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_a_set_written_in_parts_is_the_same(whole: Path, pack: Pack, tmp_path: Path):
+def test_dataset_written_in_parts_is_identical(whole: Path, pack: Pack, tmp_path: Path):
     for count in (3, 8, 11):
         write_dataset(tmp_path, count, seed=4, pack=pack, options=OPTIONS)
         assert len(table(tmp_path)["images"]) == count
     assert contents(tmp_path) == contents(whole)
 
 
-def test_a_set_that_was_interrupted_is_carried_on(whole: Path, pack: Pack, tmp_path: Path):
+def test_interrupted_dataset_is_resumed(whole: Path, pack: Pack, tmp_path: Path):
     def stop(done: int, count: int) -> None:
         raise KeyboardInterrupt
 
@@ -74,11 +74,11 @@ def test_a_set_that_was_interrupted_is_carried_on(whole: Path, pack: Pack, tmp_p
     assert drawn.items() - {("set.json", drawn["set.json"])} <= contents(whole).items()
 
 
-def test_finished_groups_are_not_drawn_again(whole: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch):
+def test_finished_groups_are_skipped(whole: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch):
     def never(*args: Any, **options: Any) -> Any:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(dataset, "_draw_group", never)
+    monkeypatch.setattr(dataset, "_render_group", never)
     before = contents(whole)
     write_dataset(whole, 11, seed=4, pack=pack, options=OPTIONS)
     assert contents(whole) == before
@@ -90,8 +90,8 @@ def test_other_seeds_give_other_people(whole: Path, pack: Pack, tmp_path: Path):
     assert len({derive_seed(seed, number) for seed in range(20) for number in range(200)}) == 4000
 
 
-def test_files_hold_the_truths(whole: Path, pack: Pack):
-    truth = _draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+def test_files_contain_the_ground_truth(whole: Path, pack: Pack):
+    truth = _render_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     entries = table(whole)["images"]
     for index in range(_GROUP):
         maps = read_maps(whole, _file_names(index, "png"))
@@ -109,7 +109,7 @@ def test_files_hold_the_truths(whole: Path, pack: Pack):
         assert entries[index]["scale"] == pytest.approx(truth.scale[index].item())
 
 
-def test_annotations_are_those_of_coco(whole: Path, pack: Pack):
+def test_coco_annotations(whole: Path, pack: Pack):
     found = table(whole)
     (category,) = found["categories"]
     assert category["keypoints"] == list(KEYPOINT_NAMES)
@@ -130,19 +130,19 @@ def test_annotations_are_those_of_coco(whole: Path, pack: Pack):
         known = points[points[:, 2] > 0]
         assert ((known[:, 0] >= -0.5) & (known[:, 0] <= SIZE_HW[1] - 0.5)).all()
         assert 0.5 < person["stature"] < 2.5
-    truth = _draw_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
+    truth = _render_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     first = next(person for person in found["annotations"] if person["image_id"] == 3)
     assert np.allclose(
         np.array(first["keypoints"]).reshape(308, 3)[:, 2], truth.keypoints[3, 0, :, 2].numpy()
     )  # the subject comes first
 
 
-def test_parts_show_their_colours(whole: Path):
+def test_part_maps_have_a_palette(whole: Path):
     with Image.open(whole / "parts" / "000000.png") as image:
         assert image.mode == "P"
         palette = image.getpalette()
     assert palette is not None
-    assert palette[: 3 * 29] == [channel for colour in PART_COLOURS for channel in colour]
+    assert palette[: 3 * 29] == [channel for colour in PART_COLORS for channel in colour]
 
 
 def test_the_contact_sheet(whole: Path):
@@ -159,7 +159,7 @@ def test_jpeg(pack: Pack, tmp_path: Path):
     assert read_maps(tmp_path, _file_names(0, "jpg"), frozenset())["image"].shape == (3, *SIZE_HW)
 
 
-def test_depth_loses_less_than_its_step():
+def test_depth_encoding_error_is_below_one_step():
     generator = np.random.default_rng(0)
     depth = generator.uniform(2.0, 4.5, (20, 30)).astype(np.float32) * (generator.random((20, 30)) > 0.4)
     codes, low, step = _encode_depth(depth)
@@ -173,7 +173,7 @@ def test_depth_loses_less_than_its_step():
     assert (_decode_depth(*_encode_depth(flat)) == flat).all()
 
 
-def test_folders_that_hold_something_else(whole: Path, pack: Pack, tmp_path: Path):
+def test_other_folders_are_refused(whole: Path, pack: Pack, tmp_path: Path):
     with pytest.raises(InputError, match=r"holds another dataset .its seed differ"):
         write_dataset(whole, 11, seed=3, pack=pack, options=OPTIONS)
     with pytest.raises(InputError, match="its options differ"):
@@ -192,12 +192,12 @@ def test_folders_that_hold_something_else(whole: Path, pack: Pack, tmp_path: Pat
 
 
 @pytest.mark.parametrize("options", [{"people": 0.5}, {"people": 9}, {"image_format": "gif"}, {"quality": 0}])
-def test_options_that_cannot_be(options: dict[str, Any]):
+def test_invalid_dataset_options_raise(options: dict[str, Any]):
     with pytest.raises(InputError):
         DatasetOptions(**options)
 
 
-def test_files_that_are_damaged(pack: Pack, tmp_path: Path):
+def test_damaged_files_raise(pack: Pack, tmp_path: Path):
     write_dataset(tmp_path, 1, pack=pack, options=OPTIONS)
     names = _file_names(0, "png")
     Image.new("L", (5, 5)).save(tmp_path / names["parts"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic import procedural_pack as procedural
 from vitruvian.training.synthetic.build_pack import build_pack
 from vitruvian.training.synthetic.pack import (
@@ -15,12 +16,12 @@ from vitruvian.training.synthetic.pack import (
     KEYPOINTS,
     Pack,
     _held_out_pieces,
-    held_out_part,
+    held_out_split,
     load_pack,
     pack_arrays,
     pack_from_arrays,
     save_pack,
-    training_part,
+    training_split,
 )
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.pieces import SLOT, SLOTS
@@ -30,7 +31,6 @@ from vitruvian.training.synthetic.textures import (
     _tiling_noise,
     grey_copy,
     procedural_fabrics,
-    srgb_to_linear,
 )
 
 
@@ -132,7 +132,7 @@ def test_broken_files(arrays, tmp_path: Path):
         pack_from_arrays(arrays)
 
 
-def test_grey_twin_has_no_colour_and_a_set_mean():
+def test_grey_copy_has_no_colour_and_a_fixed_mean():
     generator = torch.Generator().manual_seed(0)
     texture = torch.randint(0, 256, (_TEXTURE_SIZE, _TEXTURE_SIZE, 4), generator=generator).byte()
     texture[..., 0] //= 4
@@ -144,19 +144,19 @@ def test_grey_twin_has_no_colour_and_a_set_mean():
     assert abs(float(mean) - GREY_MEAN) < 0.06
 
 
-def test_made_up_cloth_tiles():
+def test_procedural_fabrics_tile():
     noise = _tiling_noise(torch.Generator().manual_seed(0), cells=8)
     step = (noise[1:] - noise[:-1]).abs().max()
     assert (noise[0] - noise[-1]).abs().max() <= 1.5 * step
     assert procedural_fabrics().shape == (3, _TEXTURE_SIZE, _TEXTURE_SIZE, 4)
 
 
-def test_building_refuses_what_cannot_work(tmp_path: Path):
+def test_build_pack_with_invalid_arguments(tmp_path: Path):
     with pytest.raises(InputError, match="identities > components"):
         build_pack(None, tmp_path / "x.npz", identities=10, components=10)
 
 
-def test_building_needs_anny(tmp_path: Path):
+def test_build_pack_without_anny_raises(tmp_path: Path):
     try:
         import anny  # noqa: F401
     except ImportError:
@@ -178,23 +178,23 @@ def rows(table: torch.Tensor) -> set[tuple[float, ...]]:
     return {tuple(row) for row in table.flatten(1).tolist()}
 
 
-def test_no_body_is_in_both(many_poses: Pack) -> None:
-    learned, judged = training_part(many_poses), held_out_part(many_poses)
+def test_splits_share_no_body(many_poses: Pack) -> None:
+    learned, judged = training_split(many_poses), held_out_split(many_poses)
     assert len(learned.body.identities) + len(judged.body.identities) == len(many_poses.body.identities)
     assert len(judged.body.identities) == len(judged.body.traits) > 0
     assert not rows(learned.body.identities) & rows(judged.body.identities)
 
 
-def test_poses_are_parted_in_runs(many_poses: Pack) -> None:
+def test_poses_are_split_in_runs(many_poses: Pack) -> None:
     numbered = many_poses.poses.rotations.clone()
     numbered[:, 0, 0] = torch.arange(400.0)
     many_poses = replace(many_poses, poses=replace(many_poses.poses, rotations=numbered))
-    learned, judged = training_part(many_poses), held_out_part(many_poses)
+    learned, judged = training_split(many_poses), held_out_split(many_poses)
     assert judged.poses.rotations[:, 0, 0].tolist() == [*range(180, 200), *range(380, 400)]
     assert len(learned.poses.rotations) == 360
 
 
-def test_garments_are_parted_where_there_are_many(many_poses: Pack) -> None:
+def test_garments_are_split_in_slots_with_many(many_poses: Pack) -> None:
     names = tuple(f"{name}{number}" for number, name in enumerate(many_poses.wardrobe.names))
     upper = SLOTS.index("upper")
     slot = torch.full_like(many_poses.wardrobe.slot, upper)
@@ -203,19 +203,19 @@ def test_garments_are_parted_where_there_are_many(many_poses: Pack) -> None:
     apart = _held_out_pieces(many_poses)
     if len(names) < 7 or not apart:
         pytest.skip("the procedural wardrobe is too small to be parted")
-    learned, judged = training_part(many_poses).wardrobe.slot, held_out_part(many_poses).wardrobe.slot
+    learned, judged = training_split(many_poses).wardrobe.slot, held_out_split(many_poses).wardrobe.slot
     assert all(learned[number] == _NEVER_WORN for number in apart)
     for number in range(1, len(names)):
         assert (learned[number] == _NEVER_WORN) != (judged[number] == _NEVER_WORN)
     assert learned[0] == judged[0] == 0
 
 
-def test_both_parts_make_people(many_poses: Pack) -> None:
-    for part in (training_part(many_poses), held_out_part(many_poses)):
+def test_both_splits_give_people(many_poses: Pack) -> None:
+    for part in (training_split(many_poses), held_out_split(many_poses)):
         people = sample_people(part, 2, torch.Generator().manual_seed(0))
         assert people.vertices.isfinite().all()
 
 
-def test_a_pack_with_one_pose_has_it_in_both(pack: Pack) -> None:
+def test_a_single_pose_is_in_both_splits(pack: Pack) -> None:
     one = replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1]))
-    assert len(training_part(one).poses.rotations) == len(held_out_part(one).poses.rotations) == 1
+    assert len(training_split(one).poses.rotations) == len(held_out_split(one).poses.rotations) == 1

@@ -8,18 +8,18 @@ from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX
 from vitruvian.training.synthetic.pack import Pack, Poses
 from vitruvian.training.synthetic.posing import (
+    _apply_transforms,
     _axis_quaternions,
     _mirror_bones,
     _quaternion_matrices,
     _quaternion_product,
-    apply_transforms,
+    blend_transforms,
     pose_bones,
     pose_keypoints,
     rest_shape,
     sample_expressions,
     sample_poses,
     stature,
-    vertex_transforms,
 )
 
 
@@ -35,8 +35,8 @@ def posed(pack: Pack, local: torch.Tensor, coefficients: torch.Tensor | None = N
     coefficients = torch.zeros(count, body.identities.shape[1]) if coefficients is None else coefficients
     rest, bones = rest_shape(body, coefficients, torch.zeros(count, len(body.expression_names)))
     ends, bone_transforms = pose_bones(body, bones, local)
-    transforms = vertex_transforms(body, bone_transforms)
-    return rest, bones, ends, transforms, apply_transforms(transforms, rest)
+    transforms = blend_transforms(body, bone_transforms)
+    return rest, bones, ends, transforms, _apply_transforms(transforms, rest)
 
 
 def test_quaternions():
@@ -60,7 +60,7 @@ def test_turning_the_root_turns_everything(pack: Pack):
     assert torch.allclose(turned, before @ _quaternion_matrices(local[0, 0]).T, atol=1e-5)
 
 
-def test_an_elbow_moves_only_what_hangs_below_it(pack: Pack):
+def test_rotating_an_elbow_moves_its_descendants_only(pack: Pack):
     names = pack.body.bone_names
     local = still(pack, 1)
     elbow = names.index("lowerarm01.L")
@@ -76,7 +76,7 @@ def test_an_elbow_moves_only_what_hangs_below_it(pack: Pack):
     assert torch.isclose(reach, (bones[0, wrist, 0] - bones[0, elbow, 0]).norm(), atol=1e-5)
 
 
-def test_keypoints_sit_on_the_bones(pack: Pack):
+def test_keypoints_at_bone_ends(pack: Pack):
     local = sample_poses(pack.poses, pack.body, torch.full((4,), 0.9), rng=rng())
     rest, _, ends, transforms, _ = posed(pack, local)
     points = pose_keypoints(pack.body, ends, rest, transforms)
@@ -85,7 +85,7 @@ def test_keypoints_sit_on_the_bones(pack: Pack):
     assert points.shape == (4, 308, 3)
 
 
-def test_weighted_keypoints_follow_the_skin(pack: Pack):
+def test_keypoints_on_the_surface_follow_skinning(pack: Pack):
     ids = torch.zeros(308, 2, dtype=torch.int64)
     ids[0] = torch.tensor([10, 400])
     weights = torch.zeros(308, 2)
@@ -97,7 +97,7 @@ def test_weighted_keypoints_follow_the_skin(pack: Pack):
     assert torch.allclose(points[:, 0], 0.25 * vertices[:, 10] + 0.75 * vertices[:, 400], atol=1e-5)
 
 
-def test_mirrored_bones_are_the_others(pack: Pack):
+def test_mirrored_bones(pack: Pack):
     names = pack.body.bone_names
     other = _mirror_bones(names)
     assert names[other[names.index("foot.L")]] == "foot.R"
@@ -123,7 +123,7 @@ def test_poses_are_unit_rotations_and_follow_the_seed(pack: Pack):
     assert not torch.equal(local, sample_poses(pack.poses, pack.body, stout, rng=rng(6)))
 
 
-def test_some_people_sit(pack: Pack):
+def test_some_poses_are_seated(pack: Pack):
     local = sample_poses(pack.poses, pack.body, torch.full((300,), 0.5), rng=rng(2))
     ends = posed(pack, local)[2]
     place = pack.body.bone_names.index
@@ -132,7 +132,7 @@ def test_some_people_sit(pack: Pack):
     assert 10 < int(level.sum()) < 90
 
 
-def test_stout_people_hold_their_arms_out(pack: Pack):
+def test_stout_people_have_raised_arms(pack: Pack):
     empty = replace(pack.poses, rotations=pack.poses.rotations[:0])
     slim = sample_poses(empty, pack.body, torch.full((40,), 0.4), rng=rng(3))
     stout = sample_poses(empty, pack.body, torch.full((40,), 1.0), rng=rng(3))
@@ -155,7 +155,7 @@ def test_fingers_bend_about_their_axes(pack: Pack):
     assert angle[:, :3].max() < 45  # thumbs
 
 
-def test_expressions_stay_in_range_and_open_some_mouths():
+def test_expressions_are_in_range_and_open_some_mouths():
     names = ("jawOpen", "mouthSmileLeft", "mouthSmileRight", "eyeBlinkLeft", "tongueOut", "mouthClose")
     strength = sample_expressions(names, 500, rng=rng())
     assert strength.min() >= 0

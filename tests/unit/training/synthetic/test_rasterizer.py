@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import front_camera, sphere
 from vitruvian.ops import dispatch
-from vitruvian.training.synthetic.rasterizer import Cutouts, Meshes, depth_map, find_hits, rasterize
+from vitruvian.training.synthetic.rasterizer import Cutouts, Meshes, depth_map, find_fragments, rasterize
 
 
 def meshes(screen: Tensor, faces: Tensor, present: bool = True, image_index: Tensor | None = None) -> Meshes:
@@ -29,7 +29,7 @@ def test_sphere_has_the_depth_normals_and_outline_of_a_sphere() -> None:
     in_camera = camera.to_camera(points[None], torch.tensor([0]))
     screen = camera.project(in_camera, torch.tensor([0]))
     ids = draw(screen, faces[None], (size, size))
-    hits = find_hits(ids, screen, faces[None])
+    fragments = find_fragments(ids, screen, faces[None])
 
     y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     ray = torch.stack([(x - 40) / focal, (y - 40) / focal, torch.ones(size, size)], dim=-1).double()
@@ -44,16 +44,16 @@ def test_sphere_has_the_depth_normals_and_outline_of_a_sphere() -> None:
     safe = inside > 0.15
     assert (found - depth)[safe].abs().max() < 2e-3
 
-    outward = hits.interpolate(in_camera) - torch.tensor(
+    outward = fragments.interpolate(in_camera) - torch.tensor(
         [0.0, 0.0, distance]
     )  # the normal of a sphere, from the hit itself
     on_sphere = torch.zeros(size * size, 3)
-    on_sphere[hits.sample] = outward
+    on_sphere[fragments.sample] = outward
     expected = ray * depth[..., None] - torch.tensor([0.0, 0.0, distance])
     assert (on_sphere.view(size, size, 3) - expected)[safe].abs().max() < 5e-3
 
 
-def test_the_nearer_face_wins_whatever_the_order() -> None:
+def test_nearest_face_wins_in_any_order() -> None:
     near = torch.tensor([[2.0, 2.0, 1.0], [12.0, 2.0, 1.0], [2.0, 12.0, 1.0]])
     far = near * torch.tensor([1.0, 1.0, 3.0])
     for first, second, winner in ((near, far, 0), (far, near, 1)):
@@ -62,7 +62,7 @@ def test_the_nearer_face_wins_whatever_the_order() -> None:
         assert set(ids.unique().tolist()) == {-1, winner}
 
 
-def test_faces_that_cross_change_places_at_the_crossing() -> None:
+def test_intersecting_faces_swap_at_the_intersection() -> None:
     level = torch.tensor([[0.0, 0.0, 2.0], [0.0, 30.0, 2.0], [30.0, 0.0, 2.0], [30.0, 30.0, 2.0]])
     # Nearness runs straight from 1 to 1/4 over the image, so it passes 1/2 after two thirds.
     tilted = torch.tensor([[0.0, 0.0, 1.0], [0.0, 30.0, 1.0], [30.0, 0.0, 4.0], [30.0, 30.0, 4.0]])
@@ -79,14 +79,14 @@ def test_interpolation_is_perspective_correct() -> None:
     screen = camera.project(points, torch.tensor([0]))
     faces = torch.tensor([[[0, 1, 2], [1, 3, 2]]])
     ids = draw(screen, faces, (41, 41))
-    hits = find_hits(ids, screen, faces)
-    share = hits.interpolate(torch.tensor([[[0.0], [1.0], [0.0], [1.0]]]))[:, 0]
+    fragments = find_fragments(ids, screen, faces)
+    share = fragments.interpolate(torch.tensor([[[0.0], [1.0], [0.0], [1.0]]]))[:, 0]
     at = torch.zeros(41 * 41)
-    at[hits.sample] = share
+    at[fragments.sample] = share
     row = at.view(41, 41)[20]
     assert row[20 + 10] == pytest.approx(0.5, abs=1e-4)  # x = 0.5 at depth 2 is seen 10 pixels right of the middle
-    assert torch.allclose(hits.interpolate(points)[:, 2], hits.depth, atol=1e-5)
-    assert torch.allclose(hits.weights.sum(dim=1), torch.ones(len(hits.face)), atol=1e-5)
+    assert torch.allclose(fragments.interpolate(points)[:, 2], fragments.depth, atol=1e-5)
+    assert torch.allclose(fragments.weights.sum(dim=1), torch.ones(len(fragments.face)), atol=1e-5)
 
 
 def test_shared_edges_are_covered_exactly_once() -> None:
@@ -128,7 +128,7 @@ def test_meshes_are_drawn_in_their_own_image() -> None:
     assert [set(image.unique().tolist()) for image in ids] == [{-1, 1}, {-1, 0}, {-1}]
 
 
-def test_holes_cover_as_much_as_their_alpha() -> None:
+def test_alpha_test_covers_in_proportion_to_alpha() -> None:
     screen = torch.tensor([[[-1.0, -1.0, 1.0], [200.0, -1.0, 1.0], [-1.0, 200.0, 1.0]]])
     faces = torch.tensor([[[0, 1, 2]]])
     for alpha in (0, 64, 128, 255):
@@ -147,7 +147,7 @@ def test_holes_cover_as_much_as_their_alpha() -> None:
         assert (quarter - alpha / 255).abs().max() <= 0.26
 
 
-def test_holes_follow_the_texture() -> None:
+def test_alpha_test_follows_the_texture() -> None:
     texels = torch.zeros(8, 8, dtype=torch.uint8)
     texels[:4, :4] = 255  # the upper left quarter of the texture is solid
     screen = torch.tensor([[[0.0, 0.0, 1.0], [64.0, 0.0, 1.0], [0.0, 64.0, 1.0], [64.0, 64.0, 1.0]]])
@@ -164,7 +164,7 @@ def test_holes_follow_the_texture() -> None:
 
 @pytest.mark.skipif(not dispatch.IS_INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
 @pytest.mark.parametrize("holes", [False, True])
-def test_the_kernel_equals_the_torch_version(holes: bool) -> None:
+def test_triton_version_equals_the_torch_version(holes: bool) -> None:
     g = torch.Generator().manual_seed(0)
     P, F = 2, 120
     middle = torch.rand(P, F, 1, 3, generator=g) * torch.tensor([30.0, 22.0, 1.0]) + torch.tensor([-3.0, -3.0, 1.0])

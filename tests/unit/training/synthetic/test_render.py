@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import alone, card, front_camera, person, sphere
-from vitruvian.training.synthetic.camera import Placement, person_slots
-from vitruvian.training.synthetic.materials import Materials
+from vitruvian.training.synthetic.camera import Placement, person_ranks
 from vitruvian.training.synthetic.people import PeopleBatch
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
 
@@ -28,20 +27,6 @@ def seeded(seed: int = 0) -> torch.Generator:
 def sphere_person(keypoints: Tensor | None = None) -> PeopleBatch:
     points, faces = sphere(radius=0.5, rings=40, sectors=80)
     return person([(points, faces, 3)], keypoints=keypoints)
-
-
-def both(first: PeopleBatch, second: PeopleBatch) -> PeopleBatch:
-    def joined(a: PeopleBatch | Materials, b: PeopleBatch | Materials) -> PeopleBatch | Materials:
-        values = {}
-        for field in fields(a):
-            x, y = getattr(a, field.name), getattr(b, field.name)
-            if field.name == "keypoint_known":
-                values[field.name] = x
-            else:
-                values[field.name] = torch.cat([x, y]) if isinstance(x, Tensor) else joined(x, y)
-        return replace(a, **values)
-
-    return joined(first, second)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +105,7 @@ def test_image_is_people_over_background() -> None:
     assert (truth.foreground <= truth.alpha + 1e-6).all()
 
 
-def test_keypoints_know_what_hides_them() -> None:
+def test_hidden_keypoints() -> None:
     points, faces = sphere(radius=0.3, rings=24, sectors=48)
     front = card(width=0.5, height=0.5, depth=-0.6)
     keypoints = torch.tensor(
@@ -143,7 +128,7 @@ def test_keypoints_know_what_hides_them() -> None:
     assert truth.keypoints[0, 0, :2, 2].tolist() == [2.0, 1.0]
 
 
-def test_deep_keypoints_are_visible_through_their_own_flesh() -> None:
+def test_keypoints_inside_the_body_are_visible_through_its_surface() -> None:
     inside = torch.zeros(1, 3)
     camera = front_camera(distance=2.0, focal=70.0, size_hw=SIZE)
     for depth, state in ((0.6, 2.0), (0.4, 1.0)):
@@ -154,7 +139,7 @@ def test_deep_keypoints_are_visible_through_their_own_flesh() -> None:
 
 
 def test_the_person_in_front_hides_the_one_behind() -> None:
-    people = both(sphere_person(), sphere_person())
+    people = PeopleBatch.cat([sphere_person(), sphere_person()])
     placement = Placement(torch.tensor([0, 0]), torch.zeros(2), torch.tensor([[0.0, 0.0, 0.0], [0.6, 0.9, 0.0]]), 1)
     camera = front_camera(distance=2.0, focal=40.0, size_hw=SIZE)
     truth = render(people, generator=seeded(), options=PLAIN, placement=placement, cameras=camera)
@@ -166,8 +151,8 @@ def test_the_person_in_front_hides_the_one_behind() -> None:
     assert depth[front].max() < depth[back].min()
 
 
-def test_images_with_fewer_people_have_empty_places() -> None:
-    people = both(sphere_person(), both(sphere_person(), sphere_person()))
+def test_images_with_fewer_people_are_padded() -> None:
+    people = PeopleBatch.cat([sphere_person() for _ in range(3)])
     placement = Placement(
         torch.tensor([0, 1, 0]), torch.zeros(3), torch.tensor([[-0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, 0.0, 0.0]]), 2
     )
@@ -187,7 +172,7 @@ def test_images_with_fewer_people_have_empty_places() -> None:
         assert truth.instance_masks[0].any(dim=(1, 2)).all()
 
 
-def test_samples_of_two_depths_are_not_averaged() -> None:
+def test_samples_of_different_depths_are_not_averaged() -> None:
     near, far = card(width=0.4, height=3.0, depth=-1.0), card(width=4.0, height=4.0, depth=1.0)
     someone = person([(*near, 23), (*far, 23)])
     camera = front_camera(distance=3.0, focal=35.0, size_hw=SIZE)
@@ -207,7 +192,7 @@ def test_two_sided_faces_show_normals_towards_the_camera() -> None:
         assert truth.normals[0, 2][there].max() < -0.99
 
 
-def test_holes_make_soft_alpha() -> None:
+def test_alpha_textures_give_partial_alpha() -> None:
     textures = torch.full((1, 16, 16, 4), 255, dtype=torch.uint8)
     textures[..., 3] = 128
     from vitruvian.training.synthetic.textures import build_pyramid
@@ -231,7 +216,7 @@ def test_holes_make_soft_alpha() -> None:
     assert (truth.alpha[0, 0, 20:44, 12:36] == 1).all()
 
 
-def test_what_is_behind_glass_is_seen_and_the_part_is_that_of_the_glasses() -> None:
+def test_clear_lenses_set_the_part_only() -> None:
     camera = front_camera(distance=2.0, focal=90.0, size_hw=SIZE)
     eye = torch.tensor([[0.0, 0.0, 0.0]])
     face, lens = (*card(), 3), (*card(width=0.4, height=0.4, depth=-0.1), 2)
@@ -255,7 +240,7 @@ def test_what_is_behind_glass_is_seen_and_the_part_is_that_of_the_glasses() -> N
     assert (hidden.parts == bare.parts).all()
 
 
-def test_the_same_seed_gives_the_same_image_and_another_seed_another() -> None:
+def test_images_depend_on_the_seed() -> None:
     keypoints = torch.tensor([[0.0, -0.5, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, -0.5]])
     options = replace(PLAIN, camera_effects=True, occluders=1.0, folds=0.2)
     first, again, other = (
@@ -268,5 +253,5 @@ def test_the_same_seed_gives_the_same_image_and_another_seed_another() -> None:
     assert 0 <= first.image.min() < first.image.max() <= 1
 
 
-def test_slots_count_the_people_of_each_image() -> None:
-    assert person_slots(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]
+def test_person_ranks() -> None:
+    assert person_ranks(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 0, 1, 2, 1]

@@ -12,7 +12,7 @@ from tests.unit.training.synthetic.shapes import alone, front_camera, person, sp
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.lighting import Lights, _irradiance_harmonics
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
-from vitruvian.training.synthetic.shading import Surface, light_surface
+from vitruvian.training.synthetic.shading import Surface, shade_surface
 
 SIZE = (48, 48)
 PLAIN = RenderOptions(
@@ -26,8 +26,8 @@ def lights(*, ambient: float, key: float, direction: tuple[float, float, float] 
     towards = F.normalize(torch.tensor([direction]), dim=1)
     return Lights(
         harmonics=_irradiance_harmonics(maps),
-        sharp=maps,
-        dull=maps[:, :16, :32],
+        glossy=maps,
+        rough=maps[:, :16, :32],
         key_direction=towards,
         key_colour=torch.full((1, 3), key),
         key_softness=torch.tensor([0.05]),
@@ -64,19 +64,19 @@ def ball(part: int, light: Lights, options: RenderOptions = PLAIN, seed: int = 0
     return render(someone, generator=generator, options=options, placement=alone(), cameras=camera, lights=light)
 
 
-def test_a_matte_surface_in_even_light_is_as_bright_as_its_colour() -> None:
+def test_matte_surface_in_uniform_light_has_the_radiance_of_its_albedo() -> None:
     for albedo in (0.2, 0.9):
         surface = matte(200, albedo=albedo)
-        radiance = light_surface(
+        radiance = shade_surface(
             surface, lights(ambient=1.0, key=0.0), key_light=torch.ones(200), ambient_share=torch.ones(200, 3)
         )
         assert (radiance - albedo).abs().max() < 0.05  # a little is reflected by the surface itself
 
 
-def test_a_key_light_follows_the_cosine_and_skin_lets_it_wrap_round() -> None:
+def test_key_light_follows_the_cosine_and_wraps_around_skin() -> None:
     for skin in (False, True):
         surface = matte(400, albedo=0.5, skin=skin)
-        radiance = light_surface(
+        radiance = shade_surface(
             surface, lights(ambient=0.0, key=2.0), key_light=torch.ones(400), ambient_share=torch.ones(400, 3)
         )
         cosine = surface.normal[:, 2]
@@ -87,15 +87,15 @@ def test_a_key_light_follows_the_cosine_and_skin_lets_it_wrap_round() -> None:
         assert bool((radiance[behind, 0] > radiance[behind, 2]).all()) == skin  # red light goes farther in skin
 
 
-def test_what_is_shaded_is_dark() -> None:
+def test_shadows_are_dark() -> None:
     surface = matte(50, albedo=0.5)
-    dark = light_surface(
+    dark = shade_surface(
         surface, lights(ambient=1.0, key=1.0), key_light=torch.zeros(50), ambient_share=torch.zeros(50, 3)
     )
     assert dark.max() < 0.01
 
 
-def test_the_side_towards_the_light_is_the_bright_one() -> None:
+def test_surfaces_facing_the_light_are_brighter() -> None:
     for x, bright in ((-1.0, slice(0, 20)), (1.0, slice(28, 48))):
         truth = ball(23, lights(ambient=0.2, key=2.0, direction=(x, 0.0, 0.3)))
         grey = truth.image.mean(dim=1)[0]
@@ -105,7 +105,7 @@ def test_the_side_towards_the_light_is_the_bright_one() -> None:
         assert grey[there & side].mean() > grey[there & ~side].mean() + 0.15
 
 
-def test_folds_bend_clothes_alone() -> None:
+def test_folds_change_normals_of_clothes_only() -> None:
     light = lights(ambient=1.0, key=1.0)
     folded = replace(PLAIN, folds=0.5)
     for part, bends in ((23, True), (3, False)):
@@ -113,7 +113,7 @@ def test_folds_bend_clothes_alone() -> None:
         assert (change > 0.1) == bends
 
 
-def test_strands_of_hair_are_light_and_not_shape() -> None:
+def test_hair_strands_change_shading_but_not_normals() -> None:
     light = lights(ambient=0.5, key=1.0, direction=(0.3, -1.0, 0.5))
     hair, cloth = ball(4, light), ball(23, light)
     inner = cloth.alpha[0, 0] == 1
@@ -121,7 +121,7 @@ def test_strands_of_hair_are_light_and_not_shape() -> None:
     assert hair.albedo[0, 0][inner].std() > 2 * cloth.albedo[0, 0][inner].std()
 
 
-def test_half_precision_around_it_changes_nothing() -> None:
+def test_autocast_does_not_change_the_output() -> None:
     light = lights(ambient=0.5, key=1.0)
     plain = ball(3, light)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -131,6 +131,6 @@ def test_half_precision_around_it_changes_nothing() -> None:
     assert not plain.image.requires_grad
 
 
-def test_bad_options_are_named() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(InputError, match="sides of at least 8 pixels"):
         RenderOptions(size_hw=(4, 40))

@@ -24,8 +24,7 @@ from vitruvian.training.synthetic.build_pack.assets import (
     read_scenery,
     read_table,
 )
-from vitruvian.training.synthetic.build_pack.cover import add_cover
-from vitruvian.training.synthetic.build_pack.garments import make_form, make_garments
+from vitruvian.training.synthetic.build_pack.garments import add_cover, make_dress_form, make_garments
 from vitruvian.training.synthetic.build_pack.mesh import split_classes, split_quads
 from vitruvian.training.synthetic.build_pack.motion_capture import recorded_poses
 from vitruvian.training.synthetic.pack import Arrays, PackImages, pack_arrays, save_pack
@@ -62,7 +61,7 @@ def build_pack(
     source = read_bodies(identities=identities, seed=seed, keep_bones=names)
     surface = read_table(index.folder / "body" / "parts.npz") if index else _surface_from_weights(source)
     outer = (surface["face_group"] == 0) & ~surface["mouth_cavity"] & ~surface["eye_socket"]
-    form = make_form(source, source.quads[outer], source.quad_uv[outer])
+    form = make_dress_form(source, source.quads[outer], source.quad_uv[outer])
     normals = vertex_normals(source.template, split_quads(source.quads))
     normals[BODY_VERTICES:] = 0
     garments = make_garments(form) + (read_pieces(index) if index else [])

@@ -2,8 +2,9 @@
 
 A shell is a copy of part of the body's surface, moved outwards, with clean hems: tops, trousers, underwear, socks,
 gloves, hats, short hair. The skirt helper of the body mesh gives skirts, dresses and coats. Where a garment ends is
-defined by fields: numbers per body vertex, about metres, positive inside; `mesh.clip_mesh` cuts at zero. A rigid piece
-is bound to one body vertex, so that it never bends, and is scaled with a part of the body.
+defined by fields: signed distances of the body vertices, about metres, positive inside; `mesh.clip_mesh` cuts at zero.
+A rigid piece is bound to one body vertex, so that it never bends, and is scaled with a part of the body. `add_cover`
+finds what skin a garment hides, for those of the assets too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vitruvian.training.synthetic.pieces import (
     Floats,
     Ints,
     Piece,
+    fit_piece,
     join_pieces,
     keep_faces,
     vertex_normals,
@@ -38,8 +40,8 @@ _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's textu
 
 
 @dataclass(frozen=True)
-class Form:
-    """The average adult: its surface and the measures that define hems."""
+class DressForm:
+    """The body that garments are made on, the average adult: its surface and the measures that define hems."""
 
     vertices: Floats  # [N, 3]
     surface: Floats  # [N, 3] the same without the small relief of the trunk, which cloth does not follow
@@ -56,7 +58,7 @@ class Form:
     whole_arm: float  # metres, shoulder to wrist
 
 
-def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
+def make_dress_form(source: BodySource, quads: Ints, quad_uv: Floats) -> DressForm:
     """Measure the template; `quads` [q, 4] is its outer surface."""
     faces, uv = split_quads(quads), split_quads(quad_uv) * _FABRIC_REPEATS
     vertices = source.template
@@ -82,7 +84,7 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
         along = np.where(here, way * arm - 0.05 * (1 - arm), along)
     trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
     surface = _remove_relief(vertices, faces, trunk)
-    return Form(
+    return DressForm(
         vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
         skirt_faces=split_quads(source.skirt_quads),
@@ -92,7 +94,7 @@ def make_form(source: BodySource, quads: Ints, quad_uv: Floats) -> Form:
     )  # fmt: skip
 
 
-def _scale_of(form: Form, span: _Span) -> dict[str, Any]:
+def _scale_of(form: DressForm, span: _Span) -> dict[str, Any]:
     """The scale fields of a `Piece` that is modelled on the template and grows with `span`."""
     ids = np.array(span, np.int64)
     base = np.diagonal(np.abs(form.vertices[ids[:, 0]] - form.vertices[ids[:, 1]]))
@@ -111,8 +113,8 @@ def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
 
 
 def _shell(
-    form: Form, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats, smooth: int = 0,
-    style: str = "", suits: int = ANYONE, span: _Span = _TRUNK_SPAN,
+    form: DressForm, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats,
+    smooth: int = 0, style: str = "", suits: int = ANYONE, span: _Span = _TRUNK_SPAN,
 ) -> Piece:  # fmt: skip
     """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
 
@@ -145,7 +147,7 @@ def _shell(
     )
 
 
-def _cut_piece(form: Form, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any) -> Piece:
+def _cut_piece(form: DressForm, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any) -> Piece:
     """Return a mesh that was cut out of the template as a piece, without unused vertices."""
     piece = Piece(
         ids=mesh.ids, weights=mesh.weights, offsets=offsets.astype(np.float32), faces=mesh.faces, uv=mesh.uv,
@@ -165,12 +167,12 @@ def _smooth_borders(points: Floats, faces: Ints) -> Floats:
     return points
 
 
-def _above(form: Form, z: float) -> Floats:
+def _above(form: DressForm, z: float) -> Floats:
     """Positive above height z; arms, which hang beside the hips, never count as below."""
     return form.vertices[:, 2] - z + 2.0 * form.arm
 
 
-def _neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
+def _neckline(form: DressForm, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
     """Positive below a tilted plane through the neck: `front`, `back` are metres above the base of the neck."""
     x, y, z = form.vertices.T
     base = form.at["neck01"]
@@ -179,12 +181,12 @@ def _neckline(form: Form, *, front: float, back: float, vee: float = 0.0, narrow
     return np.asarray(rim - z)
 
 
-def _top_field(form: Form, *, sleeve: float, hem: float, neck: Floats) -> Floats:
+def _top_field(form: DressForm, *, sleeve: float, hem: float, neck: Floats) -> Floats:
     """A top: down to height `hem`, sleeves `sleeve` metres long, below the _neckline. [3, N]."""
     return np.stack([_above(form, hem), sleeve - form.along_arm, neck])
 
 
-def _legs_field(form: Form, *, waist: float, cuff: float) -> Floats:
+def _legs_field(form: DressForm, *, waist: float, cuff: float) -> Floats:
     """Trousers: from height `waist` down to height `cuff`, never on the arms. [3, N]."""
     z = form.vertices[:, 2]
     return np.stack([waist - z, z - cuff, (0.35 - form.arm) * 0.3])
@@ -196,8 +198,8 @@ def _band(value: Floats, half: float) -> Floats:
 
 
 def _skirt(
-    form: Form, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str, out: float = 0.009,
-    gap: float = 0.0,
+    form: DressForm, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str,
+    out: float = 0.009, gap: float = 0.0,
 ) -> Piece:  # fmt: skip
     """Cut the skirt helper between heights `hem` and `top`; `flare` widens it downwards, `gap` opens its front."""
     x, y, z = form.vertices.T
@@ -222,7 +224,7 @@ def _skirt(
     )  # fmt: skip
 
 
-def _scalp_field(form: Form, *, front: float, back: float) -> Floats:
+def _scalp_field(form: DressForm, *, front: float, back: float) -> Floats:
     """Positive above the hairline: a plane from `front` (metres above the eyes) to `back`, on the head only."""
     _, y, z = form.vertices.T
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
@@ -233,7 +235,7 @@ def _scalp_field(form: Form, *, front: float, back: float) -> Floats:
     return np.where(form.head > 0.3, z - line, -1.0).astype(np.float32)
 
 
-def _make_tops(form: Form) -> list[Piece]:
+def _make_tops(form: DressForm) -> list[Piece]:
     """Shirts, sweaters, tank tops."""
     hip, waist = form.at["upperleg01.L"][2], form.at["spine04"][2]
     bust = form.at["spine01"][2]
@@ -271,7 +273,7 @@ def _make_tops(form: Form) -> list[Piece]:
     ]
 
 
-def _make_bottoms(form: Form) -> list[Piece]:
+def _make_bottoms(form: DressForm) -> list[Piece]:
     """Trousers, shorts, underwear, skirts."""
     waist = form.at["spine05"][2] + 0.05
     hip, knee, ankle = (form.at[f"{bone}.L"][2] for bone in ("upperleg01", "lowerleg01", "foot"))
@@ -316,7 +318,7 @@ def _make_bottoms(form: Form) -> list[Piece]:
     return pieces
 
 
-def _make_dresses(form: Form) -> list[Piece]:
+def _make_dresses(form: DressForm) -> list[Piece]:
     """Dresses: a top joined to a skirt; above the waist Upper_Clothing, below Lower_Clothing."""
     waist = form.at["spine05"][2] + 0.05
     knee, ankle, hip = (form.at[f"{bone}.L"][2] for bone in ("lowerleg01", "foot", "upperleg01"))
@@ -344,7 +346,7 @@ def _make_dresses(form: Form) -> list[Piece]:
     return dresses
 
 
-def _make_outers(form: Form) -> list[Piece]:
+def _make_outers(form: DressForm) -> list[Piece]:
     """Coats, jackets and waistcoats, worn over a top and open in front."""
     x, y, z = form.vertices.T
     hip, knee = form.at["upperleg01.L"][2], form.at["lowerleg01.L"][2]
@@ -377,7 +379,7 @@ def _make_outers(form: Form) -> list[Piece]:
     return pieces
 
 
-def _make_small_things(form: Form) -> list[Piece]:
+def _make_accessories(form: DressForm) -> list[Piece]:
     """Socks without shoes, gloves, watches, belts, scarves, caps, headscarves and cropped hair."""
     x, y, z = form.vertices.T
     knee, ankle = form.at["lowerleg01.L"][2], form.at["foot.L"][2]
@@ -426,7 +428,7 @@ def _make_small_things(form: Form) -> list[Piece]:
     ]  # fmt: skip
 
 
-def _rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
+def _rigid_piece(form: DressForm, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
           span: _Span, part_class: str, part: int = 0, style: str = "") -> Piece:  # fmt: skip
     """Bind a rigid mesh (points [n, 3] on the template, faces [f, 3]) to the body vertex nearest to `anchor`."""
     vertex = int(np.linalg.norm(form.vertices[:BODY_VERTICES] - anchor, axis=1).argmin())
@@ -441,8 +443,8 @@ def _rigid_piece(form: Form, name: str, slot: str, points: Floats, faces: Ints, 
     )  # fmt: skip
 
 
-def _tube(path: Floats, radius: float, *, closed: bool, sides: int = 6) -> tuple[Floats, Ints]:
-    """Build a tube around a path [k, 3]: points [k * sides, 3] and triangles."""
+def _tube(path: Floats, radius: float, *, closed: bool) -> tuple[Floats, Ints]:
+    """Build a tube of six sides around a path [k, 3]: points [6 k, 3] and triangles."""
     ahead = np.roll(path, -1, 0) - np.roll(path, 1, 0)
     if not closed:
         ahead[0], ahead[-1] = path[1] - path[0], path[-1] - path[-2]
@@ -450,9 +452,9 @@ def _tube(path: Floats, radius: float, *, closed: bool, sides: int = 6) -> tuple
     across = np.cross(ahead, np.array([0.0, 0.31, 0.95]))
     across = across / np.maximum(np.linalg.norm(across, axis=1, keepdims=True), 1e-6)
     up = np.cross(across, ahead)
-    angle = np.arange(sides) * 2 * np.pi / sides
+    angle = np.arange(6) * 2 * np.pi / 6
     ring = np.cos(angle)[None, :, None] * across[:, None] + np.sin(angle)[None, :, None] * up[:, None]
-    return (path[:, None] + radius * ring).reshape(-1, 3), _grid_faces(len(path), sides, closed, True)
+    return (path[:, None] + radius * ring).reshape(-1, 3), _grid_faces(len(path), 6, closed, True)
 
 
 def _grid_faces(rows: int, columns: int, rows_closed: bool, columns_closed: bool) -> Ints:
@@ -470,7 +472,7 @@ def _merge_meshes(meshes: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
     return np.concatenate([points for points, _ in meshes]), np.concatenate(faces)
 
 
-def _make_glasses(form: Form) -> list[Piece]:
+def _make_glasses(form: DressForm) -> list[Piece]:
     """Spectacles and sunglasses in several shapes, their lenses (part 1) clear or dark; class Eyeglass."""
     left = form.vertices[14598:14670]
     eye = np.array([left[:, 0].mean(), left[:, 1].min(), left[:, 2].mean()])
@@ -525,7 +527,7 @@ def _make_glasses(form: Form) -> list[Piece]:
     return pieces
 
 
-def _make_cap(form: Form) -> list[Piece]:
+def _make_cap(form: DressForm) -> list[Piece]:
     """A baseball cap: a thin shell over the scalp and a curved visor."""
     line = _scalp_field(form, front=0.05, back=-0.01)
     crown = _shell(
@@ -547,24 +549,20 @@ def _make_cap(form: Form) -> list[Piece]:
     return [join_pieces(crown, brim)]
 
 
-def _rounded_box(
-    centre: Floats, half: Floats, *, power: float = 4.0, rows: int = 14, columns: int = 24
-) -> tuple[Floats, Ints]:
+def _rounded_box(centre: Floats, half: Floats) -> tuple[Floats, Ints]:
     """Build a box with soft edges (a superellipsoid): points and triangles."""
-    lift, turn = np.meshgrid(
-        np.linspace(-np.pi / 2, np.pi / 2, rows), np.arange(columns) * 2 * np.pi / columns, indexing="ij"
-    )
+    lift, turn = np.meshgrid(np.linspace(-np.pi / 2, np.pi / 2, 14), np.arange(24) * 2 * np.pi / 24, indexing="ij")
 
     def soft(value: Floats) -> Floats:
-        return np.sign(value) * np.abs(value) ** (2 / power)
+        return np.sign(value) * np.abs(value) ** 0.5
 
     unit = np.stack(
         [soft(np.cos(lift)) * soft(np.cos(turn)), soft(np.cos(lift)) * soft(np.sin(turn)), soft(np.sin(lift))], -1
     )
-    return (centre + half * unit).reshape(-1, 3), _grid_faces(rows, columns, False, True)
+    return (centre + half * unit).reshape(-1, 3), _grid_faces(14, 24, False, True)
 
 
-def _make_bags(form: Form) -> list[Piece]:
+def _make_bags(form: DressForm) -> list[Piece]:
     """A backpack with two straps, a shoulder bag with one across the chest; class Apparel."""
     x, _, z = form.vertices.T
     at = form.at
@@ -598,10 +596,79 @@ def _make_bags(form: Form) -> list[Piece]:
     return [backpack, bag]
 
 
-def make_garments(form: Form) -> list[Piece]:
+def make_garments(form: DressForm) -> list[Piece]:
     """Make every garment and accessory."""
     makers = (
-        _make_tops, _make_bottoms, _make_dresses, _make_outers, _make_small_things, _make_glasses, _make_cap,
+        _make_tops, _make_bottoms, _make_dresses, _make_outers, _make_accessories, _make_glasses, _make_cap,
         _make_bags,
     )  # fmt: skip
     return [piece for make in makers for piece in make(form)]
+
+
+# ------------------------------------------------------------------------------------- what garments cover
+
+_RAYS = 2048  # cast together
+# Largest distance (m) from the skin at which a piece covers it.
+_REACH = {"hat": 0.09, "lower": 0.035, "upper": 0.05, "outer": 0.07, "shoes": 0.03, "accessory": 0.06}
+
+
+def add_cover(form: DressForm, piece: Piece) -> Piece:
+    """Find the body vertices that a piece covers, and those so deep beneath it that they need not be rendered."""
+    if piece.slot not in _REACH:
+        return replace(piece, hides=np.zeros(0, np.int64))
+    placed = fit_piece(piece, form.vertices)
+    covered = _covered_vertices(form, placed, piece.faces, reach=_REACH[piece.slot])
+    hides = np.zeros_like(covered)
+    hides[piece.hides[piece.hides < BODY_VERTICES]] = True
+    covered |= hides
+    if piece.slot not in ("hat", "accessory"):
+        deep = _erode(_erode(covered, form.faces), form.faces)
+        hides |= deep & _covered_vertices(form, placed, piece.faces, reach=0.025)
+    if piece.slot in ("lower", "upper", "outer"):  # one vertex further, so that nothing rises steeply next to a hem
+        covered = ~_erode(~covered, form.faces)
+    return replace(piece, covers=np.flatnonzero(covered), hides=np.flatnonzero(hides))
+
+
+def _erode(mask: Bools, faces: Ints) -> Bools:
+    """Remove the members of a vertex set that have a neighbour outside it."""
+    edge = ~mask[faces].all(1)
+    out = mask.copy()
+    out[faces[edge].ravel()] = False
+    return out
+
+
+def _covered_vertices(form: DressForm, placed: Floats, faces: Ints, *, reach: float) -> Bools:
+    """Which body vertices [R] have a triangle of a placed mesh within `reach` metres outside them, along the normal."""
+    origin = form.vertices[:BODY_VERTICES] - 0.006 * form.normals[:BODY_VERTICES]
+    direction = form.normals[:BODY_VERTICES]
+    a = placed[faces[:, 0]]
+    ab, ac = placed[faces[:, 1]] - a, placed[faces[:, 2]] - a
+    hit = np.zeros(len(origin), bool)
+    low, high = placed.min(0) - reach, placed.max(0) + reach
+    near = np.flatnonzero(((origin > low) & (origin < high)).all(1))
+    near = near[np.lexsort((origin[near, 0], origin[near, 2].round(1)))]
+    middle, radius = (
+        a + (ab + ac) / 3,
+        np.maximum(np.linalg.norm(ab, axis=1), np.linalg.norm(ac, axis=1)) + reach + 0.01,
+    )
+    for start in range(0, len(near), _RAYS):
+        rows = near[start : start + _RAYS]
+        o, d = origin[rows], direction[rows]
+        box = ((middle > o.min(0) - radius[:, None]) & (middle < o.max(0) + radius[:, None])).all(1)
+        t, u, v = _ray_triangle(o, d, a[box], ab[box], ac[box])
+        hit[rows] = ((u >= -0.01) & (v >= -0.01) & (u + v <= 1.01) & (t > 0) & (t < reach + 0.006)).any(1)
+    return hit
+
+
+def _ray_triangle(o: Floats, d: Floats, a: Floats, ab: Floats, ac: Floats) -> tuple[Floats, Floats, Floats]:
+    """Where rays (o, d) [r, 3] meet the planes of triangles [t, 3]: distance and edge coordinates, each [r, t]."""
+    normal = np.cross(ab, ac)
+    facing = d @ normal.T
+    facing = np.where(np.abs(facing) < 1e-12, 1e-12, facing)
+    t = ((a * normal).sum(1) - o @ normal.T) / facing
+    # Solve p - a = u ab + v ac in the plane by the dual edges.
+    size = np.maximum((normal * normal).sum(1), 1e-18)
+    dual_u, dual_v = np.cross(ac, normal) / size[:, None], np.cross(normal, ab) / size[:, None]
+    u = o @ dual_u.T + t * (d @ dual_u.T) - (a * dual_u).sum(1)
+    v = o @ dual_v.T + t * (d @ dual_v.T) - (a * dual_v).sum(1)
+    return t, u, v

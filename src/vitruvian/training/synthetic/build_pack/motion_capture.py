@@ -26,12 +26,6 @@ def _to_quaternions(matrices: Floats) -> Floats:
     return np.asarray(np.roll(quaternions, 1, axis=1), np.float32).reshape(*matrices.shape[:-2], 4)
 
 
-def _to_matrices(quaternions: Floats) -> Floats:
-    """Convert unit quaternions [..., 4] to rotation matrices [..., 3, 3]."""
-    rotation = Rotation.from_quat(np.roll(quaternions.reshape(-1, 4), -1, axis=1))
-    return np.asarray(rotation.as_matrix(), np.float32).reshape(*quaternions.shape[:-1], 3, 3)
-
-
 def _rotate_towards(start: Rotation, end: Rotation, share: Floats | float) -> Rotation:
     """Rotate from one rotation towards another by a share of the angle between them."""
     return start * Rotation.from_rotvec((start.inv() * end).as_rotvec() * np.asarray(share)[..., None])
@@ -116,11 +110,15 @@ def _bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
     return out
 
 
-def _local_quaternions(rotations: Floats, parents: Ints) -> Floats:
-    """Convert rotations from rest [N, B, 3, 3] to quaternions relative to the parent [N, B, 4], without heading."""
+def _remove_heading(rotations: Floats) -> Floats:
+    """Rotate poses [N, B, 3, 3] about the vertical so that the root has no heading."""
     root = _to_quaternions(rotations[:, 0])  # [N, 4]
     heading = Rotation.from_euler("z", -2 * np.arctan2(root[:, 3], root[:, 0])[:, None])
-    rotations = heading.as_matrix()[:, None] @ rotations
+    return np.asarray(heading.as_matrix()[:, None] @ rotations)
+
+
+def _local_quaternions(rotations: Floats, parents: Ints) -> Floats:
+    """Convert rotations from rest [N, B, 3, 3] to quaternions relative to the parent [N, B, 4]."""
     above = rotations[:, np.maximum(parents, 0)]
     local = np.where((parents < 0)[:, None, None], rotations, np.swapaxes(above, -1, -2) @ rotations)
     return _to_quaternions(local)
@@ -187,16 +185,16 @@ def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: in
     else:
         rules = json.loads((folder / "poses" / "cmu_to_anny.json").read_text())
         rotations = _cmu_rotations(read_table(folder / "poses" / "cmu.npz"), rules, names, parents)
-        positions = _joint_positions(rotations, source.template_bones[:, 0], parents)
-        good = np.flatnonzero(_plausible(positions, names))
-        local = _local_quaternions(rotations[good], parents)
-        rooted = _joint_positions(_global_rotations(local, parents), source.template_bones[:, 0], parents)
+        heads = source.template_bones[:, 0]
+        good = np.flatnonzero(_plausible(_joint_positions(rotations, heads, parents), names))
+        rotations = _remove_heading(rotations[good])
+        rooted = _joint_positions(rotations, heads, parents)
         joints = [i for i, name in enumerate(names) if not name.startswith(("toe", "finger"))]
         chosen = _choose_poses(rooted, names, joints, count, seed)
         extra = np.stack(
             [_bvh_rotations(path, names, parents) for path in sorted((folder / "poses" / "makehuman").glob("*.bvh"))]
         )
-        quaternions = np.concatenate([local[chosen], _local_quaternions(extra, parents)])
+        quaternions = _local_quaternions(np.concatenate([rotations[chosen], _remove_heading(extra)]), parents)
         axes = np.array([rules["finger_flexion_axis"][names[bone]] for bone in fingers], np.float32)
         quaternions[: len(chosen), fingers] = [1, 0, 0, 0]  # the recordings have none
     rotating = np.flatnonzero(np.abs(quaternions[..., 1:]).max((0, 2)) > 1e-3)
@@ -215,13 +213,6 @@ def _choose_poses(positions: Floats, names: tuple[str, ...], joints: list[int], 
     return np.concatenate(
         [rows[_choose_diverse(features[rows], share, seed)] for rows, share in groups if len(rows) and share]
     )
-
-
-def _global_rotations(local: Floats, parents: Ints) -> Floats:
-    rotations = _to_matrices(local)
-    for bone in range(1, len(parents)):
-        rotations[:, bone] = rotations[:, parents[bone]] @ rotations[:, bone]
-    return rotations
 
 
 def _bending_axes(source: BodySource, fingers: list[int]) -> Floats:

@@ -67,7 +67,7 @@ def test_mhclo_axes_scale_and_single_vertices(tmp_path: Path):
     assert binding["scale_ids"].tolist() == [[0, 1], [0, 3], [0, 2]]
 
 
-def test_fit_follows_the_body_and_stretches_the_offset(tmp_path: Path):
+def test_fit_piece_scales_offsets_with_the_body(tmp_path: Path):
     path = tmp_path / "a.mhclo"
     path.write_text(MHCLO)
     binding = _read_mhclo(path)
@@ -89,7 +89,7 @@ def test_mhclo_without_vertices_is_an_error(tmp_path: Path):
         _read_mhclo(path)
 
 
-def test_keep_and_join():
+def test_keep_faces_and_join_pieces():
     weights = np.tile(np.float32([1, 0, 0]), (4, 1))
     piece = Piece(
         name="x", slot="upper", ids=np.repeat(np.arange(4)[:, None], 3, 1), weights=weights, offsets=np.zeros((4, 3)),
@@ -105,7 +105,7 @@ def test_keep_and_join():
     assert both.hides.tolist() == [1]
 
 
-def test_image_keeps_its_holes_and_its_colour(tmp_path: Path):
+def test_encoded_textures_keep_alpha_and_colour(tmp_path: Path):
     pixels = np.zeros((64, 64, 4), np.uint8)
     pixels[:, :32] = (200, 40, 40, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
@@ -119,7 +119,7 @@ def test_image_keeps_its_holes_and_its_colour(tmp_path: Path):
     assert "alpha" not in right
 
 
-def test_bad_folder_and_table(tmp_path: Path):
+def test_missing_folder_and_table_raise(tmp_path: Path):
     with pytest.raises(InputError, match=r"readable index\.json"):
         read_index(tmp_path)
     (tmp_path / "t.npz").write_text("no")
@@ -128,7 +128,7 @@ def test_bad_folder_and_table(tmp_path: Path):
 
 
 @needs_assets
-def test_the_real_folder():
+def test_shared_assets():
     pieces = {piece.name: piece for piece in read_pieces(read_index(FOLDER))}
     assert len(pieces) == 65  # 53 assets, of which 12 outfits count twice
     shirt, trousers = pieces["male_casualsuit04/upper"], pieces["male_casualsuit04/lower"]

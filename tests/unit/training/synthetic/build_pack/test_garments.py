@@ -1,4 +1,4 @@
-"""Garments and _rigid_piece things made on a small body."""
+"""Garments and rigid accessories on a small body."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import pytest
 from vitruvian.human import KEYPOINT_INDEX, PART_INDEX
 from vitruvian.training.synthetic.build_pack import _body_piece
 from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource, shape_basis
-from vitruvian.training.synthetic.build_pack.cover import _covered_vertices, add_cover
 from vitruvian.training.synthetic.build_pack.garments import (
-    Form,
+    DressForm,
     _band,
+    _covered_vertices,
     _legs_field,
     _neckline,
     _remove_relief,
@@ -19,6 +19,7 @@ from vitruvian.training.synthetic.build_pack.garments import (
     _skirt,
     _top_field,
     _tube,
+    add_cover,
 )
 from vitruvian.training.synthetic.build_pack.mesh import mesh_edges
 from vitruvian.training.synthetic.pieces import fit_piece, vertex_normals
@@ -28,7 +29,7 @@ SPAN = ((0, 1), (0, 1), (0, 1))
 
 
 @pytest.fixture(scope="module")
-def form() -> Form:
+def form() -> DressForm:
     """A tube of radius 0.1 from z = 0 to z = 1.5, and a wider one as its skirt helper."""
     rows, sides = 31, 24
     z, angle = np.meshgrid(np.linspace(0, 1.5, rows), np.arange(sides) * 2 * np.pi / sides, indexing="ij")
@@ -45,18 +46,18 @@ def form() -> Form:
         name: np.array(spot)
         for name, spot in {"neck01": (0, 0, 1.4), "root": (0, 0, 0.9), "upperleg01.L": (0, 0, 0.85)}.items()
     }
-    return Form(
+    return DressForm(
         vertices=vertices, surface=vertices, normals=vertex_normals(vertices, faces), faces=faces, uv=uv,
         skirt_faces=faces + len(body), along_arm=none - 0.05, arm=none, head=none, at=at, eye_z=1.45,
         upper_arm=0.3, whole_arm=0.55,
     )  # fmt: skip
 
 
-def made(form: Form, field: np.ndarray, **options):
+def made(form: DressForm, field: np.ndarray, **options):
     return _shell(form, "x", "upper", field, part_class="Upper_Clothing", span=SPAN, **options)
 
 
-def test_shell_ends_at_the_hem_and_stands_off(form: Form):
+def test_shell_ends_at_the_hem_at_its_thickness(form: DressForm):
     piece = made(form, form.vertices[:, 2] - 0.733, thickness=0.02)
     placed = fit_piece(piece, form.vertices)
     assert np.isclose(placed[:, 2].min(), 0.733, atol=1e-4)
@@ -66,24 +67,26 @@ def test_shell_ends_at_the_hem_and_stands_off(form: Form):
     assert hidden.min() > 0.733 + 0.03  # a margin stays visible under the hem
 
 
-def test_relaxed_shell_never_sinks_in(form: Form):
+def test_smoothed_shell_stays_outside_the_body(form: DressForm):
     bumpy = form.vertices.copy()
     bumpy[100] *= (1.3, 1.3, 1.0)  # a nose that cloth has to pass over
-    rough = Form(**{**vars(form), "vertices": bumpy, "surface": bumpy, "normals": vertex_normals(bumpy, form.faces)})
+    rough = DressForm(
+        **{**vars(form), "vertices": bumpy, "surface": bumpy, "normals": vertex_normals(bumpy, form.faces)}
+    )
     piece = made(rough, bumpy[:, 2] - 0.1, thickness=0.02, smooth=8)
     own = np.linalg.norm(piece.weights - [1, 0, 0], axis=1) < 1e-6
     outwards = (piece.offsets[own] * rough.normals[piece.ids[own, 0]]).sum(1)
     assert outwards.min() > 0.4 * 0.02
 
 
-def test_a_band_may_be_narrower_than_the_mesh(form: Form):
+def test_a_band_may_be_narrower_than_the_mesh(form: DressForm):
     piece = made(form, _band(form.vertices[:, 2] - 0.73, 0.004), thickness=0.01)
     z = fit_piece(piece, form.vertices)[:, 2]
     assert np.isclose(z.min(), 0.726, atol=1e-4)
     assert np.isclose(z.max(), 0.734, atol=1e-4)
 
 
-def test_fine_relief_is_evened_out_and_coarse_shape_kept():
+def test_fine_relief_is_smoothed():
     x, y = (part.ravel() for part in np.meshgrid(np.linspace(0, 0.1, 41), np.linspace(0, 0.1, 41), indexing="ij"))
     bump = np.exp(-((x - 0.05) ** 2 + (y - 0.05) ** 2) / 0.005**2)
     points = np.stack([x, y, 0.01 * bump], 1)
@@ -95,7 +98,7 @@ def test_fine_relief_is_evened_out_and_coarse_shape_kept():
     assert np.array_equal(_remove_relief(large, faces, inner), large)
 
 
-def test_hems_do_not_zigzag(form: Form):
+def test_hems_do_not_zigzag(form: DressForm):
     rough = 0.73 + 0.01 * np.random.default_rng(0).uniform(-1, 1, len(form.vertices))
     piece = made(form, form.vertices[:, 2] - rough, thickness=0.01)
     placed = fit_piece(piece, form.vertices)
@@ -105,13 +108,13 @@ def test_hems_do_not_zigzag(form: Form):
     assert hem.std() < 0.004  # a zigzag of 6 mm went in
 
 
-def test_classes_by_vertex(form: Form):
+def test_classes_by_vertex(form: DressForm):
     side = np.where(form.vertices[:, 0] > 0, PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]).astype(np.float32)
     piece = _shell(form, "x", "shoes", 0.3 - form.vertices[:, 2], thickness=0.01, part_class=side, span=SPAN)
     assert set(piece.face_class.tolist()) == {PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]}
 
 
-def test_fields(form: Form):
+def test_fields(form: DressForm):
     z = form.vertices[:, 2]
     trousers = _legs_field(form, waist=1.0, cuff=0.2).min(0)
     assert np.array_equal(trousers > 1e-6, (z < 1.0 - 1e-6) & (z > 0.2 + 1e-6))
@@ -124,7 +127,7 @@ def test_fields(form: Form):
     assert sleeveless.max() < 0  # along_arm is -0.05 everywhere on this trunk
 
 
-def test_skirt_flares_and_opens(form: Form):
+def test_skirt_flares_and_opens(form: DressForm):
     closed = _skirt(form, "s", "lower", top=1.0, hem=0.4, flare=0.1, part_class="Lower_Clothing")
     closed = type(closed)(**{**vars(closed), "scale_base": np.zeros(3, np.float32)})
     placed = fit_piece(closed, form.vertices)
@@ -144,7 +147,7 @@ def _small_span(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("vitruvian.training.synthetic.build_pack.garments._TRUNK_SPAN", SPAN)
 
 
-def test_cover_is_found_by_looking_outwards(form: Form):
+def test_covered_vertices_by_rays_along_normals(form: DressForm):
     piece = made(form, 0.8 - form.vertices[:, 2], thickness=0.02)
     placed = fit_piece(piece, form.vertices)
     covered = _covered_vertices(form, placed, piece.faces, reach=0.03)
@@ -155,7 +158,7 @@ def test_cover_is_found_by_looking_outwards(form: Form):
     assert not _covered_vertices(form, placed, piece.faces, reach=0.005).any()
 
 
-def test_cover_of_a_piece(form: Form):
+def test_cover_of_a_piece(form: DressForm):
     plain = made(form, 0.8 - form.vertices[:, 2], thickness=0.02)
     piece = add_cover(form, type(plain)(**{**vars(plain), "hides": np.zeros(0, np.int64)}))
     z = form.vertices[:, 2]
@@ -166,7 +169,7 @@ def test_cover_of_a_piece(form: Form):
     assert len(add_cover(form, glasses).hides) == 0
 
 
-def test_stiff_things_hang_on_one_vertex(form: Form):
+def test_rigid_pieces_are_bound_to_one_vertex(form: DressForm):
     points, faces = _rounded_box(np.array([0.0, 0.3, 1.0]), np.array([0.1, 0.05, 0.2]))
     bag = _rigid_piece(
         form, "bag", "accessory", points, faces, anchor=np.array([0, 0.1, 1.0]), span=SPAN, part_class="Apparel"
@@ -185,7 +188,7 @@ def test_tube_surrounds_its_path():
     assert (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()  # closed: a ring without ends
 
 
-def source(form: Form, people: int) -> BodySource:
+def source(form: DressForm, people: int) -> BodySource:
     generator = np.random.default_rng(0)
     N = len(form.vertices)
     bones = np.array([[[0, 0, 0.9], [0, 0, 1.2]], [[0, 0, 1.2], [0, 0, 1.5]]], np.float32)
@@ -204,7 +207,7 @@ def source(form: Form, people: int) -> BodySource:
     )  # fmt: skip
 
 
-def test_shape_basis_rebuilds_people(form: Form):
+def test_shape_basis_rebuilds_people(form: DressForm):
     body = source(form, 30)
     shape = shape_basis(body, 2)
     coefficients = shape["identities"]
@@ -215,7 +218,7 @@ def test_shape_basis_rebuilds_people(form: Form):
     assert np.allclose(coefficients.std(0), 1, atol=0.05)
 
 
-def test_body_piece_is_cut_at_the_borders_of_parts(form: Form, monkeypatch: pytest.MonkeyPatch):
+def test_body_piece_is_cut_at_the_borders_of_parts(form: DressForm, monkeypatch: pytest.MonkeyPatch):
     body = source(form, 3)
     N = len(form.vertices)
     monkeypatch.setattr("vitruvian.training.synthetic.build_pack.BODY_VERTICES", N)
@@ -248,7 +251,7 @@ def test_joint_keypoints():
     assert (bone >= 0).sum() == 4
 
 
-def test_keypoint_rules_from_a_table(form: Form):
+def test_keypoint_rules_from_a_table(form: DressForm):
     body = source(form, 3)
     table = {
         "kind": np.zeros(308, np.uint8), "vertex_ids": np.zeros((308, 16), np.int32),

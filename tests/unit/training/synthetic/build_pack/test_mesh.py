@@ -42,7 +42,7 @@ def inner_edges_are_shared(points: np.ndarray, faces: np.ndarray) -> bool:
     return bool((count[inside] == 2).all())
 
 
-def test_cut_along_keeps_exactly_the_positive_side():
+def test_clip_mesh_keeps_the_positive_side():
     points, faces, uv = grid(5)
     ids, weights, cut, cut_uv, source = cut_arrays(faces, uv, 0.37 - points[:, 0])
     new = placed(points, ids, weights)
@@ -54,7 +54,7 @@ def test_cut_along_keeps_exactly_the_positive_side():
     assert source.max() < len(faces)
 
 
-def test_cut_along_makes_one_vertex_for_an_edge():
+def test_clip_mesh_shares_vertices_on_edges():
     points, faces, uv = grid(4)
     ids, weights, cut, _, _ = cut_arrays(faces, uv, points[:, 1] - 0.3)
     new = placed(points, ids, weights)
@@ -62,7 +62,7 @@ def test_cut_along_makes_one_vertex_for_an_edge():
     assert len(np.unique(new[used].round(6), axis=0)) == len(used)
 
 
-def test_several_cuts_meet_in_a_sharp_corner():
+def test_clip_mesh_with_several_fields():
     points, faces, uv = grid(3)
     x, y, _ = points.T
     ids, weights, cut, cut_uv, _ = cut_arrays(faces, uv, np.stack([0.41 - x, y - 0.52]))
@@ -78,7 +78,7 @@ def test_several_cuts_meet_in_a_sharp_corner():
     assert len(strip) > 0
 
 
-def test_cut_between_splits_two_classes_at_the_border():
+def test_split_classes_at_the_border_of_two():
     points, faces, uv = grid(5)
     scores = np.stack([0.43 - points[:, 0], points[:, 0] - 0.43], 1)
     ids, weights, cut, cut_uv, _, kind = split_arrays(faces, uv, scores, fixed=np.full(len(faces), -1))
@@ -90,7 +90,7 @@ def test_cut_between_splits_two_classes_at_the_border():
     assert np.allclose(cut_uv, new[cut][..., :2], atol=1e-6)
 
 
-def test_cut_between_three_classes_leaves_no_crack():
+def test_split_three_classes_without_cracks():
     points, faces, uv = grid(7)
     scores = -np.stack([np.hypot(*(points[:, :2] - spot).T) for spot in ((0.2, 0.2), (0.8, 0.3), (0.5, 0.9))], 1)
     ids, weights, cut, _, _, kind = split_arrays(faces, uv, scores, fixed=np.full(len(faces), -1))
@@ -101,7 +101,7 @@ def test_cut_between_three_classes_leaves_no_crack():
     assert inner_edges_are_shared(new, cut)
 
 
-def test_cut_between_leaves_fixed_faces_alone():
+def test_split_classes_keeps_fixed_faces():
     points, faces, uv = grid(3)
     scores = np.stack([0.5 - points[:, 0], points[:, 0] - 0.5], 1)
     ids, _, cut, _, _, kind = split_arrays(faces, uv, scores, fixed=np.full(len(faces), 7))

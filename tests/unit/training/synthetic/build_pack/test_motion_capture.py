@@ -14,7 +14,7 @@ from vitruvian.training.synthetic.build_pack.motion_capture import (
     _joint_positions,
     _local_quaternions,
     _plausible,
-    _to_matrices,
+    _remove_heading,
     _to_quaternions,
 )
 
@@ -26,27 +26,32 @@ def rotation_matrices(degrees: np.ndarray, axis: int) -> np.ndarray:
 
 
 def random_rotations(count: int) -> np.ndarray:
-    q = np.random.default_rng(0).normal(size=(count, 4))
-    return _to_matrices(q / np.linalg.norm(q, axis=1, keepdims=True))
+    return Rotation.random(count, np.random.default_rng(0)).as_matrix()
 
 
-def test_quaternions_and_matrices_are_inverse():
+def to_matrices(quaternions: np.ndarray) -> np.ndarray:
+    """Quaternions with the real part first: [N, B, 4] -> [N, B, 3, 3]."""
+    rotation = Rotation.from_quat(np.roll(quaternions.reshape(-1, 4), -1, axis=1))
+    return rotation.as_matrix().reshape(*quaternions.shape[:-1], 3, 3)
+
+
+def test_quaternions_of_matrices():
     matrices = np.concatenate([random_rotations(200), rotation_matrices(np.array([0.0, 180.0, 179.9]), 1)])
     q = _to_quaternions(matrices)
-    assert np.allclose(_to_matrices(q), matrices, atol=1e-5)
+    assert np.allclose(to_matrices(q), matrices, atol=1e-5)
     assert (q[:, 0] >= 0).all()
 
 
-def test_local_rotations_lose_only_the_heading():
+def test_local_rotations_without_heading():
     parents = np.array([-1, 0, 1])
     turns = random_rotations(30).reshape(10, 3, 3, 3)
-    local = _to_matrices(_local_quaternions(turns, parents))
+    local = to_matrices(_local_quaternions(_remove_heading(turns), parents))
     first = local[:, 0]
     assert np.allclose(
         first @ local[:, 1] @ local[:, 2], first @ np.swapaxes(turns[:, 0], 1, 2) @ turns[:, 2], atol=1e-5
     )
     heading = rotation_matrices(np.full(10, 77.0), 2)[:, None] @ turns
-    assert np.allclose(_to_matrices(_local_quaternions(heading, parents)), local, atol=1e-4)
+    assert np.allclose(to_matrices(_local_quaternions(_remove_heading(heading), parents)), local, atol=1e-4)
 
 
 def test_positions_follow_the_chain():
@@ -137,13 +142,13 @@ def standing() -> np.ndarray:
     return np.array([spots[name] for name in NAMES], np.float32)
 
 
-def test_hands_in_the_belly_are_not_plausible():
+def test_self_intersecting_poses_are_not_plausible():
     good, bad = standing(), standing()
     bad[NAMES.index("wrist.L")] = (0.05, 0, 0.2)
     assert _plausible(np.stack([good, bad]), NAMES).tolist() == [True, False]
 
 
-def test_spread_out_takes_outliers_and_never_repeats():
+def test_diverse_choice_has_outliers_and_no_repeats():
     features = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)), [[50.0, 0.0], [0.0, 70.0]]])
     chosen = _choose_diverse(features, 20, seed=0)
     assert len(set(chosen.tolist())) == 20

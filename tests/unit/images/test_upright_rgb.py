@@ -31,9 +31,9 @@ def chunk(name, data):
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def png(width, height, depth, colour, rows, *extra):
+def png(width, height, depth, color, rows, *extra):
     """A PNG written by hand, for what Pillow cannot write."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     body = zlib.compress(b"".join(b"\0" + row for row in rows))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(extra) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
@@ -69,7 +69,7 @@ def test_palette_transparency_shows_the_background():
     assert pixels(loaded).tolist() == [[[1, 2, 3], [10, 20, 30]]]
 
 
-def test_hidden_colour_under_alpha_never_shows():
+def test_hidden_color_under_alpha_never_shows():
     image = Image.new("RGBA", (3, 1), (255, 0, 255, 0))
     image.putpixel((1, 0), (200, 100, 0, 128))
     image.putpixel((2, 0), (7, 8, 9, 255))
@@ -93,14 +93,14 @@ def test_gray_with_alpha():
     assert pixels(load_image(encode(image), background=(5, 6, 7)))[0].tolist() == [[5, 6, 7], [9, 9, 9]]
 
 
-def test_transparent_colour_of_plain_png():
+def test_transparent_color_of_plain_png():
     rgb = encode(Image.new("RGB", (2, 2), (1, 2, 3)), transparency=(1, 2, 3))
     assert (pixels(load_image(rgb)) == 255).all()
     gray = encode(Image.new("L", (2, 2), 4), transparency=4)
     assert (pixels(load_image(gray, background=(0, 0, 9))) == (0, 0, 9)).all()
 
 
-def test_transparent_colour_of_16_bit_png():
+def test_transparent_color_of_16_bit_png():
     row = struct.pack(">6H", 0x1200, 0x3400, 0x5600, 0xFFFF, 0, 0)
     data = png(2, 1, 16, 2, [row], chunk(b"tRNS", struct.pack(">3H", 0x1200, 0x3400, 0x5600)))
     assert pixels(load_image(data, background=(0, 9, 0)))[0].tolist() == [[0, 9, 0], [255, 0, 0]]
@@ -183,7 +183,7 @@ def test_floats_outside_0_to_1_are_refused_not_stretched(values):
 
 
 @pytest.mark.parametrize("mode", ["YCbCr", "HSV", "RGBX"])
-def test_other_colour_modes(mode):
+def test_other_color_modes(mode):
     image = photo().convert(mode)
     np.testing.assert_array_equal(pixels(load_image(image)), np.asarray(image.convert("RGB")))
 
@@ -195,13 +195,13 @@ def test_lab_is_refused_by_name():
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_first_frame_of_many(file_format):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
+    frames = [Image.new("RGB", (8, 8), color) for color in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
     options = {"lossless": True} if file_format == "WEBP" else {}
     data = encode(frames[0], file_format, save_all=True, append_images=frames[1:], **options)
     assert (pixels(load_image(data)) == (250, 0, 0)).all()
 
 
-def test_colour_profile_is_carried_and_pixels_are_left():
+def test_color_profile_is_carried_and_pixels_are_left():
     loaded = load_image(encode(photo(), icc_profile=b"a profile that is not even valid"))
     np.testing.assert_array_equal(pixels(loaded), photo_array())
     assert loaded.info == {"icc_profile": b"a profile that is not even valid"}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitruvian.draw import class_colours, contact_sheet
-from vitruvian.draw.palettes import identity_colours
-from vitruvian.draw.text import line_height, shortened, text_size, text_width, write
+from vitruvian.draw import class_colors, contact_sheet
+from vitruvian.draw.palettes import identity_colors
+from vitruvian.draw.text import line_height, text_size, text_width, truncate_text, write_text
 
 
 def plain(height: int, width: int, value: int) -> np.ndarray:
@@ -28,7 +28,7 @@ def test_a_sheet_aligns_its_columns() -> None:
     drawn, band = sheet([[plain(20, 10, 1), plain(40, 60, 2)], [plain(20, 20, 3)]], ["", ""], ["", ""], 20)
     inside = drawn[band:, band:]
     assert inside.shape == (42, 20 + 2 + 30, 3)
-    assert (inside[:20, 5:15] == 1).all()  # centred in its cell
+    assert (inside[:20, 5:15] == 1).all()  # centered in its cell
     assert (inside[:20, :5] == 255).all()
     assert (inside[:20, 22:] == 2).all()  # resized
     assert (inside[22:, :20] == 3).all()
@@ -65,7 +65,7 @@ def test_one_pixel() -> None:
 
 def test_text_is_measured_as_it_is_written() -> None:
     image = Image.new("RGB", (300, 60), "white")
-    write(image, "Vitruvian gj", left_top=(20, 10), size=24, colour=(0, 0, 0))
+    write_text(image, "Vitruvian gj", left_top=(20, 10), size=24, color=(0, 0, 0))
     canvas = np.asarray(image)
     rows, columns = np.nonzero(canvas[..., 0] < 200)
     assert 20 <= columns.min() <= 26
@@ -77,11 +77,11 @@ def test_text_is_measured_as_it_is_written() -> None:
 
 
 def test_shortened() -> None:
-    assert shortened("two\n lines", 12, 500) == "two lines"
-    cut = shortened("a rather long sentence", 12, 60)
+    assert truncate_text("two\n lines", 12, 500) == "two lines"
+    cut = truncate_text("a rather long sentence", 12, 60)
     assert cut.endswith("…")
     assert text_width(cut, 12) <= 60
-    assert shortened("word", 12, 1) == ""
+    assert truncate_text("word", 12, 1) == ""
 
 
 def test_letters_are_never_too_small() -> None:
@@ -112,30 +112,30 @@ def oklab(linear: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 64, 133, 300])
-def test_colours_are_distinct_and_the_same_for_every_count(count: int) -> None:
-    colours = class_colours(count)
-    assert colours.shape == (count, 3)
-    assert colours.dtype == np.uint8
-    assert len(np.unique(colours, axis=0)) == count
-    np.testing.assert_array_equal(colours, class_colours(count + 50)[:count])
+def test_colors_are_distinct_and_the_same_for_every_count(count: int) -> None:
+    colors = class_colors(count)
+    assert colors.shape == (count, 3)
+    assert colors.dtype == np.uint8
+    assert len(np.unique(colors, axis=0)) == count
+    np.testing.assert_array_equal(colors, class_colors(count + 50)[:count])
 
 
 @pytest.mark.parametrize(("count", "gap"), [(8, 0.15), (20, 0.12)])
-def test_the_first_colours_are_far_apart_for_all_eyes_together(count: int, gap: float) -> None:
-    lab = perceived(class_colours(count).astype(float))
+def test_the_first_colors_are_far_apart_for_all_eyes_together(count: int, gap: float) -> None:
+    lab = perceived(class_colors(count).astype(float))
     normal, blind = (np.linalg.norm(eyes[:, None] - eyes[None], axis=-1) for eyes in (lab[:, :3], lab[:, 3:]))
     others = ~np.eye(count, dtype=bool)
     assert normal[others].min() > gap
     assert blind[others].min() > gap / 3
 
 
-def test_more_colours_than_there_are_start_again() -> None:
-    many = class_colours(5000)
+def test_more_colors_than_there_are_start_again() -> None:
+    many = class_colors(5000)
     assert many.shape == (5000, 3)
     assert len(np.unique(many, axis=0)) > 1500
 
 
-def test_identity_colours_identities() -> None:
-    np.testing.assert_array_equal(identity_colours([3, 3 + 64, 0]), class_colours(64)[[3, 3, 0]])
-    assert identity_colours([]).shape == (0, 3)
-    assert identity_colours([-1]).shape == (1, 3)
+def test_identity_colors_identities() -> None:
+    np.testing.assert_array_equal(identity_colors([3, 3 + 64, 0]), class_colors(64)[[3, 3, 0]])
+    assert identity_colors([]).shape == (0, 3)
+    assert identity_colors([-1]).shape == (1, 3)

@@ -452,7 +452,7 @@ def test_broken_downloads(server):
 
 
 def test_body_is_bounded_where_no_length_is_announced(server, monkeypatch):
-    monkeypatch.setattr(download_module, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr("vitruvian.limits._CHUNK_BYTES", 1000)
     with use_limits(download_bytes=2000), pytest.raises(ImageError, match="at most 2,000 bytes"):
         download(f"{server}/endless.png", timeout=5)
     with use_limits(download_bytes=5000):

@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import vitruvian.losses.masks as masks_module
+import vitruvian.losses.mask_set as masks_module
 from vitruvian.errors import InputError
 from vitruvian.images.rle import encode_rle
 from vitruvian.losses.focal_dice import mask_dice_loss, sigmoid_focal_loss
-from vitruvian.losses.masks import (
-    DenseMasks,
+from vitruvian.losses.mask_set import (
     MaskLossWeights,
     MaskSetLoss,
-    PointMasks,
+    PixelComparison,
+    PointComparison,
     _read_targets,
 )
 
 CLASSES, QUERIES = 4, 6
-MEASURES = [DenseMasks(), PointMasks(count=40)]
+MEASURES = [PixelComparison(), PointComparison(count=40)]
 
 
-def criterion(measure: Any, **fields: Any) -> MaskSetLoss:
+def criterion(comparison: Any, **fields: Any) -> MaskSetLoss:
     base = {"num_labels": CLASSES, "no_object_weight": 0.1, "weights": MaskLossWeights(), "class_cost_weight": 1.0}
-    return MaskSetLoss(**(base | fields), measure=measure)
+    return MaskSetLoss(**(base | fields), comparison=comparison)
 
 
 def batch(numbers: tuple[int, ...] = (3, 0, 1, 2), seed: int = 0) -> dict[str, Any]:
@@ -44,30 +44,30 @@ def part(inputs: dict[str, Any], positions: slice) -> dict[str, Any]:
     return {name: value[positions] for name, value in inputs.items()}
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
-def test_perfect_predictions_cost_almost_nothing(measure: Any) -> None:
+@pytest.mark.parametrize("comparison", MEASURES, ids=["dense", "points"])
+def test_perfect_predictions_cost_almost_nothing(comparison: Any) -> None:
     squares = torch.zeros(2, 32, 40, dtype=torch.bool)
     squares[0, :16, :20], squares[1, 16:, 20:] = True, True
     logits = F.interpolate(squares[None].float(), size=(8, 10)) * 40 - 20
     masks = torch.cat((torch.full((1, QUERIES - 2, 8, 10), -20.0), logits.flip(1)), dim=1)
     classes = torch.full((1, QUERIES, CLASSES + 1), -20.0)
     classes[0, :-2, -1], classes[0, -2, 3], classes[0, -1, 1] = 20.0, 20.0, 20.0
-    loss = criterion(measure)(masks, classes, [squares], [torch.tensor([1, 3])])
+    loss = criterion(comparison)(masks, classes, [squares], [torch.tensor([1, 3])])
     assert loss.terms["loss_cross_entropy"] < 1e-4
     assert loss.terms["loss_dice"] < 0.2  # edges of coarse masks
     assert loss.total < 0.5
     torch.manual_seed(0)
-    worse = criterion(measure)(masks, classes, [squares], [torch.tensor([3, 1])])
+    worse = criterion(comparison)(masks, classes, [squares], [torch.tensor([3, 1])])
     assert worse.total > 2
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
+@pytest.mark.parametrize("comparison", MEASURES, ids=["dense", "points"])
 @pytest.mark.parametrize("name", ["loss_cross_entropy", "loss_mask", "loss_dice"])
-def test_every_weight_counts(measure: Any, name: str) -> None:
+def test_every_weight_counts(comparison: Any, name: str) -> None:
     inputs = batch()
     zero = {"loss_cross_entropy": 0.0, "loss_mask": 0.0, "loss_dice": 0.0}
     torch.manual_seed(0)
-    loss = criterion(measure, weights=MaskLossWeights(**(zero | {name: 3.0})))(**inputs)
+    loss = criterion(comparison, weights=MaskLossWeights(**(zero | {name: 3.0})))(**inputs)
     torch.testing.assert_close(loss.total, 3 * loss.terms[name])
     assert loss.total > 0
 
@@ -75,37 +75,37 @@ def test_every_weight_counts(measure: Any, name: str) -> None:
 def test_no_object_weight_counts() -> None:
     inputs = batch(numbers=(0, 0))
     queries = inputs["class_queries_logits"]
-    light = criterion(DenseMasks(), no_object_weight=0.1)(**inputs)
+    light = criterion(PixelComparison(), no_object_weight=0.1)(**inputs)
     want = F.cross_entropy(queries.flatten(0, 1), torch.full((2 * QUERIES,), CLASSES))
     torch.testing.assert_close(light.terms["loss_cross_entropy"], want)  # alone, the weight cancels
     inputs = batch()
-    values = [criterion(DenseMasks(), no_object_weight=w)(**inputs).total for w in (0.1, 1.0)]
+    values = [criterion(PixelComparison(), no_object_weight=w)(**inputs).total for w in (0.1, 1.0)]
     assert abs(values[0] - values[1]) > 0.01
-    nothing = criterion(DenseMasks(), no_object_weight=0.0)(**batch(numbers=(0, 0)))
+    nothing = criterion(PixelComparison(), no_object_weight=0.0)(**batch(numbers=(0, 0)))
     assert nothing.total == 0
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
-def test_no_objects_at_all(measure: Any) -> None:
+@pytest.mark.parametrize("comparison", MEASURES, ids=["dense", "points"])
+def test_no_objects_at_all(comparison: Any) -> None:
     inputs = batch(numbers=(0, 0))
     inputs["mask_labels"] = [[], torch.zeros(0, 32, 40)]
     for name in ("masks_queries_logits", "class_queries_logits"):
         inputs[name].requires_grad_()
-    loss = criterion(measure)(**inputs)
+    loss = criterion(comparison)(**inputs)
     loss.total.backward()
     assert loss.terms["loss_mask"] == loss.terms["loss_dice"] == 0
     assert inputs["masks_queries_logits"].grad.abs().sum() == 0
     assert inputs["class_queries_logits"].grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
-def test_more_objects_than_queries(measure: Any) -> None:
-    loss = criterion(measure)(**batch(numbers=(9,)))
+@pytest.mark.parametrize("comparison", MEASURES, ids=["dense", "points"])
+def test_more_objects_than_queries(comparison: Any) -> None:
+    loss = criterion(comparison)(**batch(numbers=(9,)))
     assert loss.total.isfinite()
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
-def test_labels_of_every_form_give_the_same(measure: Any) -> None:
+@pytest.mark.parametrize("comparison", MEASURES, ids=["dense", "points"])
+def test_labels_of_every_form_give_the_same(comparison: Any) -> None:
     inputs = batch()
     values = []
     for convert in (
@@ -117,20 +117,20 @@ def test_labels_of_every_form_give_the_same(measure: Any) -> None:
     ):
         torch.manual_seed(0)
         labels = [convert(masks) for masks in inputs["mask_labels"]]
-        values.append(criterion(measure)(**(inputs | {"mask_labels": labels})).total)
+        values.append(criterion(comparison)(**(inputs | {"mask_labels": labels})).total)
     for value in values[1:]:
         torch.testing.assert_close(value, values[0])
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=["dense", "points"])
-def test_smaller_labels_are_padded_to_the_largest(measure: Any) -> None:
+@pytest.mark.parametrize("comparison", MEASURES, ids=["dense", "points"])
+def test_smaller_labels_are_padded_to_the_largest(comparison: Any) -> None:
     inputs = batch(numbers=(2, 2))
     cut = inputs["mask_labels"][1][:, :20, :25]
     padded = F.pad(cut.float(), (0, 15, 0, 12))
     values = []
     for labels in (cut, padded):
         torch.manual_seed(0)
-        values.append(criterion(measure)(**(inputs | {"mask_labels": [inputs["mask_labels"][0], labels]})).total)
+        values.append(criterion(comparison)(**(inputs | {"mask_labels": [inputs["mask_labels"][0], labels]})).total)
     torch.testing.assert_close(*values)
 
 
@@ -150,13 +150,13 @@ def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: p
         monkeypatch.setattr(masks_module, "_MAX_PIXELS", limit)
         inputs = batch()
         logits = inputs["masks_queries_logits"].requires_grad_()
-        loss = criterion(DenseMasks())(**inputs).total
+        loss = criterion(PixelComparison())(**inputs).total
         loss.backward()
         actual.append((loss.detach(), logits.grad))
     torch.testing.assert_close(*(value for value, _ in actual))
     torch.testing.assert_close(*(gradient for _, gradient in actual))
     with torch.no_grad():
-        torch.testing.assert_close(criterion(DenseMasks())(**batch()).total, actual[0][0])
+        torch.testing.assert_close(criterion(PixelComparison())(**batch()).total, actual[0][0])
 
 
 def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
@@ -165,7 +165,7 @@ def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
     targets = _read_targets(inputs["mask_labels"], inputs["class_labels"], like=logits, num_labels=CLASSES)
     pairs = [(torch.tensor([4, 0, 2]), torch.tensor([1, 2, 0])), (torch.tensor([]).long(),) * 2]
     pairs += [(torch.tensor([5]), torch.tensor([0])), (torch.tensor([1, 3]), torch.tensor([0, 1]))]
-    focal, dice = DenseMasks().losses(logits, targets, pairs, (32, 40))
+    focal, dice = PixelComparison().losses(logits, targets, pairs, (32, 40))
     (got,) = torch.autograd.grad(3 * focal + 7 * dice, logits)
     sums = []
     for maps, target, (queries, objects) in zip(logits, targets, pairs, strict=True):
@@ -189,7 +189,7 @@ def test_downsampling_reads_the_pixels_of_interpolate(size: tuple[int, int]) -> 
 def test_auxiliary_predictions_get_an_ending_and_count_once_each() -> None:
     inputs = batch()
     auxiliary = [{name: inputs[name] * 0.5 for name in ("masks_queries_logits", "class_queries_logits")}]
-    loss = criterion(DenseMasks())(**inputs, auxiliary_predictions=auxiliary)
+    loss = criterion(PixelComparison())(**inputs, auxiliary_predictions=auxiliary)
     assert list(loss.terms) == [
         f"loss_{kind}{ending}" for ending in ("", "_0") for kind in ("mask", "dice", "cross_entropy")
     ]
@@ -231,10 +231,10 @@ def fixed_points(*shape: int, **_: Any) -> Tensor:
     return (steps % 1).expand(shape)
 
 
-def losses(measure: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
+def losses(comparison: Any, inputs: dict[str, Any]) -> dict[str, Tensor]:
     for name in ("masks_queries_logits", "class_queries_logits"):
         inputs[name] = inputs[name].detach().clone().requires_grad_()
-    actual = criterion(measure)(**inputs)
+    actual = criterion(comparison)(**inputs)
     actual.total.backward()
     gradients = {f"grad_{name}": inputs[name].grad for name in ("masks_queries_logits", "class_queries_logits")}
     return {"total": actual.total.detach()} | {n: v.detach() for n, v in actual.terms.items()} | gradients
@@ -245,7 +245,7 @@ def worker(rank: int, folder: str) -> None:
     torch.rand = fixed_points
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     positions = slice(0, 1) if rank == 0 else slice(1, 4)  # three masks in one image, and three in three images
-    actual = [losses(measure, part(batch(), positions)) for measure in MEASURES]
+    actual = [losses(comparison, part(batch(), positions)) for comparison in MEASURES]
     torch.save(actual, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -254,8 +254,8 @@ def test_two_processes_equal_one_with_the_whole_batch(tmp_path: Path, monkeypatc
     torch.multiprocessing.start_processes(worker, args=(str(tmp_path),), nprocs=2, start_method="fork")
     shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     monkeypatch.setattr(torch, "rand", fixed_points)
-    for number, measure in enumerate(MEASURES):
-        whole = losses(measure, batch())
+    for number, comparison in enumerate(MEASURES):
+        whole = losses(comparison, batch())
         for name, value in whole.items():
             one, other = (share[number][name] for share in shares)
             # Data-parallel training averages the processes' gradients, as if their losses were averaged.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import ConfigError, InputError
-from vitruvian.losses.sam import PROMPTED_MASK_WEIGHTS, _mask_iou, prompted_mask_loss
+from vitruvian.losses.prompted_masks import PROMPTED_MASK_WEIGHTS, _mask_iou, prompted_mask_loss
 
 
 def case() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.ops.cache import constant
-from vitruvian.training.crop_window import CropWindow
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.render import hide_keypoints
@@ -40,7 +40,6 @@ class CropOptions:
     shift: float = 0.09  # of the crop's sides
     flip: float = 0.5
     new_background: float = 0.6
-    blended: float = 0.4  # light and colours of a person approach those of the new background
     bystander: float = 0.45  # another person in the image
     printed: float = 0.3  # an image printed on clothes
     occluder: float = 0.12
@@ -50,7 +49,7 @@ class CropOptions:
     @classmethod
     def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
         """Return options for crops as at inference, without augmentation."""
-        probabilities = ("flip", "new_background", "blended", "bystander", "printed", "occluder", "edge", "border")
+        probabilities = ("flip", "new_background", "bystander", "printed", "occluder", "edge", "border")
         return cls(size_hw=size_hw, scale=(1.0, 1.0), shift=0.0, **dict.fromkeys(probabilities, 0.0))
 
 
@@ -76,7 +75,7 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
     `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
     """
     n, size_hw = len(samples), options.size_hw
-    edges = _draw_edges(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
+    edges = _sample_half_planes(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
     window = CropWindow(
         *_crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
     )
@@ -85,14 +84,13 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
         crops = _print_on_clothes(crops, backgrounds, rng, options)
         replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
         behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
-        lit = _relight(crops.foreground, crops.alpha, rng)
-        lit = _match_background(lit, crops.alpha, behind, rng, probability=options.blended)
+        lit = _jitter_exposure(crops.foreground, crops.alpha, rng)
         foreground = torch.where(replaced, lit, crops.foreground)
         image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
         crops = replace(crops, image=image, foreground=foreground)
     crops = _add_bystander(crops, samples.select(rng.permutation(n)), rng, options)
     if len(backgrounds):
-        shapes = _draw_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
+        shapes = _sample_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
         crops = _occlude(crops, shapes, backgrounds, rng)
         crops = _occlude(crops, edges.beyond(window), backgrounds, rng)
     inside = _inside_image(samples, window, rng, options)  # black and empty outside
@@ -132,7 +130,7 @@ def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropO
 
 
 @dataclass(frozen=True)
-class _Edges:
+class _HalfPlanes:
     """Straight edges that people stand behind: hidden is what lies beyond, where xy · normal > offset."""
 
     normal: Tensor  # [n, 2] in source pixels
@@ -146,7 +144,7 @@ class _Edges:
         return (along > self.offset[:, None, None])[:, None]
 
 
-def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> _Edges:
+def _sample_half_planes(samples: Samples, rng: Rng, *, probability: float) -> _HalfPlanes:
     """Draw edges for some people: most hide the legs, some one side."""
     n = len(samples)
     x, y, w, h = samples.boxes_xywh.unbind(1)
@@ -164,7 +162,7 @@ def _draw_edges(samples: Samples, rng: Rng, *, probability: float) -> _Edges:
     at_x = torch.where(below, x + w / 2, torch.where(left, x, x + w))
     at_y = torch.where(below, y + h, y + h / 2)
     offset = torch.where(present, at_x * normal_x + at_y * normal_y, torch.inf)
-    return _Edges(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
+    return _HalfPlanes(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
 
 
 def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
@@ -214,29 +212,11 @@ def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int],
     return (crop * gain * rng.log_uniform(0.85, 1.18, count, 3)[:, :, None, None]).clamp(0, 1)
 
 
-def _relight(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
+def _jitter_exposure(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
     """Change the exposure and colour of premultiplied people [n, 3, H, W] a little."""
     n = len(foreground)
     gain = rng.log_uniform(0.7, 1.35, n)[:, None, None, None]
     return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
-
-
-def _match_background(foreground: Tensor, alpha: Tensor, behind: Tensor, rng: Rng, *, probability: float) -> Tensor:
-    """Bring brightness, colour and contrast of some premultiplied people [n, 3, H, W] near to those behind them.
-
-    In a photo the same light falls on both; without this, a model could recognize composited people by their light.
-    """
-    n = len(foreground)
-    share = (rng.uniform(0.2, 0.9, n) * rng.bernoulli(probability, n))[:, None, None, None]
-    weight = alpha.sum(dim=(2, 3), keepdim=True).clamp_min(1.0)
-    mean = foreground.sum(dim=(2, 3), keepdim=True) / weight  # [n, 3, 1, 1]
-    deviation = foreground - alpha * mean
-    std = (deviation.square().sum(dim=(1, 2, 3), keepdim=True) / (3 * weight)).sqrt().clamp_min(0.02)  # [n, 1, 1, 1]
-    mean_behind = behind.mean(dim=(2, 3), keepdim=True)
-    std_behind = (behind - mean_behind).square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
-    contrast = (std_behind / std).clamp(0.4, 2.0) ** share
-    matched = deviation * contrast + alpha * torch.lerp(mean, mean_behind, share)
-    return torch.minimum(matched.clamp_min(0), alpha)
 
 
 def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions) -> Crops:
@@ -259,7 +239,7 @@ def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions
     other = _crop(others, window)
     there = present[:, None, None, None]
     amount = other.alpha * there
-    lit = _relight(other.foreground, other.alpha, rng) * there
+    lit = _jitter_exposure(other.foreground, other.alpha, rng) * there
     front = in_front[:, None, None, None]
     first = torch.where(front, 1 - amount, 1.0)  # visible share of the first person
     second = torch.where(front, 1.0, 1 - crops.alpha)  # and of the second
@@ -280,7 +260,9 @@ def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions
     )
 
 
-def _draw_shapes(n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]) -> Tensor:
+def _sample_shapes(
+    n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]
+) -> Tensor:
     """Draw ellipses and rectangles in some images, their radii in widths of the image, [n, 1, H, W] bool."""
     H, W = options.size_hw
     low, high = (2 * share * W / H for share in radius)
@@ -290,7 +272,7 @@ def _draw_shapes(n: int, rng: Rng, options: CropOptions, *, probability: float, 
 
 def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: CropOptions) -> Crops:
     """Print images on some clothes: light and shadow stay, the albedo changes."""
-    shape = _draw_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
+    shape = _sample_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
     clothes = torch.isin(crops.parts, constant(_CLOTHES, crops.parts.device))[:, None]
     printed = shape & clothes & (crops.alpha > 0.99)
     paint = _crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)
@@ -390,7 +372,7 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
     colours = window.sample(torch.cat([samples.foreground[which], samples.alpha[which]], dim=1) / 255)
     labels = window.sample_parts(samples.parts[which]).view(count, most, H, W)
     there = wanted[:, :, None, None, None]
-    lit = _relight(colours[:, :3], colours[:, 3:], rng).view(count, most, 3, H, W) * there
+    lit = _jitter_exposure(colours[:, :3], colours[:, 3:], rng).view(count, most, 3, H, W) * there
     alpha = colours[:, 3:].reshape(count, most, 1, H, W) * there
     masks: list[Tensor] = []
     parts = torch.zeros(count, H, W, dtype=torch.int64, device=device)

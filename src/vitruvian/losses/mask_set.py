@@ -4,9 +4,9 @@
     class logits [B, Q, K + 1]        ─┼▶ costs ─▶ assign ─▶ class loss over all queries, mask losses over the pairs
     mask logits [B, Q, h, w]          ─┘
 
-`DenseMasks` (MaskFormer) compares every pixel, `PointMasks` (Mask2Former) random points, most where the prediction is
-uncertain. Both bound their memory: labels stay bool (or RLE, decoded once), predictions are upsampled a few at a time
-or not at all, and the backward pass computes intermediate values again.
+`PixelComparison` (MaskFormer) compares every pixel, `PointComparison` (Mask2Former) random points, most where the
+prediction is uncertain. Both bound their memory: labels stay bool (or RLE, decoded once), predictions are upsampled a
+few at a time or not at all, and the backward pass computes intermediate values again.
 
 In distributed training the loss of each process is divided by counts averaged over the processes, so that the mean of
 their losses is the loss of the whole batch. The reference averages the number of masks twice (`reduce` is a mean
@@ -78,7 +78,7 @@ class MaskSetLoss(nn.Module):
         no_object_weight: Weight of "no object" in the class loss.
         weights: Weights of the three losses.
         class_cost_weight: Weight of the class in the matching; masks and dice count there as in the loss.
-        measure: How masks are compared.
+        comparison: How masks are compared.
 
     The buffer `empty_weight` is only there for files: weights come from the configuration.
     """
@@ -92,11 +92,11 @@ class MaskSetLoss(nn.Module):
         no_object_weight: float,
         weights: MaskLossWeights,
         class_cost_weight: float,
-        measure: DenseMasks | PointMasks,
+        comparison: PixelComparison | PointComparison,
     ) -> None:
         super().__init__()
         self.num_labels, self.no_object_weight = num_labels, no_object_weight
-        self.weights, self.class_cost_weight, self.measure = weights, class_cost_weight, measure
+        self.weights, self.class_cost_weight, self.comparison = weights, class_cost_weight, comparison
         self.register_buffer("empty_weight", torch.ones(num_labels + 1))
 
     @torch.no_grad()
@@ -132,7 +132,7 @@ class MaskSetLoss(nn.Module):
         for number, prediction in enumerate([final, *auxiliary_predictions]):
             masks, classes = prediction["masks_queries_logits"], prediction["class_queries_logits"]
             pairs = self.match(masks, classes, targets, frame_hw)
-            mask_loss, dice_loss = self.measure.losses(masks, targets, pairs, frame_hw)
+            mask_loss, dice_loss = self.comparison.losses(masks, targets, pairs, frame_hw)
             losses = {
                 "loss_mask": mask_loss / num_masks,
                 "loss_dice": dice_loss / num_masks,
@@ -148,7 +148,7 @@ class MaskSetLoss(nn.Module):
         """Pair queries with objects: [B, Q, h, w], [B, Q, K + 1] -> for each image the queries and their objects."""
         pairs = []
         for logits, scores, target in zip(masks, classes, targets, strict=True):
-            mask_cost, overlap_cost = self.measure.cost(logits, target, frame_hw)
+            mask_cost, overlap_cost = self.comparison.cost(logits, target, frame_hw)
             cost = self.weights.loss_mask * mask_cost + self.weights.loss_dice * overlap_cost
             cost = cost + self.class_cost_weight * class_cost(scores, target.classes)  # [Q, T]
             queries, objects = assign(cost.float().cpu().numpy())
@@ -224,7 +224,7 @@ def _decode_rles(rles: Sequence[Mapping[str, object]]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DenseMasks:
+class PixelComparison:
     """Compare every pixel: focal loss and dice at the size of the labels, matched at the size of the predictions."""
 
     def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -242,7 +242,7 @@ class DenseMasks:
 
 
 @dataclass(frozen=True)
-class PointMasks:
+class PointComparison:
     """Compare random points: cross-entropy and dice.
 
     Attributes:

@@ -6,7 +6,7 @@ import torch
 from tests.unit.images.samples import photo
 from vitruvian.errors import InputError
 from vitruvian.images import image_to_tensor
-from vitruvian.ops.normalize import rescale_and_normalize
+from vitruvian.ops.pixel_normalization import rescale_and_normalize
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

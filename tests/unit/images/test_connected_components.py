@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.images.components import fill_holes, find_regions, remove_islands, run_positions
+from vitruvian.images.connected_components import fill_holes, find_regions, remove_islands, run_positions
 
 ndimage = pytest.importorskip("scipy.ndimage")
 

@@ -10,22 +10,21 @@ from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
-from vitruvian.training.crop_window import CropWindow
-from vitruvian.training.synthetic.compose import (
+from vitruvian.training.datasets.compose import (
     CropOptions,
     Crops,
     SceneOptions,
     Scenes,
     _crop_around,
     _crop_backgrounds,
-    _draw_edges,
-    _match_background,
+    _sample_half_planes,
     compose_crops,
     compose_scenes,
     crop_scenes,
     halve_crops,
     halve_scenes,
 )
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions, render
@@ -54,7 +53,7 @@ def crop(samples: Samples, walls: Tensor, seed: int = 0, **changes: object) -> C
 
 
 class TestSamples:
-    def test_bytes_hold_the_truth(self) -> None:
+    def test_compressed_ground_truth(self) -> None:
         pack, generator = procedural_pack(0), torch.Generator().manual_seed(5)
         people = sample_people(pack, 3, generator, "cpu")
         truth = render(people, pack, generator=generator, options=RENDER)
@@ -66,11 +65,11 @@ class TestSamples:
 
     def test_a_seed_gives_the_same_people(self, samples: Samples) -> None:
         again = render_samples(procedural_pack(0), 6, seed=7, options=RENDER)
-        other = render_samples(procedural_pack(0), 6, seed=8, options=RENDER)
+        other = render_samples(procedural_pack(0), 1, seed=8, options=RENDER)
         assert torch.equal(samples.image, again.image)
-        assert not torch.equal(samples.image, other.image)
+        assert not torch.equal(samples.image[:1], other.image)
 
-    def test_put_overwrites_a_slice(self, samples: Samples) -> None:
+    def test_write_overwrites_a_slice(self, samples: Samples) -> None:
         ring = samples.new_empty(8)
         ring.write(2, samples)
         assert torch.equal(ring.keypoints[2:], samples.keypoints)
@@ -78,7 +77,7 @@ class TestSamples:
 
 
 class TestCrops:
-    def test_points_are_where_the_camera_sees_them(self, samples: Samples, walls: Tensor) -> None:
+    def test_points_project_onto_their_pixels(self, samples: Samples, walls: Tensor) -> None:
         for seed in range(3):
             crops = crop(samples, walls, seed, scale=(0.7, 1.4), shift=0.1, flip=0.5)
             there = crops.points[:, 2] > 0
@@ -89,7 +88,7 @@ class TestCrops:
             assert ((x - columns).abs()[there] < 1e-3).all()
             assert ((y - rows).abs()[there] < 1e-3).all()
 
-    def test_points_agree_with_keypoints_in_a_mirror_too(self, samples: Samples, walls: Tensor) -> None:
+    def test_mirrored_points_and_keypoints(self, samples: Samples, walls: Tensor) -> None:
         """The depth at a visible keypoint is about that of the body there, mirrored or not."""
         plain, mirrored = crop(samples, walls), crop(samples, walls, flip=1.0)
         left, right = KEYPOINT_INDEX["left_shoulder"], KEYPOINT_INDEX["right_shoulder"]
@@ -103,7 +102,7 @@ class TestCrops:
         assert torch.allclose(mirrored.points[:, 0], -plain.points[:, 0].flip(-1), atol=1e-4)
         assert torch.allclose(mirrored.normals[:, 0], -plain.normals[:, 0].flip(-1), atol=1e-4)
 
-    def test_a_mirror_swaps_left_and_right_parts(self, samples: Samples, walls: Tensor) -> None:
+    def test_mirrored_parts_swap_left_and_right(self, samples: Samples, walls: Tensor) -> None:
         plain, mirrored = crop(samples, walls), crop(samples, walls, flip=1.0)
         left, right = PART_NAMES.index("Left_Hand"), PART_NAMES.index("Right_Hand")
         assert (plain.parts == left).sum() > 0
@@ -128,7 +127,7 @@ class TestCrops:
         assert red_or_blue[empty & inside].all()
         assert (crops.foreground <= crops.alpha + 1e-5).all()
 
-    def test_company_adds_people_but_no_points(self, samples: Samples, walls: Tensor) -> None:
+    def test_bystanders_have_no_points(self, samples: Samples, walls: Tensor) -> None:
         alone, together = crop(samples, walls, 1), crop(samples, walls, 1, bystander=1.0)
         more = together.alpha.sum(dim=(1, 2, 3)) - alone.alpha.sum(dim=(1, 2, 3))
         assert (more > 1).any()
@@ -136,14 +135,14 @@ class TestCrops:
         unknown = (together.alpha[:, 0] > 0.9) & (together.points[:, 2] == 0) & (alone.alpha[:, 0] == 0)
         assert (together.parts[unknown] > 0).float().mean() > 0.9
 
-    def test_an_occluder_takes_people_away_and_hides_keypoints(self, samples: Samples, walls: Tensor) -> None:
+    def test_occluders_remove_people_and_hide_keypoints(self, samples: Samples, walls: Tensor) -> None:
         clear, covered = crop(samples, walls, 2), crop(samples, walls, 2, occluder=1.0)
         gone = (clear.alpha > 0.9) & (covered.alpha == 0)
         assert gone.any()
         assert (covered.parts[gone[:, 0]] == 0).all()
         assert ((clear.keypoints[..., 2] == 2) & (covered.keypoints[..., 2] == 1)).any()
 
-    def test_a_print_changes_the_colours_of_clothes_alone(self, samples: Samples, walls: Tensor) -> None:
+    def test_prints_change_colours_of_clothes_only(self, samples: Samples, walls: Tensor) -> None:
         plain = crop(samples, walls)
         names = set()
         for seed in range(12):
@@ -158,11 +157,9 @@ class TestCrops:
         assert {"Lower_Clothing", "Upper_Clothing"} <= names <= {"Apparel", "Lower_Clothing", "Upper_Clothing"}
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_an_edge_hides_one_side_and_the_crop_is_about_what_is_left(
-        self, samples: Samples, walls: Tensor, seed: int
-    ) -> None:
+    def test_half_plane_occluders_hide_one_side(self, samples: Samples, walls: Tensor, seed: int) -> None:
         draws = rng(seed)  # compose_crops draws the same first
-        edges = _draw_edges(samples, draws, probability=1.0)
+        edges = _sample_half_planes(samples, draws, probability=1.0)
         window = CropWindow(*_crop_around(edges.boxes_xywh, draws, PLAIN), draws.bernoulli(0.5, len(samples)), SIZE)
         area = edges.boxes_xywh[:, 2:].prod(dim=1) / samples.boxes_xywh[:, 2:].prod(dim=1)
         assert ((area > 0.29) & (area < 0.86)).all()
@@ -176,7 +173,7 @@ class TestCrops:
         assert found.image[:, 1][hidden].max() < 0.02  # walls are red or blue
         assert (found.keypoints[..., 2] == 2).any()
 
-    def test_image_ends_where_a_person_is_cut_off(self, samples: Samples, walls: Tensor) -> None:
+    def test_image_ends_where_a_person_is_truncated(self, samples: Samples, walls: Tensor) -> None:
         wide = crop(samples, walls, scale=(1.6, 1.6), new_background=1.0)
         _, y, _, h = samples.boxes_xywh.unbind(1)
         cut = y + h >= SIZE[0] - 1
@@ -184,7 +181,7 @@ class TestCrops:
             pytest.skip("nobody of this seed is cut off below")
         assert (wide.image[cut][:, :, -2:] == 0).all()
 
-    def test_half_size_keeps_the_camera(self, samples: Samples, walls: Tensor) -> None:
+    def test_half_size_ground_truth(self, samples: Samples, walls: Tensor) -> None:
         crops = crop(samples, walls)
         small = halve_crops(crops, rng())
         there = small.points[:, 2] > 0
@@ -206,7 +203,7 @@ class TestScenes:
         options = replace(SceneOptions(size_hw=(72, 96), close=0.0), **changes)  # type: ignore[arg-type]
         return compose_scenes(samples, walls, 6, rng=rng(seed), options=options)
 
-    def test_boxes_hold_what_is_seen(self, samples: Samples, walls: Tensor) -> None:
+    def test_boxes_surround_the_visible_part(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.0, 1.0), tall=(0.5, 0.9))
         seen = 0
         for image in range(6):
@@ -226,7 +223,7 @@ class TestScenes:
             assert covered[y1:y2, x1:x2].any()
         assert seen
 
-    def test_no_one_means_the_background_alone(self, samples: Samples, walls: Tensor) -> None:
+    def test_scenes_without_people(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(1.0, 0.0, 0.0))
         assert not scenes.present.any()
         assert not scenes.ignored.any()
@@ -240,13 +237,13 @@ class TestScenes:
         assert (scenes.foreground <= 1).all()
         assert (scenes.parts[scenes.alpha[:, 0] > 0.9] > 0).float().mean() > 0.95
 
-    def test_samples_that_are_all_cut_off_give_empty_images(self, samples: Samples, walls: Tensor) -> None:
+    def test_truncated_samples_are_not_used(self, samples: Samples, walls: Tensor) -> None:
         cut = replace(samples, boxes_xywh=torch.tensor([0.0, 0.0, 72.0, 96.0]).expand(6, 4))
         scenes = self.scene(cut, walls, people=(0.0, 1.0))
         assert not scenes.present.any()
         assert scenes.alpha.max() == 0
 
-    def test_portraits_are_images_as_they_were_drawn(self, samples: Samples, walls: Tensor) -> None:
+    def test_portraits_are_images_as_rendered(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.0, 0.0, 1.0), close=1.0)
         assert scenes.present[:, 0].sum() >= 4
         assert not scenes.present[:, 1:].any()
@@ -265,7 +262,7 @@ class TestScenes:
         kept = (some.image == alone.image).flatten(1).all(1)
         assert 0 < kept.sum() < 6
 
-    def test_crops_show_somebody_at_the_size_of_a_crop(self, samples: Samples, walls: Tensor) -> None:
+    def test_crops_of_scenes(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, 1, people=(0.0, 1.0), tall=(0.3, 0.5))
         crops = crop_scenes(scenes, rng=rng(1), size_hw=SIZE)
         some = scenes.present[:, 0]
@@ -285,7 +282,7 @@ class TestScenes:
         behind = crops.image - crops.foreground  # walls are red or blue
         assert behind[:, 1].abs().mean() < 0.01  # but for the rings of the enlargement
 
-    def test_somebody_of_another_image_takes_the_place_of_no_one(self, samples: Samples, walls: Tensor) -> None:
+    def test_empty_scenes_are_replaced_by_others(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls, people=(0.5, 0.5))
         peopled = scenes.present.any(dim=1)
         assert 0 < peopled.sum() < len(peopled)
@@ -293,7 +290,7 @@ class TestScenes:
         assert crops.present.any(dim=1).all()
         assert (crops.parts > 0).flatten(1).any(dim=1).all()
 
-    def test_crops_of_empty_images_are_empty_and_end_in_black(self, samples: Samples, walls: Tensor) -> None:
+    def test_crops_of_scenes_without_people(self, samples: Samples, walls: Tensor) -> None:
         crops = crop_scenes(self.scene(samples, walls, people=(1.0, 0.0)), rng=rng(2), size_hw=SIZE)
         assert not crops.present.any()
         assert crops.alpha.max() == 0
@@ -301,7 +298,7 @@ class TestScenes:
         wide = crop_scenes(self.scene(samples, walls, people=(0.0, 1.0), tall=(1.3, 1.35)), rng=rng(3), size_hw=SIZE)
         assert (wide.image[:, :, 0].amax(dim=(1, 2)) == 0).any()
 
-    def test_halved(self, samples: Samples, walls: Tensor) -> None:
+    def test_half_size_scenes(self, samples: Samples, walls: Tensor) -> None:
         scenes = self.scene(samples, walls)
         small = halve_scenes(scenes, rng())
         assert small.parts.shape == (6, 36, 48)
@@ -309,27 +306,8 @@ class TestScenes:
         assert torch.equal(small.boxes_xyxy, scenes.boxes_xyxy)
 
 
-def test_images_are_cut_inside_the_stored_ones(walls: Tensor) -> None:
+def test_background_crops_are_inside_the_images(walls: Tensor) -> None:
     cut = _crop_backgrounds(walls, 16, (24, 32), rng=rng())
     assert cut.shape == (16, 3, 24, 32)
     assert (cut[:, 1] == 0).all()  # no green was ever there
     assert (cut.amax(dim=(1, 2, 3)) > 0.2).all()
-
-
-def test_people_take_on_the_light_of_what_is_behind_them() -> None:
-    alpha = torch.zeros(200, 1, 16, 12)
-    alpha[:, :, 4:12, 3:9] = 1.0
-    person = torch.tensor([0.9, 0.5, 0.3])[None, :, None, None] * (0.8 + 0.2 * torch.rand(200, 1, 16, 12))
-    behind = torch.tensor([0.1, 0.2, 0.4])[None, :, None, None].expand(200, 3, 16, 12)
-    none = _match_background(person * alpha, alpha, behind, rng(), probability=0.0)
-    torch.testing.assert_close(none, person * alpha)
-    found = _match_background(person * alpha, alpha, behind, rng(), probability=0.5)
-    assert (found <= alpha).all()
-    assert (found >= 0).all()
-    inside = found[:, :, 4:12, 3:9].mean((2, 3))  # [n, 3]
-    moved = inside[:, 0] < person[:, 0, 4:12, 3:9].mean((1, 2)) - 0.05
-    assert 0.35 < moved.float().mean() < 0.65
-    # Part of the way at least, and never past it.
-    gone = (0.81 - inside[moved][:, 0]) / (0.81 - 0.1)
-    assert 0.1 < gone.min() < 0.4
-    assert 0.7 < gone.max() < 1.0

@@ -11,8 +11,8 @@ from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentConfig
-from vitruvian.training.crop_window import CropWindow
 from vitruvian.training.datasets.augmentation import _adjust_crop, colour_jitter, random_crop
+from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop
 from vitruvian.training.datasets.labels import (
     LabeledImages,
@@ -20,7 +20,6 @@ from vitruvian.training.datasets.labels import (
     _task_labels,
     keypoint_targets,
     make_batch,
-    sum_losses,
 )
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.dataset import ImageMaps
@@ -77,7 +76,7 @@ WINDOWS = {
 }
 
 
-def test_the_whole_image_at_its_size_is_the_image():
+def test_crop_of_the_whole_image():
     maps, known = person()
     view = _crop_image(maps, known, WINDOWS["same"])
     assert torch.allclose(view.image[0], maps["image"] / 255, atol=1e-5)
@@ -103,7 +102,7 @@ def test_keypoints_follow_the_pixels(name: str):
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_points_in_space_stay_where_they_are(name: str):
+def test_points_do_not_depend_on_the_crop(name: str):
     maps, known = person()
     window = WINDOWS[name]
     view = _crop_image(maps, known, window)
@@ -127,7 +126,7 @@ def test_points_in_space_stay_where_they_are(name: str):
     assert found.amax(0).tolist() == pytest.approx(before[:, seen].amax(1).tolist(), abs=0.15)
 
 
-def test_a_mirror_swaps_sides():
+def test_mirrored_crop_swaps_sides():
     window = WINDOWS["same"]
     view = _crop_image(*person(), window)
     mirrored = _crop_image(*person(), replace(window, flipped=torch.tensor([True])))
@@ -143,7 +142,7 @@ def test_a_mirror_swaps_sides():
     assert mirrored.boxes_xyxy[0].tolist() == [[W - 22, 5, W - 6, 29], [0, 0, 0, 0]]
 
 
-def test_a_person_is_cut_out_as_the_image_processor_does():
+def test_person_crop_equals_the_image_processor():
     maps, known = smooth()
     view = _crop_image(maps, known, WINDOWS["person"])
     processor = Sapiens2ImageProcessor(size={"height": 64, "width": 48}, do_normalize=False)
@@ -153,7 +152,7 @@ def test_a_person_is_cut_out_as_the_image_processor_does():
     assert (view.image[0] - theirs[0])[:, inner].abs().max() < 0.01  # cubic there, linear here
 
 
-def test_what_lies_outside_does_not_count():
+def test_pixels_outside_the_image_are_ignored():
     view = _crop_image(*person(), adjusted(WINDOWS["larger"], 0.5, (0.4, 0.0)))
     assert 0.4 < 1 - view.valid.float().mean() < 0.9
     assert (_task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
@@ -219,7 +218,7 @@ def test_heatmaps_decode_to_their_keypoints():
     assert wide / narrow == pytest.approx((1.5 / 0.75) ** 2, rel=0.05)  # 6 at 256 rows is 1.5 at 64
 
 
-def test_colours_change_image_and_foreground_alike():
+def test_colour_jitter_changes_image_and_foreground_alike():
     view = _crop_image(*person(), WINDOWS["same"])
     assert view.foreground is not None
     assert view.alpha is not None
@@ -242,7 +241,7 @@ def test_colours_change_image_and_foreground_alike():
     assert (grey.amax(1) - grey.amin(1)).max() < 1e-5
 
 
-def test_random_windows_stay_within_their_limits():
+def test_random_crops_are_within_their_limits():
     base, part = WINDOWS["person"], AugmentConfig(flip=0.25, scale=0.2, shift=0.1)
     generator = torch.Generator().manual_seed(0)
     drawn = [random_crop(base, part, generator) for _ in range(200)]
@@ -261,18 +260,12 @@ def test_random_windows_stay_within_their_limits():
     assert not still.flipped
 
 
-class Output:
-    def __init__(self, loss: float, **terms: float) -> None:
-        self.loss, self.loss_terms = Tensor([loss]).sum(), {k: Tensor([v]).sum() for k, v in terms.items()}
-
-
-def test_losses_of_several_tasks_add_up():
-    total, terms = sum_losses({"pose": Output(2.0, mse=0.2), "seg": Output(3.0)}, {"pose": 10.0})
-    assert total.item() == 23
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
-        {"pose/loss": 2.0, "pose/mse": 0.2, "seg/loss": 3.0}
-    )
-    total, terms = sum_losses(Output(2.0, mse=0.2), {})
-    assert (total.item(), list(terms)) == (2.0, ["mse"])
-    with pytest.raises(InputError, match="at least one task"):
-        sum_losses({}, {})
+def test_heatmaps_peak_where_keypoints_are() -> None:
+    keypoints = torch.tensor([[[0.0, 0.0, 2.0], [47.0, 63.0, 1.0], [20.0, 30.0, 0.0]]])
+    maps, weights = keypoint_targets(keypoints, size_hw=(64, 48), stride=4, sigma=1.0)
+    assert maps.shape == (1, 3, 16, 12)
+    assert maps[0, 0].argmax() == 0
+    assert maps[0, 1].argmax() == 16 * 12 - 1
+    assert maps[0, 0].max() == pytest.approx(1.0)
+    assert maps[0, 0, 0, 1] == pytest.approx(torch.tensor(-0.5).exp().item(), abs=1e-6)
+    assert weights.tolist() == [[1.0, 1.0, 0.0]]

@@ -1,0 +1,37 @@
+"""Layers that the parts of SAM 2 share."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vitruvian.layers.mlp import activation
+
+
+class FeedForward(nn.Module):
+    """Linear layers with an activation between them: `proj_in`, `depth` − 2 of `layers`, `proj_out`."""
+
+    def __init__(self, channels: int, hidden: int, out: int, *, depth: int, act: str = "relu") -> None:
+        super().__init__()
+        self.act = activation(act)
+        self.proj_in = nn.Linear(channels, hidden)
+        self.proj_out = nn.Linear(hidden, out)
+        self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth - 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., C] to [..., out]."""
+        x = self.act(self.proj_in(x))
+        for layer in self.layers:
+            x = self.act(layer(x))
+        out: Tensor = self.proj_out(x)
+        return out
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of each pixel of a map."""
+
+    def __init__(self, channels: int, *, eps: float) -> None:
+        super().__init__(channels, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Norm [B, C, H, W] over C."""
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)

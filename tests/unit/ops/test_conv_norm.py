@@ -1,0 +1,48 @@
+"""Convolution, pixel shuffle, instance norm and SiLU: every version against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.unit.ops.versions import assert_close, every_version, randn
+from vitruvian.ops import winograd
+from vitruvian.ops.cache import WeightCache
+from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format
+from vitruvian.ops.instance_norm import FeatureMaps
+from vitruvian.ops.winograd import WinogradConv
+
+
+@every_version
+@pytest.mark.parametrize("kind", ["pointwise", "plain", "transposed", "shuffle"])
+@pytest.mark.parametrize("use_winograd", [True, False])
+def test_block(version: str, kind: str, use_winograd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_MIN_TILES", 1), ("_MIN_BATCH_TILES", 1), ("_MIN_BATCH", 2), ("_MIN_CPU_CHANNELS", 16)):
+        monkeypatch.setattr(winograd, name, value)
+    x = randn(2, 64, 6, 5, version=version, seed=1)
+    conv: nn.Conv2d | nn.ConvTranspose2d = nn.Conv2d(64, 64, 1) if kind == "pointwise" else nn.Conv2d(64, 64, 3, 1, 1)
+    if kind == "transposed":
+        conv = nn.ConvTranspose2d(64, 16, 4, 2, 1, bias=False)
+    for seed, parameter in enumerate(conv.parameters(), start=2):
+        parameter.data = randn(*parameter.shape, version=version, seed=seed) * 0.05
+    plain = conv(x).float()
+    want = F.silu(F.instance_norm(F.pixel_shuffle(plain, 2) if kind == "shuffle" else plain))
+    transposed, shuffle = kind == "transposed", kind == "shuffle"
+    cache = WeightCache[WinogradConv]() if use_winograd else None
+    maps = FeatureMaps(
+        x.contiguous(
+            memory_format=fastest_memory_format(x, conv, batch=2, transposed=transposed, winograd=use_winograd)
+        )
+    )
+    out = conv_norm_silu(maps, conv, eps=1e-5, batch=2, transposed=transposed, shuffle=shuffle, winograd=cache)
+    assert_close(out.activated(x.dtype), want, tolerance=5e-2 if version == "triton" else 1e-4)
+
+
+def test_gradients_reach_the_weights() -> None:
+    conv = nn.Conv2d(8, 16, 3, padding=1)
+    out = conv_norm_silu(FeatureMaps(torch.randn(1, 8, 4, 4)), conv, eps=1e-5, batch=1, shuffle=True).values
+    assert out.shape == (1, 4, 8, 8)
+    out.square().sum().backward()
+    assert conv.weight.grad is not None
