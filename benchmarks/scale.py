@@ -28,6 +28,7 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 from random_inputs import smooth_image  # noqa: E402
 
+from vitruvian import pipeline  # noqa: E402
 from vitruvian.benchmarking.timing import machine  # noqa: E402
 from vitruvian.scale.job import JobSummary, _chunks, _not_done, run_on_ray  # noqa: E402
 from vitruvian.scale.shards import ShardIndex  # noqa: E402
@@ -48,7 +49,7 @@ def make_images(folder: Path, count: int, size_hw: tuple[int, int]) -> None:
 
 def plain_seconds(spec: PipelineSpec, folder: Path, out: Path) -> float:
     """Return the seconds of the pipeline in this process, which writes a JSON file for each image."""
-    pipe = spec.open()
+    pipe = pipeline(spec.task, spec.model, device=spec.device)
     pipe(str(folder / "000000.jpg"))  # warmup
     start = time.perf_counter()
     for _ in pipe(str(folder), save=str(out / "{stem}.json")):

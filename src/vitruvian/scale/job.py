@@ -23,7 +23,7 @@ from vitruvian.scale.filesystems import is_remote, open_filesystem
 from vitruvian.scale.rows import failure_row, rows_to_table
 from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names, write_shard
 from vitruvian.scale.sources import SourceItem, list_sources, read_sources
-from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, default_kinds
+from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, RunnerSpec, default_kinds
 from vitruvian.version import __version__
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class JobSummary:
 
 
 def run_on_ray(
-    spec: PipelineSpec,
+    spec: PipelineSpec | RunnerSpec,
     sources: Sequence[str] | Iterable[SourceItem],
     out: str | Path,
     *,
@@ -80,7 +80,7 @@ def run_on_ray(
     """Run a task on many sources with a Ray cluster, and write shards of results. A second call resumes.
 
     Args:
-        spec: The task, its model and its options.
+        spec: The task, its model and its options; other classes need `save` and `settings` too.
         sources: Folders, globs, lists, Parquet files and tars, see `vitruvian.scale.sources`; or the items themselves.
         out: Folder or URI for the shards.
         address: Address of a cluster, such as ``ray://host:10001``; by default the cluster of this process, or a new
@@ -106,8 +106,12 @@ def run_on_ray(
     ray = import_ray()
     start = time.monotonic()
     out = str(out)
-    kinds = tuple(save) if save is not None else default_kinds(spec.task)
-    settings = settings or settings_digest(spec, kinds)
+    if isinstance(spec, PipelineSpec):
+        save = save or default_kinds(spec.task)
+        settings = settings or settings_digest(spec, save)
+    if save is None or settings is None:
+        raise InputError("save, settings: expected both for a spec of another class than PipelineSpec, got none.")
+    kinds = tuple(save)
     summary = JobSummary()
     with _locked(out), connected(ray, address, runtime_env):
         if overwrite:
@@ -141,7 +145,7 @@ def run_on_ray(
 
 
 def shard_stages(
-    spec: PipelineSpec, encode: Encoder, kinds: Sequence[str], *, out: str, settings: str, form: ShardFormat
+    spec: RunnerSpec, encode: Encoder, kinds: Sequence[str], *, out: str, settings: str, form: ShardFormat
 ) -> Stages:
     """Return what runs on the cluster for shards: bytes are read, a pipeline makes rows, and shards are written."""
     return Stages(
@@ -157,7 +161,7 @@ def shard_stages(
 class ShardActor:
     """The actor that holds a pipeline."""
 
-    def __init__(self, spec: PipelineSpec, encode: Encoder, kinds: Sequence[str]) -> None:
+    def __init__(self, spec: RunnerSpec, encode: Encoder, kinds: Sequence[str]) -> None:
         self._arguments = spec, encode, kinds
 
     def ready(self) -> None:

@@ -2,7 +2,7 @@
 
     folder            every image below it
     *.jpg, a/**/*.png glob patterns
-    list.txt          a path in each line, relative to the list
+    list.txt          a path or URL in each line; paths are relative to the list
     data.parquet      a column of bytes (`bytes`, `image`, …) or of paths (`path`, `file_name`, …)
     shard-0001.tar    the images in a tar file, as in WebDataset
 
@@ -23,6 +23,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vitruvian.errors import InputError, VitruvianError
+from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.limits import get_limits
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES
 from vitruvian.scale.filesystems import is_remote, join, open_filesystem
@@ -85,7 +86,9 @@ def list_sources(sources: Sequence[str], *, column: str | None = None) -> Iterat
 
 def _list_one(text: str, column: str | None) -> Iterator[SourceItem]:
     suffix = PurePosixPath(text).suffix.lower()
-    if glob.has_magic(text) and not (not is_remote(text) and os.path.exists(text)):
+    if is_url(text):
+        yield _address_item(text)
+    elif glob.has_magic(text) and not (not is_remote(text) and os.path.exists(text)):
         yield from _list_glob(text, column)
     elif suffix in _LIST_SUFFIXES:
         yield from _list_lines(text)
@@ -99,6 +102,11 @@ def _list_one(text: str, column: str | None) -> Iterator[SourceItem]:
         yield from _list_remote(text)
     else:
         yield _file_item(os.path.expanduser(text))
+
+
+def _address_item(text: str) -> SourceItem:
+    """Return the item of a path, or of a URL, whose credentials and query are not part of its name."""
+    return SourceItem(redacted_url(text) if is_url(text) else text, text)
 
 
 def _file_item(path: str) -> SourceItem:
@@ -173,8 +181,12 @@ def _list_lines(text: str) -> Iterator[SourceItem]:
             if len(path) > _MAX_LINE:
                 raise InputError(f"{text}: expected a path in each line, got a line of {len(path)} characters.")
             if path and not path.startswith("#"):
-                full = path if is_remote(path) or path.startswith("/") or not folder else join(folder, path)
-                yield SourceItem(full, full)
+                yield _address_item(_below(folder, path))
+
+
+def _below(folder: str, path: str) -> str:
+    """Return a path that is relative to a folder, unless it is absolute or has a scheme."""
+    return path if is_remote(path) or path.startswith("/") or not folder else join(folder, path)
 
 
 def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:
@@ -197,8 +209,7 @@ def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:
             folder = text.rpartition("/")[0]
             for batch in file.iter_batches(columns=[chosen]):
                 for path in batch.column(0).to_pylist():
-                    full = path if is_remote(path) or path.startswith("/") or not folder else join(folder, path)
-                    yield SourceItem(full, full)
+                    yield _address_item(_below(folder, path))
             return
         number = 0
         for group in range(file.num_row_groups):
@@ -237,6 +248,8 @@ def read_sources(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
 
 
 def _read_one(item: SourceItem) -> bytes:
+    if is_url(item.path):
+        return download(item.path)
     limit = get_limits().file_bytes
     filesystem, inner = open_filesystem(item.path)
     with filesystem.open_input_file(inner) as file:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -27,11 +27,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Encoder = Callable[[Result], dict[str, bytes]]  # kind of file -> its bytes
+Runner = Callable[[Source, ResultWriter], Any]  # runs a pipeline, as `TaskPipeline.run` does
+
+
+class RunnerSpec(Protocol):
+    """What a worker needs to open a pipeline. Ray pickles it and sends it to other machines."""
+
+    def open_runner(self) -> Runner:
+        """Load the model, and return the function that runs the pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """What a worker needs to open a pipeline: everything is pickled by Ray and sent to other machines.
+    """A task, its model and its options: a `RunnerSpec`.
 
     Attributes:
         task: Name of the task.
@@ -49,10 +57,11 @@ class PipelineSpec:
     options: Mapping[str, object] = field(default_factory=dict)
     limits: Limits = field(default_factory=get_limits)
 
-    def open(self) -> Any:
+    def open_runner(self) -> Runner:
         """Open the pipeline in this process."""
         set_limits(**dataclasses.asdict(self.limits))
-        return pipeline(self.task, self.model, device=self.device, dtype=self.dtype, **self.options)
+        pipe = pipeline(self.task, self.model, device=self.device, dtype=self.dtype, **self.options)
+        return lambda source, save: pipe.run(source, save=save)
 
 
 @dataclass(frozen=True)
@@ -90,15 +99,15 @@ def default_kinds(task: str) -> tuple[str, ...]:
 class PipelineWorker:
     """A pipeline that processes chunks: the body of an actor."""
 
-    def __init__(self, spec: PipelineSpec, encode: Encoder, kinds: Sequence[str]) -> None:
-        self._pipe, self._encode, self._kinds = spec.open(), encode, tuple(kinds)
+    def __init__(self, spec: RunnerSpec, encode: Encoder, kinds: Sequence[str]) -> None:
+        self._run, self._encode, self._kinds = spec.open_runner(), encode, tuple(kinds)
 
     def process(self, items: Sequence[SourceItem], contents: Sequence[bytes | VitruvianError]) -> list[Row]:
         """Return a row for each image, in order."""
         writer = _RowWriter(self._encode)
         loaders = [_loader(item, content) for item, content in zip(items, contents, strict=True)]
         source = Source(lambda: iter(loaders), count=len(loaders))
-        with self._pipe.run(source, save=writer) as results:
+        with self._run(source, writer) as results:
             return [
                 failure_row(item, result.message)
                 if isinstance(result, Failure)
