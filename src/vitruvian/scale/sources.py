@@ -249,7 +249,7 @@ def read_sources(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
 
 def _read_one(item: SourceItem) -> bytes:
     if is_url(item.path):
-        return download(item.path)
+        return download(item.path, timeout=30.0)
     limit = get_limits().file_bytes
     filesystem, inner = open_filesystem(item.path)
     with filesystem.open_input_file(inner) as file:
