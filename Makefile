@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint format bench eval fuzz peer-tests docs docs-serve clean
+.PHONY: help setup demo test lint format bench eval fuzz peer-tests docs docs-serve dist clean
 help:  ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -74,6 +74,11 @@ docs: setup  ## Build the documentation site in site/; broken links are errors.
 
 docs-serve: setup  ## Show the documentation site at http://127.0.0.1:8000 and build it again after each change.
 	$(BIN)/mkdocs serve --watch src
+
+dist: setup  ## Build wheel and source distribution in dist/, install each in a bare environment and run the demo.
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tools/check_dist.py dist
 
 clean:  ## Remove the environments and what was built.
 	rm -rf $(VENV) $(BENCH) $(PEER_ENV) build dist site

@@ -87,9 +87,13 @@ _PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
         "BackboneOutput", "BaseModelOutput", "BaseModelOutputWithPooling", "BatchFeature", "ModelOutput",
         "SemanticSegmenterOutput",
     ),
-    "vitruvian.pipelines": ("pipeline",),
+    "vitruvian.pipelines": ("Failure", "Results", "pipeline"),
     "vitruvian.pipelines.tasks.track": ("TrackPrompt",),
     "vitruvian.processor": ("ImageProcessor", "set_legacy_results"),
+    "vitruvian.results": (
+        "Albedo", "Embedding", "Keypoint", "Masks", "Matte", "Normals", "Panoptic", "Parts", "People", "PersonPose",
+        "Pointmap", "Pose", "Result", "Segment", "Semantic", "Track",
+    ),
 }
 # fmt: on
 _MODULE_OF_NAME = {name: module for module, names in _PUBLIC_NAMES.items() for name in names}

@@ -23,7 +23,7 @@ def test_frames_from_run_many_to_an_attention_kernel(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", record)
     processor = Sapiens2ImageProcessor(size=dict(zip(("height", "width"), SIZE_HW, strict=True)))
-    pose = pipeline("pose", tiny_task(), processor=processor, people="whole")
+    pose = pipeline("pose", tiny_task(), processor=processor, detect="whole")
     list(pose([np.zeros((*SIZE_HW, 3), np.uint8)] * 2))
     frames = stacks[0][stacks[0].index("run_many") :]
     # 8 of them are those of torch.nn.Module, two for each call: task model, encoder, layer and attention. One decides

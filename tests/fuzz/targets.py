@@ -378,10 +378,10 @@ def tables(folder: Path) -> list[Seed]:
 
 
 def _read_boxes(path: Path) -> None:
-    finder = BoxesFile(path, threshold=0.1)
+    detector = BoxesFile(path, threshold=0.1)
     for source, frame in (("x/a.jpg", None), ("clip.mp4", 3), ("000000000139.jpg", None)):
-        finder.find_in(picture(), source=source, frame=frame)
-    finder.find(picture())
+        detector.find_in(picture(), source=source, frame=frame)
+    detector.find(picture())
 
 
 def _extend_dataset(path: Path) -> None:

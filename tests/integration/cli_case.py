@@ -32,14 +32,15 @@ CHECKPOINTS = {
     "facebook/mask2former-swin-small-ade-semantic": "semantic",
     "facebook/mask2former-swin-small-cityscapes-panoptic": "panoptic",
 }
+WHOLE = ("--detect", "whole")  # no people are in images of noise
 # command -> its model, and what it takes to find something with random weights
 COMMANDS: dict[str, list[str]] = {
-    "pose": ["-m", "facebook/sapiens2-pose-0.4b"],
-    "parts": ["-m", "facebook/sapiens2-seg-0.4b"],
-    "normals": ["-m", "facebook/sapiens2-normal-0.4b"],
-    "pointmap": ["-m", "facebook/sapiens2-pointmap-0.4b"],
-    "matte": ["-m", "facebook/sapiens2-matting-1b"],
-    "albedo": ["-m", "my-albedo-model"],
+    "pose": ["-m", "facebook/sapiens2-pose-0.4b", *WHOLE],
+    "parts": ["-m", "facebook/sapiens2-seg-0.4b", *WHOLE],
+    "normals": ["-m", "facebook/sapiens2-normal-0.4b", *WHOLE],
+    "pointmap": ["-m", "facebook/sapiens2-pointmap-0.4b", *WHOLE],
+    "matte": ["-m", "facebook/sapiens2-matting-1b", *WHOLE],
+    "albedo": ["-m", "my-albedo-model", *WHOLE],
     "embed": ["-m", "facebook/sapiens2-pretrain-0.4b"],
     "segment": ["-m", "facebook/sam2.1-hiera-large", "--points", "9,7"],
     "masks": [
@@ -74,7 +75,10 @@ def save_images(folder: Path, count: int, *, size_hw: tuple[int, int] = (40, 56)
 
 def command(name: str, *arguments: object) -> int:
     """Run a command with its tiny model in this process and return its exit code."""
-    return run([name, *COMMANDS[name], *(str(argument) for argument in arguments)])
+    options = COMMANDS[name]
+    if "--boxes" in arguments:
+        options = [word for word in options if word not in WHOLE]
+    return run([name, *options, *(str(argument) for argument in arguments)])
 
 
 def process(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ import vitruvian.cli as cli
 from tests.hub_server import HubServer, Repository
 from tests.integration.cli_case import process
 from tests.shared import SHARED, needs_shared
-from vitruvian.cli.checkpoints import _SAPIENS2_SIZES, LICENCES, known_checkpoints
+from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENCES, known_checkpoints
 from vitruvian.cli.outputs import _save_kinds, image_kinds
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config

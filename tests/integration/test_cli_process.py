@@ -82,11 +82,12 @@ def test_ctrl_c_leaves_what_is_done_whole(tmp_path: Path, capsys: pytest.Capture
     records = json_lines((out / ".vitruvian.jsonl").read_text())
     proven = {Path(record["source"]).stem for record in records if record["event"] == "done"}
     assert 0 < len(proven) <= len(done)
+    assert f"{len(proven)} done in".encode() in err  # also what was written ahead of the interruption
     for number in range(20, 150):  # the rest need not be all of it
         (tmp_path / "in" / f"{number:03d}.jpg").unlink()
     assert command("normals", tmp_path / "in", "-o", out, "--save", "png,npz") == 0
     text = capsys.readouterr().err
-    assert "skipped, done before" in text
+    assert "skipped, already done" in text
     assert f"{20 - min(20, len(proven))} done" in text
 
 
@@ -148,8 +149,11 @@ def test_completion(tmp_path: Path) -> None:
         return done.stdout
 
     assert {"pose", "pointmap", "parts", "panoptic"} <= set(ask("vitruvian p").split())
-    assert "--finder" in ask("vitruvian pose --fin").split()
-    assert {"crop", "whole"} <= set(ask("vitruvian pose --people ").split())
+    assert "--detect" in ask("vitruvian pose --det").split()
+    assert {"builtin", "whole"} <= set(ask("vitruvian pose --detect ").split())
+    models = set(ask("vitruvian pose --model ").split())
+    assert {"builtin", "facebook/sapiens2-pose-0.4b"} <= models
+    assert not any("matting" in name for name in models)
     assert {"cpu", "cuda"} <= set(ask("vitruvian pose --device ").split())
     done = subprocess.run(
         [sys.executable, "-c", code, "--show-completion", "bash"],

@@ -392,3 +392,17 @@ def test_names_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "0 done, 3 skipped" in capsys.readouterr().err
     plot = Path(os.fsdecode(os.fsencode(tmp_path / "out") + b"/caf\xe9_pose_plot.png"))
     assert pixels(plot).shape == (40, 56, 3)
+
+
+def test_the_name_of_an_image_is_that_of_the_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photo,) = save_images(tmp_path, 1)
+    assert command("normals", photo, "-o", tmp_path / "a.jpg", "-q") == 0
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert (image.format, image.size) == ("JPEG", (56, 40))
+    assert command("matte", photo, "-o", tmp_path / "b.jpg") == 2
+    assert command("parts", photo, "-o", tmp_path / "c.obj") == 2
+    errors = capsys.readouterr().err
+    assert "--out b.jpg: expected a folder or a name that ends in .png" in errors
+    assert "JPEG" in errors  # the advice
+    assert not (tmp_path / "b.jpg").exists()
+    assert not (tmp_path / "c.obj").exists()

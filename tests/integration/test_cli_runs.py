@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -148,7 +149,7 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pose", "here.jpg", "-m", "facebook/sapiens2-seg-0.4b"], "which is for parts, embed"),
         (["semantic", "here.jpg", "-m", "facebook/sapiens2-seg-0.4b"], "which is for parts, embed"),
         (["pose", "x.jpg", "--batch-size", "0"], "expected a number of at least 1"),
-        (["pose", "x.jpg", "--people", "crap"], "'crap' is not one of"),
+        (["pose", "x.jpg", "--layout", "crap"], "'crap' is not one of"),
         (["pose", "x.jpg", "--no-such-option"], "No such option"),
         (["pose"], "Missing argument 'SOURCE'. See vitruvian pose --help."),
         (["poze", "x.jpg"], "No such command 'poze'"),
@@ -157,7 +158,7 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"], "--intrinsics and --fov: expected one"),
         (["segment", "x.jpg"], "expected --points or --boxes"),
         (["segment", "x.jpg", "--points", "1,2,3"], "--points: expected"),
-        (["pose", "x.jpg", "--finder", "a", "--boxes", "1,2,3,4"], "--finder and --boxes: expected one"),
+        (["pose", "x.jpg", "--finder", "a", "--boxes", "1,2,3,4"], "--detect and --boxes: expected one"),
         (["pose", "x.jpg", "--json", "-o", "-"], "--json and --out -"),
         (["pose", "x.jpg", "y.jpg", "-o", "-", "--save", "npz"], "expected one image for npz"),
         (["pose", "no-such-folder", "--watch"], "--watch: expected folders"),
@@ -191,9 +192,10 @@ def test_what_is_wrong_with_a_picture_is_said_of_options_too(
     save_images(tmp_path / "in", 1)
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--boxes", "1,2,30,20", "--boxes", "5,5,5,9") == 1
     assert "000.jpg: --boxes number 2: expected x1, y1, x2, y2" in capsys.readouterr().err
-    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--people", "crop", "--json") == 1
+    strict = ("--detect", "builtin", "--on-empty", "error", "--json")
+    assert command("pose", tmp_path / "in", "-o", tmp_path / "out", *strict) == 1
     (line, _) = json_lines(capsys.readouterr().out)
-    assert line["error"].endswith("--people: expected boxes or a finder for crops, got neither. Pass one of them.")
+    assert line["error"].endswith("expected people, but builtin detected no one. Pass boxes.")
 
 
 def test_the_widest_overlap_of_tiles(tmp_path: Path) -> None:
@@ -273,8 +275,30 @@ def test_help_of_every_command_has_an_example_and_defaults(capsys: pytest.Captur
         assert f"Example: vitruvian {name}" in text
     assert cli.run(["pose", "--help"]) == 0
     text = capsys.readouterr().out
-    for words in ("Results", "Model", "People", "Video and cameras", "Messages", "[default: auto]", "[default: 0.3]"):
+    for words in ("Results", "Model", "People", "Messages", "--help-all"):
         assert words in text
+    for words in ("--batch-size", "--finder", "--detect-every"):
+        assert words not in text
+    assert 10 <= len(set(re.findall(r"--[a-z-]+", text.partition("Options")[2]))) <= 16
+    assert cli.run(["pose", "--help-all"]) == 0
+    text = capsys.readouterr().out
+    for words in ("Video and cameras", "--batch-size", "[default: auto]", "[default: 0.3]"):
+        assert words in text
+    assert "--finder" not in text
     assert cli.run(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Exit codes: 0 all is well; 1 some sources failed; 2 the command or the model is wrong; 130" in text
+
+
+def test_earlier_names_of_options_and_aliases_of_commands(tmp_path: Path) -> None:
+    save_images(tmp_path, 1)
+    arguments = ["--box-form", "xywh", "--boxes", "2,3,30,20", "--nobody", "none", "--finder-threshold", "0.2"]
+    for name in ("pose", "keypoints", "keypoint-detection"):
+        out = tmp_path / name
+        assert cli.run([name, str(tmp_path / "000.jpg"), *COMMANDS["pose"][:2], *arguments, "-o", str(out), "-q"]) == 0
+        people = json.loads((out / "000_pose.json").read_text())["people"]
+        assert people["boxes_xyxy"] == [[2, 3, 32, 23]]
+    whole = ["--people", "whole", "-o", str(tmp_path / "whole"), "-q"]
+    assert cli.run(["pose", str(tmp_path / "000.jpg"), *COMMANDS["pose"][:2], *whole]) == 0
+    people = json.loads((tmp_path / "whole/000_pose.json").read_text())["people"]
+    assert people["detector"] == "whole image"

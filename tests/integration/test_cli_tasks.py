@@ -142,7 +142,10 @@ def test_a_dataset_is_added_to(tmp_path: Path) -> None:
     assert [Path(image["file_name"]).name for image in after["images"]] == ["0.png", "1.png", "2.png"]
     assert after["annotations"][: len(before["annotations"])] == before["annotations"]
     assert [one["id"] for one in after["annotations"]] == list(range(1, len(after["annotations"]) + 1))
-    assert {one["image_id"] for one in after["annotations"]} == {1, 2, 3}
+    assert {one["image_id"] for one in after["annotations"]} == {0, 1, 2}  # the numbers in the names
+    assert [image["file_name"] for image in after["images"]] == ["0.png", "1.png", "2.png"]  # relative to the folder
+    results = json.loads((tmp_path / "all_results.json").read_text())
+    assert len(results) == len(after["annotations"])
     stamp = (tmp_path / "all.json").stat().st_mtime_ns
     assert command("instances", tmp_path, *arguments) == 0  # nothing new
     assert (tmp_path / "all.json").stat().st_mtime_ns == stamp
@@ -177,7 +180,7 @@ def test_options_about_people(tmp_path: Path) -> None:
 
     two = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", name="two")
     assert two["people"]["boxes_xyxy"] == [[0, 0, 20, 40], [20, 0, 56, 40]]
-    assert two["people"]["finder"] == "given"
+    assert two["people"]["detector"] == "given"
     form = run("--boxes", "20,0,36,40", "--box-form", "xywh", name="form")
     assert form["people"]["boxes_xyxy"] == [[20, 0, 56, 40]]
     most = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", "--max-people", 1, name="most")
@@ -188,10 +191,10 @@ def test_options_about_people(tmp_path: Path) -> None:
     (tmp_path / "others.json").write_text(json.dumps({"other.jpg": [[5, 5, 20, 30]]}))
     nobody = run("--boxes", tmp_path / "others.json", name="nobody")
     assert nobody["poses"] == []
-    assert "nobody found" in nobody["people"]["note"]
+    assert "no person detected" in nobody["people"]["note"]
     whole = run("--boxes", tmp_path / "others.json", "--nobody", "whole", name="whole")
     assert len(whole["poses"]) == 1
-    assert run("--people", "whole", name="plain")["people"]["finder"] == "whole picture"
+    assert run("--people", "whole", name="plain")["people"]["detector"] == "whole image"
 
 
 def test_options_of_maps(tmp_path: Path) -> None:

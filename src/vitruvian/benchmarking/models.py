@@ -23,6 +23,7 @@ from torch import Tensor
 import vitruvian
 from vitruvian.benchmarking.timing import Timing, count_flops, peak_bytes, relative_difference, time_interleaved
 from vitruvian.errors import InputError, near_matches
+from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.model import Model
 from vitruvian.ops.dispatch import disable_triton
 
@@ -83,6 +84,7 @@ class BenchmarkModel:
 def benchmark_names() -> list[str]:
     """Return all names that `benchmark_model` accepts."""
     models = [f"sapiens2-{task}-{size}" for task in _SAPIENS_TASKS for size in _SAPIENS_SIZES]
+    models += ["builtin", *(f"builtin-{task}" for task in _SAPIENS_TASKS)] if has_builtin() else []
     models += [f"sam2-{size}-{part}" for size in _SAM_SIZES for part in ("encoder", "decoder")]
     return models + [f"{family}-swin-{size}" for family in ("maskformer", "mask2former") for size in _SWINS]
 
@@ -91,7 +93,13 @@ def benchmark_model(name: str) -> BenchmarkModel:
     """Return the model of a name."""
     if name not in benchmark_names():
         raise InputError(f"--model: there is no {name!r}.{near_matches(name, benchmark_names())}")
+    if name == BUILTIN:
+        return benchmark_model(f"{BUILTIN}-pose")
     family, rest = name.split("-", 1)
+    if family == BUILTIN:
+        size_hw = vitruvian.Sapiens2Config.from_pretrained(BUILTIN).image_hw
+        build, output = partial(_build_builtin, rest), _SAPIENS_TASKS[rest][1]
+        return BenchmarkModel(name, build, lambda model, inputs: model(**inputs)[output], size_hw)
     middle, last = rest.rsplit("-", 1)
     if family == "sapiens2":
         build, output = partial(_build_sapiens2, middle, last), _SAPIENS_TASKS[middle][1]
@@ -111,6 +119,12 @@ def benchmark_model(name: str) -> BenchmarkModel:
 def _build_sapiens2(task: str, size: str, workload: Workload) -> Model:
     config = vitruvian.Sapiens2Config.variant(size, task=task, image_size=list(workload.size_hw))
     return random_model(getattr(vitruvian, _SAPIENS_TASKS[task][0]), config, workload)
+
+
+def _build_builtin(task: str, workload: Workload) -> Model:
+    """Open the packaged model for one task, with its own weights."""
+    model_class: type[Model] = getattr(vitruvian, _SAPIENS_TASKS[task][0])
+    return model_class.from_pretrained(BUILTIN, dtype=workload.dtype, device=workload.device).eval()
 
 
 def _build_sam2(size: str, workload: Workload) -> Model:
@@ -243,6 +257,7 @@ def measure(
     cold: bool = False,
     cuda_graphs: bool = True,
     ceiling: float = 0.0,
+    progress: Callable[[str], object] = lambda step: None,
 ) -> Measurement:
     """Measure a model.
 
@@ -255,12 +270,14 @@ def measure(
         cold: Flush the cache before each sample.
         cuda_graphs: Capture calls with small batches.
         ceiling: TFLOP/s of a large matrix product, for the table.
+        progress: Called with the name of each step before it begins.
     """
     if "reference" in variants and not has_reference():
         raise InputError("--reference: needs transformers, which is not installed. Leave it out, or install it.")
     gc.collect()
     if workload.device.type == "cuda":
         torch.cuda.empty_cache()  # of the model before
+    progress("building the model")
     ours = model.build(workload)
     theirs = reference_of(ours, workload) if "reference" in variants else None
     torch.manual_seed(1)
@@ -280,12 +297,14 @@ def measure(
             faster = torch.compile(theirs)
             calls["compiled"] = lambda: model.call(faster, their_inputs)
             measurement.compiled_difference = relative_difference(calls["compiled"](), calls["reference"]())
+    progress("measuring memory")
     ours.optimize(cuda_graphs=cuda_graphs)
     # Ours comes last: its first call captures CUDA graphs, which hold memory.
     order = [name for name in ("reference", "compiled", "optimized") if name in calls]
     peaks: dict[str, int | None] = {name: peak_bytes(calls[name], workload.device) for name in order}
     measurement.memory = {name: used for name in calls if (used := peaks.get(name)) is not None}
     if theirs is not None:
+        progress("comparing results")
         got, want = calls["optimized"](), calls["reference"]()
         measurement.difference = relative_difference(got, want)
         if "float32" in variants:
@@ -295,6 +314,7 @@ def measure(
                 "reference": relative_difference(want, wide),
             }
         del got, want
+    progress("timing")
     measurement.times = time_interleaved(calls, device=workload.device, seconds=seconds, cold=cold)
     return measurement
 

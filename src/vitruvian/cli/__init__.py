@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -15,8 +16,17 @@ from typing import Annotated, Any
 import typer
 
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.options import OPTION_OF_ARGUMENT
-from vitruvian.cli.report import DONE, INTERRUPTED, WRONG, error_text, option_names, printable, traceback_text
+from vitruvian.cli.options import OPTION_OF_ARGUMENT, current_option
+from vitruvian.cli.report import (
+    DONE,
+    INTERRUPTED,
+    WRONG,
+    error_text,
+    option_names,
+    print_warning,
+    printable,
+    traceback_text,
+)
 from vitruvian.cli.task_command import task_function
 from vitruvian.cpu_threads import configure_openmp
 from vitruvian.errors import VitruvianError
@@ -63,7 +73,7 @@ def program(command: str | None = None) -> Any:
         epilog=f"Example: vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b\n\n{EXIT_CODES}",
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
-        context_settings={"help_option_names": ["--help", "-h"]},
+        context_settings={"help_option_names": ["--help", "-h"], "token_normalize_func": current_option},
     )
     app.callback()(_options)
     for panel, names in COMMANDS.items():
@@ -92,13 +102,14 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are one line on standard error."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = _hide_warning if _is_quiet(arguments) else _show_warning
+    arguments = _with_task_name(arguments)
     commands = (MODELS, *(name for names in COMMANDS.values() for name in names))
     token = option_names.set({})
     try:
         command = program(arguments[0] if arguments and arguments[0] in commands else None)
         option_names.set(_option_names(command, arguments))
-        code = command(args=list(arguments) or ["--help"], prog_name="vitruvian", standalone_mode=False)
+        code = command(args=arguments or ["--help"], prog_name="vitruvian", standalone_mode=False)
         return code if isinstance(code, int) else DONE
     except VitruvianError as error:
         return _print_error(error, arguments, error_text(error))
@@ -119,6 +130,14 @@ def run(arguments: Sequence[str]) -> int:
         option_names.reset(token)
 
 
+def _with_task_name(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the name of a task's command in place of its alias, such as depth for pointmap."""
+    for name, task in TASKS.items():
+        if arguments and arguments[0] in task.aliases and name in TASK_COMMANDS:
+            return [name, *arguments[1:]]
+    return list(arguments)
+
+
 def _option_names(command: Any, arguments: Sequence[str]) -> dict[str, str]:
     """Return the options of the command that arguments name, by the arguments of the library that they stand for."""
     for word in arguments:
@@ -136,7 +155,16 @@ def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:
     return WRONG
 
 
+def _is_quiet(arguments: Sequence[str]) -> bool:
+    """Whether --quiet is among the arguments, or -q, also behind other short options."""
+    return any(word == "--quiet" or re.fullmatch("-[a-z]*q[a-z]*", word) for word in arguments)
+
+
+def _hide_warning(*_: object, **__: object) -> None:
+    """Print nothing, for --quiet."""
+
+
 def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print a warning of ours in one line; those of other packages are hidden."""
     if category.__module__.startswith("vitruvian"):
-        typer.echo(f"Warning: {error_text(VitruvianError(str(message)))}", err=True)
+        print_warning(error_text(VitruvianError(str(message))))

@@ -50,7 +50,7 @@ class Dataset:
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
         self.names: set[str] = set()
-        self._writer = CocoWriter(path)
+        self._writer = CocoWriter(path, results=path.with_name(f"{path.stem}_results.json"))
         self._added = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="coco")
         self._pending: deque[Future[int]] = deque()

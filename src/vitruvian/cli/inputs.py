@@ -18,17 +18,17 @@ import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
+from vitruvian.files.video import NUMBERED, numbered_files
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.pipelines.sources import (
     CAMERA,
-    FRAME_NUMBER,
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     FrameLoader,
@@ -49,6 +49,8 @@ class Input:
         kind: What it is.
         source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
+        files: All files that it is made of.
+        file_name: Its name in datasets: relative to the folder that was named as a source. No two are the same.
         stem: Name of its results, without the task; may begin with folders. No two inputs of a run have the same.
         listed: Whether it was listed in a folder rather than named.
         error: Why it cannot be processed, where that is known already.
@@ -59,6 +61,8 @@ class Input:
     kind: Kind
     source: str | int | Path | FrameLoader = ""
     path: Path | None = None
+    files: tuple[Path, ...] = ()
+    file_name: str = ""
     stem: str = ""
     listed: bool = False
     error: VitruvianError | None = None
@@ -69,20 +73,30 @@ class Input:
         return isinstance(self.source, str) and is_url(self.source)
 
 
-def find_inputs(sources: Sequence[str], *, recursive: bool = False) -> list[Input]:
-    """List everything that the sources name, in their order, each once, with distinct names for results."""
+def find_inputs(sources: Sequence[str], *, recursive: bool = False, sequences_are_videos: bool = False) -> list[Input]:
+    """List everything that the sources name, in their order, each once, with distinct names for results.
+
+    Args:
+        sources: What the user names.
+        recursive: Whether to search folders inside folders.
+        sequences_are_videos: Whether numbered images (frame_%04d.png) are one video rather than many images.
+    """
     inputs: dict[str, Input] = {}
     for text in sources:
         try:
-            for item in _inputs_of(text, recursive=recursive):
+            for item in _inputs_of(text, recursive=recursive, sequences_are_videos=sequences_are_videos):
                 inputs.setdefault(item.identity, item)
         except VitruvianError as error:
             inputs.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
+    counts = Counter(item.file_name for item in inputs.values())
+    for key, item in inputs.items():
+        if not item.file_name or counts[item.file_name] > 1:
+            inputs[key] = replace(item, file_name=item.name)
     good = iter(_with_distinct_stems([item for item in inputs.values() if item.error is None]))
     return [item if item.error is not None else next(good) for item in inputs.values()]
 
 
-def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
+def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Iterator[Input]:
     """List what one source stands for; an existing file has precedence over patterns."""
     if not text:
         raise InputError("source: expected a file or a folder, got nothing. Check the command.")
@@ -102,7 +116,13 @@ def _inputs_of(text: str, *, recursive: bool) -> Iterator[Input]:
         yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
     elif os.path.isdir(path):
         yield from _files_in(path, recursive=recursive)
-    elif not os.path.exists(path) and FRAME_NUMBER.search(path.name):
+    elif not os.path.exists(path) and NUMBERED.search(path.name):
+        if sequences_are_videos:
+            files = tuple(file for _, file in numbered_files(path))
+            identity = os.path.join(_real_path(path.parent), path.name)
+            stem = safe_name(NUMBERED.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
+            yield Input(identity=identity, name=text, kind="video", source=str(path), files=files, stem=stem)
+            return
         for loader in open_source(text).loaders():
             if loader.path is not None:
                 yield replace(_file_input(loader.path), source=loader)
@@ -121,6 +141,8 @@ def _file_input(path: Path, *, folder: Path | None = None) -> Input:
         kind="video" if path.suffix.lower() in VIDEO_SUFFIXES else "image",
         source=path,
         path=path,
+        files=(path,),
+        file_name=str(PurePosixPath(*parts, path.name)),
         stem="/".join(safe_name(part) for part in (*parts, path.stem)),
     )
 

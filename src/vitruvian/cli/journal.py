@@ -32,9 +32,9 @@ class Origin:
 
     Attributes:
         source: Path or address of the source.
-        size: Size of a source file in bytes.
-        mtime_ns: Modification time of a source file.
-        digest: SHA-256 of a small source file.
+        size: Size of the source's files in bytes.
+        mtime_ns: Modification time of the latest of them.
+        digest: SHA-256 of a small source.
         settings: Digest of everything else that the file depends on.
     """
 
@@ -49,11 +49,11 @@ class Origin:
         """Examine a source."""
         size = mtime_ns = digest = None
         try:
-            if item.path is not None:
-                stat = item.path.stat()
-                size, mtime_ns = stat.st_size, stat.st_mtime_ns
+            if item.files:
+                stats = [file.stat() for file in item.files]
+                size, mtime_ns = sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
                 if size <= _DIGEST_BYTES:
-                    digest = hashlib.sha256(item.path.read_bytes()).hexdigest()
+                    digest = hashlib.sha256(b"".join(file.read_bytes() for file in item.files)).hexdigest()
         except OSError:
             pass
         return cls(item.identity, size, mtime_ns, digest, settings)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from vitruvian.errors import InputError
+from vitruvian.hub import BUILTIN
 from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ OPTION_OF_ARGUMENT = {
     "K": "intrinsics",
     "background": "over",
     "crops_n_layers": "crop_layers",
+    "detect_threshold": "threshold",
     "input_boxes": "boxes",
     "input_points": "points",
     "label_ids_to_fuse": "fuse",
@@ -32,6 +35,29 @@ OPTION_OF_ARGUMENT = {
     "stability_score_thresh": "stability",
     "tile_hw": "tile",
 }
+
+# earlier name of an option -> its name
+_RENAMED_OPTIONS = {
+    "people": "detect",
+    "finder": "detect",
+    "finder-threshold": "threshold",
+    "nobody": "on-empty",
+    "box-form": "box-format",
+}
+
+
+def complete_model(context: Context, incomplete: str) -> list[str]:
+    """Return what the name of a model may be completed to: checkpoints for the command, and folders."""
+    from vitruvian.cli.known_checkpoints import known_checkpoints
+
+    names = [BUILTIN, *(one.name for one in known_checkpoints() if context.info_name in one.commands)]
+    folder, _, start = incomplete.rpartition("/")
+    with suppress(OSError):
+        prefix = f"{folder}/" if "/" in incomplete else ""
+        folders = [path.name for path in Path(prefix or ".").expanduser().iterdir() if path.is_dir()]
+        names += [f"{prefix}{name}" for name in sorted(folders) if not name.startswith(".") or start.startswith(".")]
+    return [name for name in names if name.startswith(incomplete)]
+
 
 Device = Annotated[
     str | None,
@@ -71,10 +97,12 @@ class OptionGroup:
 
     Attributes:
         panel: The panel of the help that the fields of this class are under.
+        basic: Fields of this class that `--help` shows; `--help-all` shows all.
         call_names: Arguments of the pipeline's call that the fields of this class are passed as.
     """
 
     panel: ClassVar[str | None] = None
+    basic: ClassVar[tuple[str, ...]] = ()
     call_names: ClassVar[tuple[str, ...]] = ()
 
     def call_options(self) -> dict[str, object]:
@@ -87,6 +115,7 @@ class OptionGroup:
 class SourceGroup(OptionGroup):
     """What to process."""
 
+    basic: ClassVar[tuple[str, ...]] = ("sources", "recursive")
     sources: Annotated[
         list[str],
         Argument(
@@ -112,6 +141,7 @@ class OutputGroup(OptionGroup):
     """Where results go, and in which form."""
 
     panel = "Results"
+    basic: ClassVar[tuple[str, ...]] = ("out", "save", "overwrite")
     out: Annotated[
         str | None,
         Option(
@@ -145,12 +175,15 @@ class ModelGroup(OptionGroup):
     """Which model, and how it runs."""
 
     panel = MODEL
+    basic: ClassVar[tuple[str, ...]] = ("model", "device")
     model: Annotated[
         str | None,
         Option(
             "--model",
             "-m",
-            help="Name on the Hub, folder, weight file, or builtin. `vitruvian models list` names some.",
+            help="Name on the Hub, folder, weight file, exported ONNX folder, or builtin. `vitruvian models list` "
+            "names some.",
+            autocompletion=complete_model,
         ),
     ] = None
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the Hub.")] = None
@@ -183,27 +216,16 @@ class PeopleGroup(OptionGroup):
     """Which people are processed."""
 
     panel = "People"
-    call_names: ClassVar[tuple[str, ...]] = ("people", "box_form", "nobody", "max_people")
-    people: Annotated[
-        Literal["crop", "whole"] | None,
-        Option(
-            help="crop: each person on their own; whole: the whole image. By default crop where there are --boxes, "
-            "a --finder or a model that detects people itself."
-        ),
-    ] = None
-    finder: Annotated[
+    basic: ClassVar[tuple[str, ...]] = ("detect", "boxes", "threshold")
+    call_names: ClassVar[tuple[str, ...]] = ("detect", "box_format", "on_empty", "max_people")
+    detect: Annotated[
         str | None,
         Option(
-            help="What detects people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), or a "
-            "YOLOX or RTMDet file (.onnx)."
-        ),
-    ] = None
-    finder_threshold: Annotated[
-        float | None,
-        Option(
-            help="Lowest score of a person. By default the detector's, and 0.1 in videos, where people are tracked.",
-            min=0,
-            max=1,
+            metavar="DETECTOR",
+            help="What detects people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), a "
+            "YOLOX or RTMDet file (.onnx), or whole to process the whole image. By default the model itself if it "
+            "can, else builtin.",
+            autocompletion=lambda: ["builtin", "whole"],
         ),
     ] = None
     boxes: Annotated[
@@ -213,20 +235,33 @@ class PeopleGroup(OptionGroup):
             "JSON of file names and lists of x, y, w, h, or .csv."
         ),
     ] = None
-    box_form: Annotated[Literal["xyxy", "xywh"], Option(help="What the four numbers of --boxes are.")] = "xyxy"
-    nobody: Annotated[
+    threshold: Annotated[
+        float | None,
+        Option(
+            help="Lowest score of a detected person. By default the detector's, and 0.1 in videos, where people are "
+            "tracked.",
+            min=0,
+            max=1,
+        ),
+    ] = None
+    box_format: Annotated[Literal["xyxy", "xywh"], Option(help="What the four numbers of --boxes are.")] = "xyxy"
+    on_empty: Annotated[
         Literal["whole", "none", "error"] | None,
         Option(
-            help="When no person is detected: process the whole image, write an empty result, or fail. By default none "
+            help="If no person is detected: process the whole image, write an empty result, or fail. By default none "
             "for poses and whole for maps."
         ),
     ] = None
     max_people: Annotated[int | None, Option(help="Process no more people than this, by score.", min=1)] = None
 
     def call_options(self) -> dict[str, object]:
-        """Add the boxes, unless they are in a file."""
-        options = super().call_options()
-        if self.boxes and self.boxes_file() is None:
+        """Add the boxes, or the detector that reads them from a file, and the threshold."""
+        if self.detect and self.detect != "crop" and self.boxes:
+            raise InputError("--detect and --boxes: expected one of them, got both. Drop one.")
+        options = super().call_options() | {"detect_threshold": self.threshold}
+        if (file := self.boxes_file()) is not None:
+            options["detect"] = file
+        elif self.boxes:
             options["boxes"] = [read_numbers("--boxes", text, 4) for text in self.boxes]
         return options
 
@@ -277,6 +312,7 @@ class ThresholdGroup(OptionGroup):
     """What counts as an object."""
 
     panel = "Objects"
+    basic: ClassVar[tuple[str, ...]] = ("threshold",)
     call_names: ClassVar[tuple[str, ...]] = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
     threshold: Annotated[float, Option(help="Lowest score of an object.", min=0, max=1)] = 0.5
     mask_threshold: Annotated[float, Option(help="Lowest probability of a pixel in a mask.", min=0, max=1)] = 0.5
@@ -304,6 +340,7 @@ class MessageGroup(OptionGroup):
     """What is printed."""
 
     panel = "Messages"
+    basic: ClassVar[tuple[str, ...]] = ("quiet",)
     json: Annotated[bool, Option("--json", help="One line of JSON a source on standard output, then a summary.")] = (
         False
     )
@@ -312,6 +349,11 @@ class MessageGroup(OptionGroup):
 
 
 # ------------------------------------------------------------------------------------------------ texts of options
+
+
+def current_option(name: str) -> str:
+    """Return the name of an option, without dashes, from that or an earlier name."""
+    return _RENAMED_OPTIONS.get(name, name)
 
 
 def read_numbers(option: str, text: str, *counts: int) -> list[float]:

@@ -17,6 +17,7 @@ from vitruvian.cli.options import STDIO
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
+from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.tasks import PLOTS, Task, file_ending
 
 OUT = "out"  # the default of --out
@@ -24,6 +25,7 @@ VIDEO_KINDS = ("mp4", "webm", "mov")
 VIDEO_DATASET = "vis.json"  # of tasks for videos only: all records as one YouTube-VIS dataset
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 FRAME_NUMBER = "%05d"
+_FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
 
 
 def image_kinds(task: Task) -> tuple[str, ...]:
@@ -39,10 +41,11 @@ def _save_kinds(task: Task) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Kinds:
-    """The kinds of files to write: for images, and for videos."""
+    """The kinds of files to write: for images and for videos, and whether a format of videos is among those named."""
 
     image: tuple[str, ...]
     video: tuple[str, ...]
+    names_video: bool = False
 
 
 def _read_save(task: Task, save: str | None) -> _Kinds:
@@ -67,6 +70,7 @@ def _read_save(task: Task, save: str | None) -> _Kinds:
     return _Kinds(
         image=tuple(word for word in words if word in image_kinds(task)),
         video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in moving)),
+        names_video=any(word in (*VIDEO_KINDS, VIDEO_DATASET) for word in words),
     )
 
 
@@ -80,11 +84,27 @@ def file_kind(task: Task, out: Path, save: str | None) -> str | None:
     name = out.name.lower()
     matching = [kind for kind in (*_save_kinds(task), "jsonl") if kind not in PLOTS and name.endswith(f".{kind}")]
     if not matching:
-        return None
+        return _plot_kind(task, out)
     kind = max(matching, key=len).replace("jsonl", "json")
     if kinds is not None and {kind} != {*kinds.image, *kinds.video}:
         raise InputError(f"--save {save} and --out {out.name}: expected one or the other, or both alike. Drop --save.")
     return kind
+
+
+def _plot_kind(task: Task, out: Path) -> str | None:
+    """Return the kind of drawing for a file name that results of the task are not saved as; None for a folder's name.
+
+    Raises:
+        InputError: It is the name of a file that cannot be written.
+    """
+    suffix = out.suffix.lower()
+    advice = task.result_class().refused_endings.get(suffix, "")
+    if suffix in IMAGE_ENDINGS and task.image_files and not advice:
+        return "plot" if suffix == ".png" else "plot.jpg"
+    if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES | _FILE_SUFFIXES:
+        known = ", ".join(f".{kind}" for kind in _save_kinds(task) if kind not in PLOTS)
+        raise InputError(f"--out {out.name}: expected a folder or a name that ends in {known}, got {suffix!r}.{advice}")
+    return None
 
 
 class OutputPlan:
@@ -101,6 +121,7 @@ class OutputPlan:
         self.file: Path | None = None
         self.stdout_kind: str | None = None
         self._kinds = _Kinds((), ())
+        self._file_kind: str | None = None
         self.folder = out = Path(OUT if command.to_stdout else command.out or OUT).expanduser()
         if command.to_stdout:
             self.stdout_kind = self._one_kind()
@@ -112,6 +133,11 @@ class OutputPlan:
             self._kinds = _read_save(self.task, self.save)
             if out.exists() and not out.is_dir():
                 raise InputError(f"--out {out}: expected a folder for results, got a file. Choose another.")
+
+    @property
+    def sequences_are_videos(self) -> bool:
+        """Whether numbered images give one result: where a video is to be written, or the task is for videos."""
+        return not self.task.image_files or self._kinds.names_video or self._file_kind in VIDEO_KINDS
 
     def _one_kind(self) -> str:
         kinds = _read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]

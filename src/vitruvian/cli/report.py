@@ -15,14 +15,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitruvian.cli.options import MessageGroup
 from vitruvian.errors import VitruvianError, replace_control_characters
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
+_CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)  # one for all, so that bars and lines do not mix
 _LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
 _MAX_LISTED = 4  # files that the summary names one by one
+_MIN_TIMED = 3  # results after the first that it takes to estimate the remaining time
 
 # argument -> option of the command that runs, such as K -> --intrinsics
 option_names: ContextVar[Mapping[str, str]] = ContextVar("option_names", default={})  # noqa: B039 - never modified
@@ -84,6 +86,11 @@ def format_seconds(seconds: float) -> str:
 # ------------------------------------------------------------------------------------------------ the report
 
 
+def print_warning(text: str) -> None:
+    """Print a warning on standard error, above a progress bar if there is one."""
+    _CONSOLE.print(f"Warning: {printable(text)}", markup=False)
+
+
 class Report:
     """Counts what was done, skipped and failed, and prints it.
 
@@ -94,7 +101,6 @@ class Report:
 
     def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.done_count = self.skipped_count = self.changed_count = 0
         self.failures: list[str] = []
         self.started = time.monotonic()
@@ -105,14 +111,19 @@ class Report:
     @contextmanager
     def bar(self, title: str, total: int | None) -> Iterator[_Bar]:
         """Show a progress bar while the block runs; lines from time to time where there is no terminal."""
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
-        hidden = self.quiet or not self.console.is_terminal
-        with Progress(*columns, console=self.console, transient=True, disable=hidden) as progress:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+        )
+        hidden = self.quiet or not _CONSOLE.is_terminal
+        with Progress(*columns, console=_CONSOLE, transient=True, disable=hidden) as progress:
             yield _Bar(self, printable(title), total, progress)
 
     def busy(self, text: str) -> AbstractContextManager[object]:
         """Show what takes a while, on a terminal."""
-        return nullcontext() if self.quiet else self.console.status(escape(printable(text)))
+        return nullcontext() if self.quiet else _CONSOLE.status(escape(printable(text)))
 
     def done(
         self, name: str, files: Sequence[Path], *, changed: bool = False, note: str | None = None, **facts: object
@@ -143,7 +154,7 @@ class Report:
         if self.each:
             self.warn(message)
         if self.debug and isinstance(error, BaseException):
-            self.console.print(traceback_text(error), markup=False, style="dim")
+            _CONSOLE.print(traceback_text(error), markup=False, style="dim")
 
     def finish(self, *, interrupted: bool = False) -> int:
         """Print the summary and return the exit code."""
@@ -171,9 +182,9 @@ class Report:
     def _headline(self, seconds: float) -> str:
         counts = [f"{self.done_count} done"]
         if self.changed_count:
-            counts[0] += f" ({self.changed_count} again: the source or the settings changed)"
+            counts[0] += f" ({self.changed_count} redone: input or settings changed)"
         if self.skipped_count:
-            counts.append(f"{self.skipped_count} skipped, done before (--overwrite does them again)")
+            counts.append(f"{self.skipped_count} skipped, already done (--overwrite redoes them)")
         if self.failures:
             counts.append(f"{len(self.failures)} failed")
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"
@@ -186,11 +197,11 @@ class Report:
     def say(self, text: str) -> None:
         """Print a line on standard error, unless quiet."""
         if not self.quiet:
-            self.console.print(printable(text), markup=False)
+            _CONSOLE.print(printable(text), markup=False)
 
     def warn(self, text: str) -> None:
         """Print a line on standard error even when quiet."""
-        self.console.print(printable(text), markup=False, style="red")
+        _CONSOLE.print(printable(text), markup=False, style="red")
 
     def line(self, **values: object) -> None:
         """Print a line of JSON on standard output with --json."""
@@ -205,19 +216,25 @@ class _Bar:
     def __init__(self, report: Report, title: str, total: int | None, progress: Progress) -> None:
         self._report, self._title, self._total, self._progress = report, title, total, progress
         self._task = progress.add_task(escape(title), total=total, speed="")
-        self._started = self._logged = time.monotonic()
-        self._first: int | None = None  # a video may resume in the middle
+        self._logged = time.monotonic()
+        self._first: tuple[int, float] | None = None  # count and time of the first update; a video may resume
 
     def update(self, count: int, total: int | None = None) -> None:
         """Show that `count` of `total` are done."""
-        total = total or self._total
-        self._first = count - 1 if self._first is None else self._first
-        now = time.monotonic()
-        seconds, finished = now - self._started, max(1, count - self._first)
-        speed = f"{finished / seconds:.1f}/s" if seconds > 1 else ""
+        total, now = total or self._total, time.monotonic()
+        if self._first is None:
+            self._first = count, now
+        rate = self._rate(count, now)
+        speed = "" if rate is None else f"{rate:.1f}/s"
+        left = "" if rate is None or total is None else f", {format_seconds((total - count) / rate)} left"
         failed = f" ({len(self._report.failures)} failed)" if self._report.failures else ""
-        self._progress.update(self._task, completed=count, total=total, speed=speed + failed)
+        self._progress.update(self._task, completed=count, total=total, speed=speed + left + failed)
         if self._progress.disable and now - self._logged > _LOG_SECONDS:
             self._logged = now
-            left = f", {format_seconds(seconds / finished * (total - count))} left" if total else ""
             self._report.say(f"{self._title}: {count} of {total or '?'}{left}")
+
+    def _rate(self, count: int, now: float) -> float | None:
+        """Return results a second since the first, which takes longer than others; None while that is unknown."""
+        assert self._first is not None
+        finished, seconds = count - self._first[0], now - self._first[1]
+        return finished / seconds if finished >= _MIN_TIMED and seconds > 0 else None

@@ -15,7 +15,7 @@ import functools
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
-from vitruvian.cli.checkpoints import check_model, detector_in_checkpoint
+from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
@@ -40,7 +40,7 @@ from vitruvian.files.locks import OutputLock, remove_unused_locks
 from vitruvian.files.output_paths import name_key
 from vitruvian.limits import read_bounded
 from vitruvian.pipelines import Failure, pipeline
-from vitruvian.pipelines.people.detectors import open_detector
+from vitruvian.pipelines.options import replace_options
 from vitruvian.pipelines.saving import ResultWriter, save_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -62,7 +62,7 @@ def run_task(command: TaskCommand) -> None:
             if command.watch:
                 run.watch()
             else:
-                run.process(find_inputs(command.sources, recursive=command.recursive))
+                run.process(run.find_inputs())
         except KeyboardInterrupt:
             interrupted = True
         if run.dataset is not None:
@@ -88,8 +88,6 @@ class TaskRun:
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
         self._read_journal = functools.cache(Journal)
-        if isinstance(command, PeopleGroup) and command.finder and command.boxes:
-            raise InputError("--finder and --boxes: expected one of them, got both. Drop one.")
         if command.preview is not None:
             Preview(command.preview)
         if command.model is not None:  # wrong options show before any work
@@ -126,23 +124,25 @@ class TaskRun:
         if command.revision is not None:
             options["revision"] = command.revision
         with self.report.busy(f"opening {command.model or command.name}"):
+            if command.model is not None and is_exported(command.model):
+                return open_exported(command.name, command.model, **options)
             return pipeline(command.name, command.model, **options)
 
-    def open_detector(self, *, video: bool = False) -> PeopleDetector | None:
-        """Open what detects people: a detector, a file of boxes, or the model itself if it can; None for nothing."""
+    def video_detector(self) -> PeopleDetector | None:
+        """Open what detects people in videos, with a low threshold; None if no one is to be detected."""
+        options = self.call_options
+        if isinstance(self.command, PeopleGroup) and self.command.boxes_file() is None:
+            threshold = self.command.threshold
+            options = options | {"detect_threshold": _VIDEO_THRESHOLD if threshold is None else threshold}
+        detector: PeopleDetector | None = self.pipe.choose_detector(replace_options(self.pipe.options, options))
+        return detector
+
+    def find_inputs(self) -> list[Input]:
+        """List the inputs that the sources name."""
         command = self.command
-        if not isinstance(command, PeopleGroup) or command.people == "whole":
-            return None
-        boxes = command.boxes_file()
-        spec: str | Path | None = command.finder or boxes
-        if spec is None and not command.boxes and not self.call_options.get("tile"):
-            spec = detector_in_checkpoint(command.model)
-        if spec is None:
-            return None
-        threshold = command.finder_threshold
-        if threshold is None and video and boxes is None:
-            threshold = _VIDEO_THRESHOLD
-        return open_detector(spec, device=self.pipe.device, threshold=threshold)
+        return find_inputs(
+            command.sources, recursive=command.recursive, sequences_are_videos=self.plan.sequences_are_videos
+        )
 
     # ------------------------------------------------------------------------------------------------ one pass
 
@@ -224,7 +224,7 @@ class TaskRun:
         state = self.journal.state(item, paths, self.settings)
         if state != "done":
             return state
-        if item.kind == "stdin" or (self.dataset is not None and item.name not in self.dataset.names):
+        if item.kind == "stdin" or (self.dataset is not None and item.file_name not in self.dataset.names):
             return "new"
         raise _AlreadyDoneError
 
@@ -252,8 +252,12 @@ class TaskRun:
         self._locks[item.identity] = lock, origin
         return files
 
+    def planned_files(self, item: Input) -> dict[str, Path]:
+        """Return the file of each kind for an input."""
+        return self._files[item.identity]
+
     def complete(self, item: Input) -> list[Path]:
-        """Record that the outputs of an input are written, and return them."""
+        """Record that the outputs of an input are written, unlock them, and return them. Thread-safe."""
         paths = result_paths(self._files[item.identity])
         if item.kind in ("video", "camera"):  # worker threads sync the files of images
             sync_to_disk(paths)
@@ -281,31 +285,40 @@ class TaskRun:
     def _run_images(self, images: Sequence[Input], changed: set[str]) -> None:
         """Run images through the pipeline; one that fails does not stop the rest."""
         pipe = self.pipe
-        detector = self.open_detector()
-        options = self.call_options | ({} if detector is None else {"finder": detector})
         to_stdout = self.plan.stdout_kind is not None
         if not to_stdout:  # results are in order, and no local file waits for a slow server
             images = sorted(images, key=lambda item: item.remote)
-        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self.command, self._files, images)
+        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self, images)
         source = Source(lambda: (self._loader(item) for item in images), count=len(images))
-        with self.report.bar("images", len(images)) as bar, pipe.run(source, save=writer, **options) as results:
-            for index, result in enumerate(results):
-                if index >= len(images):  # the source itself failed
-                    self.report.failed(result.name, result.error)
-                    continue
-                with self._attempt(item := images[index]):
-                    if isinstance(result, Failure):
-                        raise result.error
-                    if isinstance(writer, _StdoutWriter):
-                        writer.print(index)
-                    paths = [] if to_stdout else self.complete(item)
-                    if self.dataset is not None:
-                        self.dataset.add(self.command.convert(result), item.name)
-                    facts: dict[str, Any] = {"size_hw": list(result.size_hw)}
-                    if (people := result.people) is not None:
-                        facts |= {"note": people.note, "people": len(people)}
-                    self.report.done(item.name, paths, changed=item.identity in changed, **facts)
-                bar.update(index + 1)
+        reported: set[int] = set()
+
+        def report_done(index: int) -> None:
+            item, facts = images[index], writer.facts[index]
+            paths = [] if to_stdout else result_paths(self._files[item.identity])
+            self.report.done(item.name, paths, changed=item.identity in changed, **facts)
+            reported.add(index)
+
+        try:
+            with (
+                self.report.bar("images", len(images)) as bar,
+                pipe.run(source, save=writer, **self.call_options) as results,
+            ):
+                for index, result in enumerate(results):
+                    if index >= len(images):  # the source itself failed
+                        self.report.failed(result.name, result.error)
+                        continue
+                    with self._attempt(images[index]):
+                        if isinstance(result, Failure):
+                            raise result.error
+                        if isinstance(writer, _StdoutWriter):
+                            writer.print(index)
+                        if self.dataset is not None:
+                            self.dataset.add(self.command.convert(result), images[index].file_name)
+                        report_done(index)
+                    bar.update(index + 1)
+        finally:
+            for index in sorted(writer.facts.keys() - reported) if not to_stdout else ():
+                report_done(index)  # written ahead of an interruption
 
     def _loader(self, item: Input) -> FrameLoader:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
@@ -340,7 +353,7 @@ class TaskRun:
         while True:
             now = time.monotonic()
             complete: list[Input] = []
-            for item in find_inputs(command.sources, recursive=command.recursive):
+            for item in self.find_inputs():
                 key, stamp = item.identity, _stamp(item.path)
                 if stamp is None or processed.get(key) == stamp or self.is_result(item):
                     continue
@@ -356,17 +369,26 @@ class TaskRun:
 
 
 class _FileWriter(ResultWriter):
-    """Writes the files of each result."""
+    """Writes the files of each result, and completes its input.
 
-    def __init__(self, command: TaskCommand, files: Mapping[str, Mapping[str, Path]], images: Sequence[Input]) -> None:
-        self._command, self._files = command, [files[item.identity] for item in images]
+    Attributes:
+        facts: What to report of each image that is written, by its index.
+    """
+
+    def __init__(self, run: TaskRun, images: Sequence[Input]) -> None:
+        self.facts: dict[int, dict[str, Any]] = {}
+        self._run, self._images = run, images
 
     def write(self, result: Result, index: int) -> None:
         """Write all files of a result."""
-        converted = self._command.convert(result)
-        for kind, path in self._files[index].items():
-            save_as(kind, converted, path, draw=self._command.draw)
-        sync_to_disk(self._files[index].values())
+        command, item = self._run.command, self._images[index]
+        files = self._run.planned_files(item)
+        converted = command.convert(result)
+        for kind, path in files.items():
+            save_as(kind, converted, path, draw=command.draw)
+        sync_to_disk(files.values())
+        self._run.complete(item)
+        self.facts[index] = _facts(result)
 
 
 class _StdoutWriter(ResultWriter):
@@ -379,9 +401,11 @@ class _StdoutWriter(ResultWriter):
                 f"standard output: expected a file or a pipe for {self._kind}, got a terminal. Add --out FILE."
             )
         self._content: dict[int, bytes] = {}
+        self.facts: dict[int, dict[str, Any]] = {}
 
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
+        self.facts[index] = _facts(result)
         converted = self._command.convert(result)
         if self._kind == "json":
             self._content[index] = (json_text(converted.to_dict()) + "\n").encode()
@@ -395,6 +419,12 @@ class _StdoutWriter(ResultWriter):
         """Write the bytes of a result."""
         sys.stdout.buffer.write(self._content.pop(index))
         sys.stdout.buffer.flush()
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    """Return what is reported of a result."""
+    facts: dict[str, Any] = {"size_hw": list(result.size_hw)}
+    return facts if result.people is None else facts | {"note": result.people.note, "people": len(result.people)}
 
 
 def _read_stdin(name: str) -> Frame:

@@ -27,13 +27,13 @@ def settings_digest(command: TaskCommand) -> str:
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
     words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
     paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
-    finder = command.finder if isinstance(command, PeopleGroup) else None
+    detector = command.detect or BUILTIN if isinstance(command, PeopleGroup) and not command.boxes else None
     facts = {
         "version": __version__,
         "command": command.name,
         "options": options,
         "model": checkpoint_digest(command.model or BUILTIN, command.revision),
-        "detector": None if finder is None else checkpoint_digest(finder),
+        "detector": None if detector is None else checkpoint_digest(detector),
         "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
     }
     text = json.dumps(facts, sort_keys=True, default=str)

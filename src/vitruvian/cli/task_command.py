@@ -7,7 +7,9 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args, get_type_hints
+
+from typer import Context, Exit, Option, echo
 
 from vitruvian.cli.options import STDIO, MessageGroup, ModelGroup, OutputGroup, SourceGroup, VideoGroup
 from vitruvian.limits import parse_limits, use_limits
@@ -67,12 +69,25 @@ class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup
         return plot(**self.plot_options(), **options)
 
 
+def _show_all_help(context: Context, wanted: bool) -> None:
+    """Print the help with the options that `--help` leaves out, and end."""
+    if wanted:
+        hidden: list[Any] = [one for one in context.command.params if getattr(one, "hidden", False)]
+        for option in hidden:
+            option.hidden = False
+        echo(context.get_help())
+        for option in hidden:  # the command may be used again
+            option.hidden = True
+        raise Exit
+
+
 def task_function(command: type[TaskCommand]) -> Callable[..., None]:
     """Return the function of a task's command for typer, with a parameter for each field."""
 
     def run(**values: object) -> None:
         from vitruvian.cli.run_task import run_task
 
+        values.pop("help_all")
         given = command(**values)  # type: ignore[arg-type]
         limits = dict(text.partition("=")[::2] for text in given.limit or ())
         with use_limits(**parse_limits(limits, subject="--limit")):
@@ -85,13 +100,21 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
     for field in fields:
         kind, info = get_args(hints[field.name])
         info = copy.copy(info)
-        info.rich_help_panel = vars(groups[field.name]).get("panel")
+        group = vars(groups[field.name])
+        info.rich_help_panel = group.get("panel")
+        info.hidden = field.name not in group.get("basic", ())
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
         parameters.append(
             inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
             )
         )
+    show_all = Option("--help-all", callback=_show_all_help, is_eager=True, help="Show all options and exit.")
+    parameters.append(
+        inspect.Parameter(
+            "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, show_all]
+        )
+    )
     run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -69,7 +69,7 @@ def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, res
             pipeline_task(pipe, **run.call_options),
             out=frames.movie,
             records=frames.records,
-            finder=run.open_detector(video=True),
+            detector=run.video_detector(),
             detect_every=command.detect_every,
             smooth=command.smooth,
             draw=frames.draw,

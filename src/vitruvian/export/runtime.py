@@ -32,7 +32,7 @@ from vitruvian.pipelines import pipeline_class
 from vitruvian.tasks import find_task
 from vitruvian.text_files import read_json_object
 
-_SIGNATURE_FILE = "export.json"
+SIGNATURE_FILE = "export.json"
 ONNX_FILE = "model.onnx"
 OPENVINO_FILE = "model.xml"
 
@@ -60,15 +60,15 @@ class Signature:
 
     def write(self, folder: Path) -> None:
         """Write it into a folder."""
-        (folder / _SIGNATURE_FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        (folder / SIGNATURE_FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Signature:
         """Read it from a folder."""
-        path = folder / _SIGNATURE_FILE
+        path = folder / SIGNATURE_FILE
         if not path.is_file():
             raise CheckpointError(
-                f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {_SIGNATURE_FILE}."
+                f"{folder}: expected a folder that export_onnx or quantize_int8 wrote, got no {SIGNATURE_FILE}."
             )
         with contextlib.suppress(TypeError):
             signature = cls(**read_json_object(path))
@@ -87,7 +87,7 @@ class Signature:
                 output_class = getattr(importlib.import_module(module), name, None)
                 if isinstance(output_class, type) and issubclass(output_class, ModelOutput):
                     return output_class
-        raise CheckpointError(f"{_SIGNATURE_FILE}: expected an output class of vitruvian, got {self.output!r}.")
+        raise CheckpointError(f"{SIGNATURE_FILE}: expected an output class of vitruvian, got {self.output!r}.")
 
 
 def flatten_outputs(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

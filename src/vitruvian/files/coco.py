@@ -10,10 +10,11 @@ counts. Every prediction has its ``score``.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,6 +30,21 @@ from vitruvian.text_files import JsonObject, json_text
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1
+_RESULT_KEYS = ("image_id", "category_id", "bbox", "segmentation", "keypoints", "score")
+# fmt: off
+_COCO_NAMES = (  # in the order of their ids, which have gaps
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow",
+    "elephant", "bear", "zebra", "giraffe", "", "backpack", "umbrella", "", "", "handbag", "tie", "suitcase", "frisbee",
+    "skis", "snowboard", "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard",
+    "tennis racket", "bottle", "", "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich",
+    "orange", "broccoli", "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "",
+    "dining table", "", "", "toilet", "", "tv", "laptop", "mouse", "remote", "keyboard", "cell phone", "microwave",
+    "oven", "toaster", "sink", "refrigerator", "", "book", "clock", "vase", "scissors", "teddy bear", "hair drier",
+    "toothbrush",
+)
+# fmt: on
+COCO_CATEGORY_IDS = {name: number for number, name in enumerate(_COCO_NAMES, 1) if name}
 # Number of the points of COCO-WholeBody beyond the first 17, by the name of their field.
 _WHOLEBODY_EXTRAS = {"foot": 6, "face": 68, "lefthand": 21, "righthand": 21}
 
@@ -135,20 +151,32 @@ class CocoWriter(Writer):
 
     Records are kept in temporary files, so memory does not grow with their number. Thread-safe. The file is written
     when the writer is closed. PNGs of panoptic results are written immediately, to a folder named like the file
-    without its suffix, as in COCO. Images and annotations count from 1.
+    without its suffix, as in COCO. The id of an image is the number in its file name if that is all the name has, as in
+    COCO (000000000139.jpg), and a free number otherwise. Annotations count from 1.
 
         with CocoWriter("people.json") as writer:
             for result in results:
                 writer.add(result)
     """
 
-    def __init__(self, path: str | Path, *, description: str | None = None) -> None:
+    def __init__(self, path: str | Path, *, description: str | None = None, results: str | Path | None = None) -> None:
+        """Open the writer.
+
+        Args:
+            path: The .json file.
+            description: Description of the dataset in the file.
+            results: A second .json file to write, with the list of predictions that `COCO.loadRes` takes. If all
+                categories have names of COCO's 80, their ids are those of COCO.
+        """
         self.path = Path(path)
+        self._results_path = None if results is None else Path(results)
         if self.path.suffix.lower() != ".json":
             raise InputError(f"{self.path.name}: expected a name that ends in .json, got {self.path.suffix!r}.")
         self.images = self.annotations = 0
         self._info = {"description": description or "Results of vitruvian", "version": __version__}
         self._categories: dict[int, JsonObject] = {}
+        self._image_ids: set[int] = set()
+        self._is_panoptic = False
         self._spools: dict[str, IO[str]] = {
             name: tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in _release
             for name in ("images", "annotations")
@@ -162,9 +190,10 @@ class CocoWriter(Writer):
             if not self._open:
                 raise InputError(f"{self.path.name}: expected an open writer, got a closed one. Open a new one.")
             categories = self._merged(result.coco_categories())
-            image_id = self.images + 1
-            name = file_name or result.source or f"{image_id:012d}"
+            name = file_name or result.source or f"{self.images + 1:012d}"
+            image_id = self._new_image_id(name)
             records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
+            self._is_panoptic = isinstance(result, _PanopticResult)
             if isinstance(result, _PanopticResult):
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
                 write_image(png, result.panoptic_image())
@@ -176,7 +205,9 @@ class CocoWriter(Writer):
             lines = [json_text(record) for record in records]
             self._put("images", self.images, [json_text(image)])
             self._put("annotations", self.annotations, lines)
-            self._categories, self.images = categories, image_id
+            self._categories = categories
+            self._image_ids.add(image_id)
+            self.images += 1
             self.annotations += len(records)
             return image_id
 
@@ -193,8 +224,36 @@ class CocoWriter(Writer):
                     file.writelines(spool)
                     file.write("]")
                 file.write(f',\n"categories":{json.dumps(list(self._categories.values()), ensure_ascii=False)}}}\n')
+            if self._results_path is not None and not self._is_panoptic:  # whose evaluation reads the dataset
+                self._write_results(self._results_path)
             self._release()
             return self.path
+
+    def _new_image_id(self, name: str) -> int:
+        """Return the number that a file name consists of, or the next free one."""
+        stem = PurePath(name).stem
+        if re.fullmatch(r"[0-9]{1,12}", stem) and int(stem) not in self._image_ids:
+            return int(stem)
+        return max(self._image_ids, default=0) + 1
+
+    def _write_results(self, path: Path) -> None:
+        """Write the predictions as a list of records with a score."""
+        names = {number: str(category["name"]) for number, category in self._categories.items()}
+        known = all(name in COCO_CATEGORY_IDS for name in names.values())
+        with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            self._spools["annotations"].seek(0)
+            separator = "[\n"
+            for line in self._spools["annotations"]:
+                if not (text := line.strip().rstrip(",")):
+                    continue
+                record = json.loads(text)
+                if "score" in record:
+                    category = record["category_id"]
+                    kept = {key: record[key] for key in _RESULT_KEYS if key in record}
+                    kept["category_id"] = COCO_CATEGORY_IDS[names[category]] if known else category
+                    file.write(separator + json_text(kept))
+                    separator = ",\n"
+            file.write("[]\n" if separator == "[\n" else "]\n")
 
     def discard(self) -> None:
         """Close without writing the file."""

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.atomic import Writer, temporary_path, write_errors
-from vitruvian.errors import ImageError, InputError, MissingExtraError, one_line
+from vitruvian.errors import ImageError, InputError, MissingExtraError, near_matches, one_line
 from vitruvian.files.images import write_image
+from vitruvian.images import load_image
 from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional
@@ -29,6 +30,8 @@ _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
 _RgbImage = NDArray[np.uint8]  # [H, W, 3]
 
+NUMBERED = re.compile(r"%(?:0?(\d+))?d")  # the number in the name of numbered images
+_SEQUENCE_RATE = Fraction(25)  # frames per second of numbered images
 _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
 
@@ -49,6 +52,17 @@ def open_container(path: str | Path, mode: str = "r", **options: Any) -> _Contai
     """
     limits = {"protocol_whitelist": "file", "max_pixels": str(get_limits().frame_pixels)} if mode == "r" else {}
     return import_av().open(f"file:{path}", mode, options=limits | options.pop("options", {}), **options)
+
+
+def open_video(path: str | Path) -> VideoReader | SequenceReader:
+    """Open a video file or numbered images (``name_%05d.png``).
+
+    Raises:
+        ImageError: No frame can be decoded.
+    """
+    if NUMBERED.search(Path(path).name) and not Path(path).exists():
+        return SequenceReader(path)
+    return VideoReader(path)
 
 
 # -------------------------------------------------------------------------------------------------------- reading
@@ -96,6 +110,11 @@ class VideoReader:
 
     def __iter__(self) -> Iterator[tuple[int, float, _RgbImage]]:
         return self.frames()
+
+    def version(self) -> list[object]:
+        """Return what changes with the content: path, size and modification time."""
+        stat = self.path.stat()
+        return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
 
     def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
         """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
@@ -287,7 +306,6 @@ class Sound:
 # -------------------------------------------------------------------------------------------------------- writing
 
 _MIN_TICKS = 20_000  # per second: fine enough for the timestamps of a variable frame rate
-NUMBERED = re.compile(r"%0?\d*d")
 _BT709, _LIMITED_RANGE = 1, 1  # FFmpeg constants
 
 
@@ -448,6 +466,54 @@ class VideoWriter(Writer):
         if not packet.duration:
             packet.duration = round(1 / self.rate / packet.time_base)  # players need the duration of the last frame
         self._container.mux(packet)
+
+
+def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
+    """List the files ``name_%05d.png`` with their numbers, in that order, with or without gaps."""
+    path = Path(pattern)
+    number = NUMBERED.search(path.name)
+    if number is None or NUMBERED.search(path.name[number.end() :]):
+        raise InputError(f"{path}: expected one %d or %04d in the name.")
+    before, after = re.escape(path.name[: number.start()]), re.escape(path.name[number.end() :])
+    file_name = re.compile(f"{before}(\\d{{{int(number.group(1) or 1)},}}){after}")
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    numbered = sorted((int(match.group(1)), name) for name in names if (match := file_name.fullmatch(name)))
+    if not numbered:
+        near = near_matches(path.name, names)
+        raise InputError(f"{path}: expected numbered images of this form, got none. Check the pattern.{near}")
+    return [(one, path.parent / name) for one, name in numbered]
+
+
+class SequenceReader:
+    """Iterate over numbered images (``name_%05d.png``) as over the frames of a video, numbered from 0.
+
+    Attributes:
+        path: The pattern.
+        rate: Frames per second: 25.
+        size_hw: Height and width of the first image.
+        count: Number of images.
+        has_sound: False.
+    """
+
+    has_sound = False
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.rate = Path(path), _SEQUENCE_RATE
+        self._files = [file for _, file in numbered_files(path)]
+        self.count: int | None = len(self._files)
+        first = load_image(self._files[0])
+        self.size_hw = first.height, first.width
+
+    def version(self) -> list[object]:
+        """Return what changes with the content: path, total size and latest modification time."""
+        stats = [file.stat() for file in self._files]
+        latest = max(stat.st_mtime_ns for stat in stats)
+        return [str(self.path.resolve()), sum(stat.st_size for stat in stats), latest]
+
+    def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
+        """Yield (number, seconds, image uint8 [H, W, 3]) from frame `start` on."""
+        for index, file in enumerate(self._files[start:], start):
+            yield index, float(index / self.rate), np.array(load_image(file))
 
 
 class SequenceWriter(Writer):

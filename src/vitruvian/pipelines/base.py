@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
@@ -19,7 +20,7 @@ from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_class
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
-from vitruvian.hub import HUB_KEYWORDS
+from vitruvian.hub import BUILTIN, HUB_KEYWORDS
 from vitruvian.model import Model
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
@@ -35,7 +36,7 @@ from vitruvian.pipelines.people.detectors import (
     detect_people,
     open_detector,
 )
-from vitruvian.pipelines.people.selection import PeopleOptions, detector_spec
+from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, PeopleOptions, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
 from vitruvian.processor import as_tensor
@@ -73,7 +74,6 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    detects_by_default: ClassVar[bool] = False  # whether to detect people if no option says whom to process
     blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
 
     def __init_subclass__(cls) -> None:
@@ -86,7 +86,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         self.model, self.processor = model.eval(), processor
         self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
         self.detector: PeopleDetector | None = None
-        self._open_detectors: dict[str, PeopleDetector] = {}
+        self._open_detectors: dict[tuple[str, float | None], PeopleDetector] = {}  # by name and threshold
         self._auto_batch: BatchSize | None = None
 
     @classmethod
@@ -149,6 +149,18 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     def name(self) -> str:
         """Name of the model in results."""
         return self.model.config.name_or_path or type(self.model).__name__
+
+    def __repr__(self) -> str:
+        defaults = type(self.options)()
+        changed = [
+            f"{field.name}={value!r}"
+            for field in fields(self.options)
+            if (value := getattr(self.options, field.name)) is not getattr(defaults, field.name)
+            and value != getattr(defaults, field.name)
+        ]
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        facts = ", ".join([f"model={self.name!r}", f"device={str(self.device)!r}", f"dtype={dtype!r}", *changed])
+        return f"{type(self).__name__}({facts})"
 
     def __call__(self, source: object, **options: object) -> Any:
         """Process one image, or many.
@@ -220,30 +232,32 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions):
             return None
-        model = self.model.config.name_or_path
-        spec = detector_spec(options, model, detects_by_default=self.detects_by_default)
-        return None if spec is None else self.open_detector(spec)
+        spec = detector_spec(options, self.model.config.name_or_path)
+        return None if spec is None else self.open_detector(spec, threshold=options.detect_threshold)
 
-    def open_detector(self, spec: DetectorSpec) -> PeopleDetector:
+    def open_detector(self, spec: DetectorSpec, *, threshold: float | None = None) -> PeopleDetector:
         """Open a people detector on the device of the model; one that has a name is opened once."""
         if not isinstance(spec, str | Path):
             return open_detector(spec)
-        if str(spec) not in self._open_detectors:  # it may hold a model
-            self._open_detectors[str(spec)] = open_detector(spec, device=self.device)
-        return self._open_detectors[str(spec)]
+        key = str(spec), threshold
+        if key not in self._open_detectors:  # it may hold a model
+            self._open_detectors[key] = open_detector(spec, device=self.device, threshold=threshold)
+        return self._open_detectors[key]
 
     def detect(self, frame: Frame) -> People | None:
         """Detect the people of an image; None without a detector."""
         if self.detector is None or not isinstance(self.options, PeopleOptions):
             return None
-        return detect_people(
+        people = detect_people(
             self.detector,
             frame.image,
             source=str(frame.path or frame.name),
             frame=frame.frame,
-            on_empty=self.options.nobody or self.on_empty,
+            on_empty=self.options.on_empty or self.on_empty,
             max_people=self.options.max_people,
         )
+        by_default = self.options.detect is None and self.detector.name == BUILTIN != self.model.config.name_or_path
+        return replace(people, note=DEFAULT_DETECTOR_NOTE) if by_default and people.note is None else people
 
     @property
     def input_hw(self) -> tuple[int, int]:

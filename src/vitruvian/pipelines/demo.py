@@ -63,7 +63,7 @@ def run_demo(
     out: str | Path = "out/demo",
     *,
     model: Checkpoint | Mapping[str, Checkpoint] | None = None,
-    finder: DetectorSpec | None = None,
+    detect: DetectorSpec | None = None,
     device: str | None = None,
     dtype: str | None = None,
     progress: Callable[[str], None] | None = None,
@@ -76,7 +76,8 @@ def run_demo(
         model: ``"builtin"``, the default; a folder that is packed like it; the folder of a training run, with a folder
             for each task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints. If
             there is no model inside the package, models with random weights, and a warning.
-        finder: People detector, as `open_detector` takes it; by default the model itself if it detects people.
+        detect: People detector, as `open_detector` takes it; by default the model itself if it detects people, else the
+            built-in detector.
         device: Device of the models; by default the best one available.
         dtype: Data type of their weights.
         progress: Called with a line of text after each step.
@@ -85,9 +86,11 @@ def run_demo(
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
     models = _choose_models(model)
-    if finder is None:
-        finder = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
-    detector = None if finder is None else open_detector(finder, device=device, dtype=dtype)
+    if detect is None:
+        detect = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
+    if detect is None and hub.has_builtin():
+        detect = hub.BUILTIN
+    detector = None if detect is None else open_detector(detect, device=device, dtype=dtype)
     frames, failures = _read_images(_demo_images() if images is None else images)
     names = DistinctNames()
     rows = [_Row(one, folder, names.add(safe_name(Path(one.name.partition("?")[0]).stem))) for one in frames]
@@ -130,7 +133,7 @@ class _Row:
 
     def run(self, task: str, pipe: Any) -> None:
         """Run a task, write its files and draw it."""
-        result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"people": "whole"}))
+        result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"detect": "whole"}))
         for kind in TASKS[task].image_files:
             self.files.append(output_path(self.folder, self.stem, f"_{task}{file_ending(kind)}"))
             save_as(kind, result, self.files[-1], draw=lambda one: one.plot())

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -17,7 +17,6 @@ from vitruvian.pipelines.engine.runner import BATCH_TIMEOUT, Errors
 from vitruvian.pipelines.saving import ResultWriter
 
 OptionsT = TypeVar("OptionsT", bound="Options")
-_ALIASES = {"patience": "batch_timeout"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +35,9 @@ class Options:
         batch_timeout: Seconds to wait for more images of a slow source before a partial batch runs.
         optimize: Whether to call `Model.optimize` first. "auto" does on a CUDA device. The model stays optimized.
     """
+
+    aliases: ClassVar[dict[str, str]] = {"patience": "batch_timeout"}  # earlier name -> name
+    exclusive: ClassVar[tuple[str, ...]] = ()  # options of which one in a call replaces the others of the pipeline
 
     batch_size: int | Literal["auto"] = "auto"
     workers: int | None = None
@@ -63,7 +65,13 @@ def replace_options(options: OptionsT, changes: Mapping[str, object]) -> Options
         InputError: There is no such option, or it has no such value.
     """
     known = [field.name for field in dataclasses.fields(options)]
-    renamed: dict[str, Any] = {_ALIASES.get(name, name): value for name, value in changes.items()}
+    renamed: dict[str, Any] = {}
+    for name, value in changes.items():
+        new = options.aliases.get(name, name)
+        if new not in renamed or value not in (None, "crop"):  # people="crop" beside finder=…
+            renamed[new] = value
+    if any(renamed.get(name) is not None for name in options.exclusive):
+        renamed = dict.fromkeys(options.exclusive) | renamed
     for name in renamed:
         if name not in known:
             raise InputError(f"{name}: no such option.{near_matches(name, known)} Options are {', '.join(known)}.")

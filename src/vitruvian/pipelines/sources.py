@@ -26,8 +26,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.draw.canvas import RgbImage
-from vitruvian.errors import InputError, VitruvianError, near_matches, one_line
-from vitruvian.files.video import VideoReader, import_av
+from vitruvian.errors import InputError, VitruvianError, one_line
+from vitruvian.files.video import NUMBERED, VideoReader, import_av, numbered_files
 from vitruvian.images import load_image
 from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.pipelines.exif_focal import exif_focal
@@ -42,7 +42,6 @@ VIDEO_SUFFIXES = frozenset({
     ".wmv",
 })
 # fmt: on
-FRAME_NUMBER = re.compile(r"%(0(\d+))?d")
 CAMERA = re.compile(r"camera:(\d+)")
 # Platform → format of PyAV and the name of camera number n.
 _CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
@@ -205,7 +204,7 @@ def _from_text(text: str) -> Source:
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _from_video(path)
     if not os.path.exists(path):
-        if FRAME_NUMBER.search(path.name):
+        if NUMBERED.search(path.name):
             return _from_sequence(path)
         if glob.has_magic(text):
             return _from_files(glob_files(str(path)))
@@ -243,19 +242,8 @@ def _from_files(paths: list[Path]) -> Source:
 
 def _from_sequence(pattern: Path) -> Source:
     """Open ``name_%04d.png``: the matching files in the order of their numbers, with or without gaps."""
-    number = FRAME_NUMBER.search(pattern.name)
-    if number is None or FRAME_NUMBER.search(pattern.name[number.end() :]):
-        raise InputError(f"{pattern}: expected one %d or %04d in the name.")
-    before, after = re.escape(pattern.name[: number.start()]), re.escape(pattern.name[number.end() :])
-    file_name = re.compile(f"{before}(\\d{{{int(number.group(2) or 1)},}}){after}")
-    names = [entry.name for entry in pattern.parent.iterdir()] if pattern.parent.is_dir() else []
-    numbered = sorted((int(match.group(1)), name) for name in names if (match := file_name.fullmatch(name)))
-    if not numbered:
-        near = near_matches(pattern.name, names)
-        raise InputError(f"{pattern}: expected numbered images of this form, got none. Check the pattern.{near}")
-    return Source(
-        lambda: (_file_loader(pattern.parent / name, number=number) for number, name in numbered), count=len(numbered)
-    )
+    files = numbered_files(pattern)
+    return Source(lambda: (_file_loader(path, number=number) for number, path in files), count=len(files))
 
 
 def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:

@@ -6,10 +6,16 @@ column x and row y is the point (x, y). P people, H W pixels.
 
 from __future__ import annotations
 
+import base64
+import html
+import io
+import os
+import sys
+import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import IO, ClassVar, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +26,9 @@ from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
 from vitruvian.text_files import JsonObject, json_text, write_json
+
+SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
+_NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
 
 
 def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:
@@ -38,14 +47,14 @@ class People:
         boxes_xyxy: Corners in source pixels, float32 [P, 4].
         scores: Confidence of the detector, float32 [P]; 1 for boxes of the caller.
         ids: Identities in a video, int64 [P].
-        finder: "given", "whole picture", or the name of the detector.
+        detector: "given", "whole image", or the name of the detector.
         note: What a reader should know, for instance that no person was detected and the whole image was used.
     """
 
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", 4))
     scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "P"))
     ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "P"))
-    finder: str
+    detector: str
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -54,13 +63,18 @@ class People:
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
 
+    @property
+    def finder(self) -> str:
+        """`detector` under its earlier name."""
+        return self.detector
+
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""
         return {
             "boxes_xyxy": rounded_list(self.boxes_xyxy, digits=2),
             "scores": rounded_list(self.scores),
             "ids": None if self.ids is None else self.ids.tolist(),
-            "finder": self.finder,
+            "detector": self.detector,
             "note": self.note,
         }
 
@@ -110,12 +124,23 @@ class Result:
         """Draw the result, over its image where that helps, at the size of the source."""
         raise NotImplementedError
 
-    def save(self, path: str | Path) -> Path:
+    @overload
+    def save(self, path: str | Path, format: str | None = None) -> Path: ...
+    @overload
+    def save(self, path: IO[bytes], format: str | None = None) -> None: ...
+    def save(self, path: str | Path | IO[bytes], format: str | None = None) -> Path | None:
         """Write the result in the format of the file name's suffix, see `endings`. Returns the path.
 
         The file is written atomically. Missing folders are created.
+
+        Args:
+            path: File name; or a binary file object such as `io.BytesIO`, for which `format` is needed.
+            format: An ending such as ``"png"``, if the name has none.
         """
-        target = Path(path)
+        if not isinstance(path, str | os.PathLike):
+            self._save_to_stream(path, format)
+            return None
+        target = with_format(path, format)
         name = target.name.lower()
         matching = [ending for ending in self.endings if name.endswith(ending) and name != ending]
         if not matching:
@@ -126,6 +151,40 @@ class Result:
             )
         self.write(target, max(matching, key=len))
         return target
+
+    def _save_to_stream(self, stream: IO[bytes], format: str | None) -> None:
+        """Write the file in a temporary folder, and copy it into a binary file object."""
+        if not hasattr(stream, "write"):
+            raise InputError(f"path: expected a file name or a file object, got {type(stream).__name__}.")
+        if format is None:
+            known = ", ".join(ending.lstrip(".") for ending in self.endings)
+            raise InputError(f"format: expected one of {known} for a file object, got none. Pass format=…")
+        with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
+            stream.write(self.save(Path(folder) / "result", format).read_bytes())
+
+    def show(self) -> None:
+        """Show the drawing: below the cell in a notebook, in the viewer of the system elsewhere."""
+        notebook = sys.modules.get("IPython")
+        if notebook is not None and notebook.get_ipython() is not None:
+            notebook.display.display(self.plot())
+        else:
+            self.plot().show()
+
+    def _repr_png_(self) -> bytes:
+        """Return the drawing for notebooks, at most 1024 pixels wide or high."""
+        image, stream = self.plot(), io.BytesIO()
+        image.thumbnail((_NOTEBOOK_SIDE, _NOTEBOOK_SIDE))
+        image.save(stream, format="png")
+        return stream.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Return the drawing and what it is about for notebooks."""
+        image = base64.b64encode(self._repr_png_()).decode()
+        facts = [self.task, self.source, self.model, f"{self.size_hw[1]}×{self.size_hw[0]}"]
+        if self.people is not None:
+            facts += [f"{len(self.people)} {'person' if len(self.people) == 1 else 'people'}", self.people.note]
+        text = html.escape(" · ".join(fact for fact in facts if fact))
+        return f'<figure><img src="data:image/png;base64,{image}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
     def write(self, path: Path, ending: str) -> None:
         """Write the result as `ending`, one of `endings`. Called by `save`.
@@ -147,6 +206,7 @@ class Result:
     def info(self) -> JsonObject:
         """Return everything but the arrays, ready for JSON."""
         return {
+            "schema_version": SCHEMA_VERSION,
             "task": self.task,
             "source": self.source,
             "model": self.model,
@@ -181,6 +241,12 @@ class Result:
     def __repr__(self) -> str:
         maps = ", ".join(f"{name} {list(value.shape)}" for name, value in self.arrays().items())
         return f"{type(self).__name__}({self.source or 'array'}, {self.size_hw[0]}×{self.size_hw[1]}: {maps})"
+
+
+def with_format(path: str | Path, format: str | None) -> Path:
+    """Return a file name with the ending of a format such as "png", unless it has that already."""
+    ending = "" if format is None else f".{format.lstrip('.').lower()}"
+    return Path(path if str(path).lower().endswith(ending) else f"{path}{ending}")
 
 
 def rounded_list(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:

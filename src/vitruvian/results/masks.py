@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import supervision
 
 MasksKind = Literal["segment", "mask-generation", "instance", "track"]
+# name in the mask-generation pipeline of transformers -> attribute
+_TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "runs", "bounding_boxes": "boxes_xyxy"}
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
@@ -73,6 +75,15 @@ class Masks(Result):
 
     def __iter__(self) -> Iterator[NDArray[np.bool_]]:
         return (self.mask(index) for index in range(len(self)))
+
+    def __getitem__(self, key: int | str) -> Any:
+        """Return a mask by its index, or a value by its name in the mask-generation pipeline of transformers."""
+        if isinstance(key, str):
+            if key not in _TRANSFORMERS_NAMES:
+                raise KeyError(f"{key}: expected one of {', '.join(_TRANSFORMERS_NAMES)}.")
+            value = getattr(self, _TRANSFORMERS_NAMES[key])
+            return list(value) if key in ("masks", "rle_mask") else value
+        return self.mask(range(len(self))[key])
 
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return one mask, bool [H, W]."""
@@ -168,7 +179,12 @@ class Masks(Result):
             scores=self.scores,
             label_ids=self.label_ids,
             names=None if self.label_names is None else list(self.label_names),
+            ids=self._ids(),
         )
+
+    def _ids(self) -> NDArray[np.int64] | None:
+        """Return the identity of each object [N], where they have some."""
+        return None
 
 
 def _as_runs(runs: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import IO, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
-from vitruvian.results.base import array_of, check_choice
+from vitruvian.results.base import array_of, check_choice, with_format
 from vitruvian.results.camera import CameraMap
 from vitruvian.text_files import JsonObject
 
@@ -53,7 +54,7 @@ class Pointmap(CameraMap):
 
     task = "pointmap"
     vectors = "points"
-    endings = (".ply", ".glb", ".npz", ".exr", ".png", ".16.png", ".json")
+    endings = (".ply", ".glb", ".mesh.glb", ".npz", ".exr", ".png", ".16.png", ".json")
     info_fields = ("intrinsics_from", "metric", "scale", "note", "convention")
 
     points: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
@@ -117,20 +118,22 @@ class Pointmap(CameraMap):
         renumbered = (np.cumsum(used) - 1).astype(np.uint32)
         return self.points.reshape(-1, 3)[used], self._colors().reshape(-1, 3)[used], renumbered[triangles]
 
-    def save(
+    def save(  # type: ignore[override]  # further options
         self,
-        path: str | Path,
+        path: str | Path | IO[bytes],
+        format: str | None = None,
         *,
         mesh: bool = False,
         edge_threshold: float | None = _EDGE_THRESHOLD,
         max_points: int | None = None,
-    ) -> Path:
-        """Write the result in the format of the file name's suffix. Returns the path.
+    ) -> Path | None:
+        """Write the result in the format of the file name's suffix, or to a file object. Returns the path.
 
         | ending | holds |
         |---|---|
         | .ply | the cloud, in the axes of `convention` |
         | .glb | the cloud, or with `mesh` the surface, in the axes of glTF, which are OpenGL's |
+        | .mesh.glb | the surface |
         | .exr | R, G, B: x, y, z; Z: depth; A: the mask |
         | .png | depth in colors |
         | .16.png | depth in millimetres (thousandths of the unit where not metric), 0 for none, at most 65535 |
@@ -139,8 +142,12 @@ class Pointmap(CameraMap):
 
         `edge_threshold` and `max_points` are those of `cloud`.
         """
-        target = Path(path)
+        if not isinstance(path, str | os.PathLike):
+            self._save_to_stream(path, format)
+            return None
+        target = with_format(path, format)
         ending = target.suffix.lower()
+        mesh = mesh or target.name.lower().endswith(".mesh.glb")
         if mesh and ending != ".glb":
             raise InputError(f"mesh: expected a name that ends in .glb, got {target.name}.")
         if mesh and (edge_threshold is None or max_points is not None):

@@ -199,7 +199,8 @@ class Pose(Result):
 
     def to_supervision(self) -> supervision.KeyPoints:
         """Return `supervision.KeyPoints`; NaN becomes (0, 0), which it takes for missing."""
-        return to_key_points(np.nan_to_num(self.keypoints), self.scores)
+        ids = None if self.people is None else self.people.ids
+        return to_key_points(np.nan_to_num(self.keypoints), self.scores, ids=ids)
 
     def _score(self, index: int, threshold: float) -> float:
         visible = self.scores[index][self.scores[index] >= threshold]

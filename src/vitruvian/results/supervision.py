@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     import supervision
 
 
-def to_key_points(xy: NDArray[np.float32], scores: NDArray[np.float32]) -> supervision.KeyPoints:
-    """Return supervision's `KeyPoints` of P people: coordinates [P, J, 2] and scores [P, J]."""
+def to_key_points(
+    xy: NDArray[np.float32], scores: NDArray[np.float32], *, ids: NDArray[np.int64] | None = None
+) -> supervision.KeyPoints:
+    """Return supervision's `KeyPoints` of P people: coordinates [P, J, 2] and scores [P, J].
+
+    Identities [P] are in ``data["tracker_id"]``: key points have no field for them.
+    """
     module = _import_supervision()
     if len(xy) == 0:
         return module.KeyPoints.empty()
@@ -25,7 +30,7 @@ def to_key_points(xy: NDArray[np.float32], scores: NDArray[np.float32]) -> super
     return module.KeyPoints(
         xy=xy,
         class_id=np.zeros(len(xy), int),
-        data={"class_name": np.array(["person"] * len(xy))},
+        data={"class_name": np.array(["person"] * len(xy))} | ({} if ids is None else {"tracker_id": ids}),
         **{confidence: scores},
     )
 
@@ -37,8 +42,12 @@ def to_detections(
     scores: NDArray[np.float32],
     label_ids: NDArray[np.int64] | None,
     names: list[str] | None,
+    ids: NDArray[np.int64] | None = None,
 ) -> supervision.Detections:
-    """Return supervision's `Detections` of N objects; names are in `data`, where its annotators read them."""
+    """Return supervision's `Detections` of N objects; names are in `data`, where its annotators read them.
+
+    Identities [N] are its `tracker_id`.
+    """
     module = _import_supervision()
     if len(boxes_xyxy) == 0:
         return module.Detections.empty()
@@ -47,6 +56,7 @@ def to_detections(
         mask=masks,
         confidence=scores,
         class_id=None if label_ids is None else label_ids.astype(int),
+        tracker_id=None if ids is None else ids.astype(int),
         data={} if names is None else {"class_name": np.array(names)},
     )
 

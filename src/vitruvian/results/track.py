@@ -80,6 +80,9 @@ class Track(Masks):
             each |= {"id": object_id, "presence": presence}
         return values
 
+    def _ids(self) -> NDArray[np.int64]:
+        return self.object_ids
+
     def _index(self, object_id: int) -> int:
         ids = self.object_ids.tolist()
         if object_id not in ids:

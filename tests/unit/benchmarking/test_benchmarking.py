@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from tests.families.maskformer import tiny
+from vitruvian import cli
 from vitruvian.benchmarking import models
 from vitruvian.benchmarking.models import (
     BenchmarkModel,
@@ -203,3 +204,13 @@ class TestCommand:
         result = self.run("--device", "cpu", "--no-reference", *words)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
+
+
+def test_the_builtin_model_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"--model": "builtin", "--size": "64x48", "--seconds": "0", "--device": "cpu"}
+    assert cli.run(["bench", "--no-reference", *(word for pair in options.items() for word in pair)]) == 0
+    captured = capsys.readouterr()
+    assert "| builtin-pose | 1 | 64×48 | float32 |" in captured.out
+    steps = ["measuring the machine"]
+    steps += [f"1 of 1: builtin-pose, batch 1, 64×48, float32, {step}" for step in ("building the model", "timing")]
+    assert [step for step in steps if step not in captured.err] == []

@@ -1,15 +1,23 @@
-"""Errors in the words of the command line, and texts that any terminal takes."""
+"""What commands print: errors in the words of the command line, progress, warnings, and texts for any terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from vitruvian.cli import _option_names, program
-from vitruvian.cli.report import error_text, json_line, option_names, printable
+from vitruvian.cli import _option_names, program, run
+from vitruvian.cli.options import MessageGroup
+from vitruvian.cli.report import Report, error_text, json_line, option_names, printable
 from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.pipelines import _warn_about_builtin
 
 
 @pytest.fixture
@@ -26,7 +34,7 @@ def names(request: pytest.FixtureRequest) -> Iterator[None]:
     [
         ("device: 'x' asked for. Use cpu.", "--device: 'x' asked for. Use cpu."),
         ("max_people: expected 1.", "--max-people: expected 1."),
-        ("boxes and finder: got both.", "--boxes and --finder: got both."),
+        ("boxes and detect: got both.", "--boxes and --detect: got both."),
         ("boxes[2]: expected a box.", "--boxes number 3: expected a box."),
         ("people: expected an image.", "people: expected an image."),  # the source has that name
         ("photo.jpg: expected boxes, got none.", "photo.jpg: expected boxes, got none."),
@@ -54,3 +62,65 @@ def test_texts_for_terminals() -> None:
     odd = os.fsdecode(b"caf\xe9\x1b[31m\n.jpg")
     assert printable(odd) == "caf\\udce9�[31m .jpg"
     assert json_line({"a": os.fsdecode(b"\xe9")}) == '{"a": "\\udce9"}'
+
+
+def test_the_first_result_does_not_count_for_the_remaining_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes the longest: the model warms up."""
+    clock = [0.0]
+    monkeypatch.setattr("vitruvian.cli.report.time.monotonic", lambda: clock[0])
+    report = Report(MessageGroup())
+    with report.bar("images", 100) as bar:
+        for count, clock[0] in ((1, 60.0), (2, 61.0), (11, 80.0), (21, 100.0)):
+            bar.update(count)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["images: 1 of 100", "images: 11 of 100, 0:02:58 left", "images: 21 of 100, 0:02:38 left"]
+
+
+def test_quiet_commands_print_no_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (32, 24)).save(tmp_path / "a.png")
+    for words in (["-q"], ["--quiet"], []):
+        _warn_about_builtin.cache_clear()
+        out = str(tmp_path / f"out{len(words)}{words}")
+        arguments = ["embed", str(tmp_path / "a.png"), "-o", out, "--device", "cpu", *words]
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            assert run(arguments) == 0
+        text = capsys.readouterr().err
+        assert ("Warning: --model: none was named" in text) == (not words)
+        assert text.count("Warning") <= 1
+        assert words or "1 done" in text
+        assert not words or text == ""
+
+
+def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
+    """On a terminal, which a pseudo terminal stands for."""
+    pty = pytest.importorskip("pty")
+    code = (
+        "import time, warnings\n"
+        "from vitruvian.cli import _show_warning\n"
+        "from vitruvian.cli.options import MessageGroup\n"
+        "from vitruvian.cli.report import Report\n"
+        "from vitruvian.errors import VitruvianWarning\n"
+        "warnings.showwarning = _show_warning\n"
+        "with Report(MessageGroup()).busy('opening'):\n"
+        "    time.sleep(0.5)\n"
+        "    warnings.warn('model: small', VitruvianWarning)\n"
+        "    time.sleep(0.3)\n"
+    )
+    ours, theirs = pty.openpty()
+    env = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=theirs, stdout=theirs, env=env)
+    os.close(theirs)
+    content = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 4096):
+            content += part
+    assert process.wait() == 0
+    text = content.decode()
+    before, warning, after = text.partition("Warning: model: small")
+    assert warning, text
+    assert "opening" in before
+    assert before.endswith("\x1b[2K")  # the line of the spinner is erased first
+    assert after.startswith("\r\n")

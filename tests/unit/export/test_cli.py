@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from tests.tiny_packed import tiny_multitask
 from tests.unit.export.tiny_pose import build, pixels
+from vitruvian import cli
 from vitruvian.cli.commands.export import export
 from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel
@@ -74,3 +76,16 @@ def test_refusals(checkpoint: Path, tmp_path: Path) -> None:
         export(str(checkpoint), tmp_path, calibrate=checkpoint)
     with pytest.raises(InputError, match="--size"):
         export(str(checkpoint), tmp_path, size="big")
+
+
+def test_commands_take_exported_folders(tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    Sapiens2ImageProcessor(size={"height": 64, "width": 48}).save_pretrained(tmp_path)
+    Image.new("RGB", (60, 80)).save(tmp_path / "photo.png")
+    arguments = ["pose", str(tmp_path / "photo.png"), "-m", str(tmp_path), "--detect", "whole"]
+    assert cli.run([*arguments, "-o", str(tmp_path / "out"), "--save", "json", "-q"]) == 0
+    result = json.loads((tmp_path / "out" / "photo_pose.json").read_text())
+    assert (len(result["poses"]), result["model"]) == (1, str(tmp_path))
+    assert cli.run([*arguments, "--device", "cuda"]) == 2
+    assert "--device: expected cpu for an exported model" in capsys.readouterr().err

@@ -26,8 +26,8 @@ def picture() -> Image.Image:
 @pytest.mark.parametrize("kind", [OnnxModel, OpenVinoModel])
 def test_results_are_those_of_the_model(kind: type[OnnxModel | OpenVinoModel], folder: Path) -> None:
     pytest.importorskip("onnxruntime" if kind is OnnxModel else "openvino")
-    want = pipeline("pose", build(), processor=PROCESSOR)(picture(), people="whole")
-    exported = exported_pipeline("pose", kind(folder), processor=PROCESSOR, people="whole")
+    want = pipeline("pose", build(), processor=PROCESSOR)(picture(), detect="whole")
+    exported = exported_pipeline("pose", kind(folder), processor=PROCESSOR, detect="whole")
     found = exported(picture())
     np.testing.assert_allclose(found.keypoints, want.keypoints, atol=0.01)
     np.testing.assert_allclose(found.scores, want.scores, atol=1e-4)

@@ -128,15 +128,15 @@ class TestWriter:
             ids = [writer.add(thing(count), file_name=f"{count}.jpg") for count in (1, 0, 2)]
             ids.append(writer.add(Thing([], [], source="clip.mp4", frame=3, time=0.12)))
             assert not path.exists()
-        assert ids == [1, 2, 3, 4]
+        assert ids == [1, 0, 2, 3]
         dataset = coco.COCO(str(path))
-        assert sorted(dataset.imgs) == [1, 2, 3, 4]
+        assert sorted(dataset.imgs) == [0, 1, 2, 3]
         assert [len(dataset.getAnnIds(imgIds=i)) for i in ids] == [1, 0, 2, 0]
         assert sorted(dataset.anns) == [1, 2, 3]
         assert dataset.annToMask(dataset.anns[2]).sum() == 60
         assert dataset.loadCats([5])[0]["name"] == "cat"
-        assert dataset.imgs[3] == {"id": 3, "file_name": "2.jpg", "height": 20, "width": 30}
-        assert (dataset.imgs[4]["frame"], dataset.imgs[4]["time"]) == (3, 0.12)
+        assert dataset.imgs[2] == {"id": 2, "file_name": "2.jpg", "height": 20, "width": 30}
+        assert (dataset.imgs[3]["frame"], dataset.imgs[3]["time"]) == (3, 0.12)
         assert json.loads(path.read_text(encoding="utf-8"))["info"]["description"] == "größe"
         assert list(path.parent.iterdir()) == [path]
         capsys.readouterr()

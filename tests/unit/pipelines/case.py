@@ -119,8 +119,10 @@ def tracking_model() -> Sam2VideoModel:
 
 
 def opened(task: str, **options: Any) -> Any:
-    """A pipeline of a task on the CPU."""
+    """A pipeline of a task on the CPU; it processes whole images unless options say otherwise."""
     model, processor = parts_of(task)
+    if find_task(task).name in SAPIENS and "boxes" not in options:
+        options = {"detect": "whole"} | options
     return pipeline(task, model, processor=processor, device="cpu", **(NEEDS.get(task, {}) | options))
 
 

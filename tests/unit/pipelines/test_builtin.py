@@ -1,4 +1,4 @@
-"""The model inside the package: the default of pipelines, its finder, and the demo."""
+"""The model inside the package: the default of pipelines, its detector, and the demo."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def nothing_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Seen:
-    """Stands in for the model of a finder: sees what it is told, where the picture is bright."""
+    """Stands in for the model of a detector: sees what it is told, where the picture is bright."""
 
     def __init__(self) -> None:
         self.sizes: list[tuple[int, int]] = []
@@ -124,27 +124,26 @@ class TestDefaults:
     def test_poses_look_for_people(self, inside: Path) -> None:
         pipe = pipeline("pose", "builtin", device="cpu")
         found = pipe(picture())
-        assert found.people.finder == "builtin"
-        assert pipe(picture(), people="whole").people.finder == "whole picture"
-        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.finder == "given"
+        assert found.people.detector == "builtin"
+        assert pipe(picture(), detect="whole").people.detector == "whole image"
+        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.detector == "given"
 
     @pytest.mark.parametrize("task", DENSE)
     def test_maps_look_for_people(self, task: str, inside: Path) -> None:
         pipe = pipeline(task, "builtin", device="cpu")
         assert pipe.processor.do_pad  # in proportion, as the model was trained
-        assert pipe(picture()).people.finder == "builtin"
-        assert pipe(picture(), people="whole").people.finder == "whole picture"
-        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.finder == "given"
+        assert pipe(picture()).people.detector == "builtin"
+        assert pipe(picture(), detect="whole").people.detector == "whole image"
+        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.detector == "given"
 
     def test_a_packed_folder_does_as_much(self, packed: Path) -> None:
         found = pipeline("pose", packed, device="cpu")(picture())
-        assert found.people.finder == "mine"
+        assert found.people.detector == "mine"
 
     def test_without_people_among_its_tasks(self, tmp_path: Path) -> None:
         pack_multitask(tiny_multitask("pose", "seg"), tmp_path)
-        assert pipeline("pose", tmp_path)(picture()).people.finder == "whole picture"
-        with pytest.raises(InputError, match="expected boxes or a finder"):
-            pipeline("parts", tmp_path)(picture(), people="crop")
+        for task in ("pose", "parts"):
+            assert pipeline(task, tmp_path)(picture()).people.detector == "builtin"
 
 
 @pytest.mark.parametrize("task", ["normals", "pointmap", "albedo"])
@@ -170,13 +169,13 @@ class TestMaskedBackground:
     def test_without_mattes_the_map_is_whole(self, task: str, tmp_path: Path) -> None:
         head = str(find_task(task).head)
         pack_multitask(tiny_multitask(head, "people"), tmp_path)
-        result = pipeline(task, tmp_path, device="cpu")(picture(), people="whole")
+        result = pipeline(task, tmp_path, device="cpu")(picture(), detect="whole")
         assert result.mask is None or result.mask.any()
 
     def test_the_encoder_runs_once(self, task: str, packed: Path) -> None:
         pipe, calls = pipeline(task, packed, device="cpu"), []
         pipe.model.model.register_forward_hook(lambda *_: calls.append(1))
-        pipe(picture(), people="whole")
+        pipe(picture(), detect="whole")
         assert len(calls) == 1
 
     def test_no_such_choice(self, task: str, packed: Path) -> None:
@@ -184,13 +183,13 @@ class TestMaskedBackground:
             pipeline(task, packed, device="cpu", background="blur")
 
 
-class TestFinder:
+class TestDetector:
     def test_opening(self, inside: Path) -> None:
-        finder = open_detector("builtin", device="cpu", threshold=0.0)
-        assert isinstance(finder, Sapiens2Detector)
-        assert isinstance(finder.model, Sapiens2ForPeopleDetection)
-        assert (finder.name, finder.threshold) == ("builtin", 0.0)
-        people = finder.find(picture())
+        detector = open_detector("builtin", device="cpu", threshold=0.0)
+        assert isinstance(detector, Sapiens2Detector)
+        assert isinstance(detector.model, Sapiens2ForPeopleDetection)
+        assert (detector.name, detector.threshold) == ("builtin", 0.0)
+        people = detector.find(picture())
         assert len(people) > 0  # random weights, any score will do
         assert (np.diff(people.scores) <= 0).all()
         assert people.boxes_xyxy.min() >= 0
@@ -204,9 +203,9 @@ class TestFinder:
 
     @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:
-        finder, model = stand_in()
+        detector, model = stand_in()
         x, y = size_hw[1] * 5 // 8, size_hw[0] * 3 // 8
-        people = finder.find(with_spot(size_hw, x=x, y=y, side=max(4, max(size_hw) // 40)))
+        people = detector.find(with_spot(size_hw, x=x, y=y, side=max(4, max(size_hw) // 40)))
         ((h, w),) = model.sizes
         assert max(h, w) == 384
         assert h % 16 == 0
@@ -220,8 +219,8 @@ class TestFinder:
 
     def test_long_pictures_are_looked_at_in_pieces(self) -> None:
         wide = with_spot((300, 1800), x=950, y=120, side=40)
-        finder, model = stand_in()
-        found = finder.find(wide)
+        detector, model = stand_in()
+        found = detector.find(wide)
         assert len(model.sizes) > 3
         assert all(size == (288, 384) for size in model.sizes[1:])
         widths = found.boxes_xyxy[:, 2] - found.boxes_xyxy[:, 0]
@@ -230,12 +229,12 @@ class TestFinder:
         assert (abs((near[:, 0] + near[:, 2]) / 2 - 950) < 25).all()
 
     def test_people_cut_by_a_piece_are_left_to_others(self) -> None:
-        finder, _ = stand_in()
+        detector, _ = stand_in()
         pixels = torch.from_numpy(with_spot((400, 400), x=204, y=200, side=8)).permute(2, 0, 1)
         window = _extra_tiles((400, 1200))[0]._replace(left=0, top=0, height=400, width=212)
-        boxes, _ = finder._detect(pixels[:, :, :212])
+        boxes, _ = detector._detect(pixels[:, :, :212])
         assert len(boxes) == 1  # seen, but it ends at the edge
-        assert len(finder._detect_in_tile(pixels, window)[0]) == 0
+        assert len(detector._detect_in_tile(pixels, window)[0]) == 0
 
     def test_options(self) -> None:
         with pytest.raises(InputError, match="threshold"):

@@ -143,7 +143,7 @@ class TestOpening:
             {"batch_size": 0},
             {"workers": 0},
             {"save": "out.png"},
-            {"nobody": "panic"},
+            {"on_empty": "panic"},
             {"max_people": 0},
         ],
     )
@@ -240,3 +240,11 @@ class TestMovingPictures:
         found = opened("matte")(one for one in PICTURES)
         assert found.count is None
         assert len(list(found)) == len(PICTURES)
+
+
+def test_the_repr_says_what_it_is() -> None:
+    pipe = opened("normals", background="keep", batch_size=2)
+    assert repr(pipe) == (
+        "NormalsPipeline(model='Sapiens2ForNormalEstimation', device='cpu', dtype='float32', batch_size=2, "
+        "detect='whole', background='keep')"
+    )

@@ -45,7 +45,7 @@ def crop_and_blend(source: Tensor, regions: list[Region], **options: Any) -> Any
 
 
 def people(boxes_xyxy: np.ndarray) -> People:
-    return People(boxes_xyxy=boxes_xyxy, scores=np.ones(len(boxes_xyxy), np.float32), finder="given")
+    return People(boxes_xyxy=boxes_xyxy, scores=np.ones(len(boxes_xyxy), np.float32), detector="given")
 
 
 class TestCrops:

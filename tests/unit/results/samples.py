@@ -21,7 +21,7 @@ def people(count: int, *, ids: bool = False) -> results.People:
         boxes_xyxy=boxes,
         scores=np.full(count, 0.9, np.float32),
         ids=np.arange(count) if ids else None,
-        finder="test",
+        detector="test",
         note="a note",
     )
 

@@ -22,21 +22,21 @@ class TestPeople:
         with pytest.raises(
             InputError, match=r"people.boxes_xyxy: expected a numpy array of float32 and shape \[P, 4\]"
         ):
-            results.People(boxes_xyxy=np.zeros((2, 5), np.float32), scores=np.zeros(2, np.float32), finder="given")
+            results.People(boxes_xyxy=np.zeros((2, 5), np.float32), scores=np.zeros(2, np.float32), detector="given")
         with pytest.raises(InputError, match=r"people.scores: .* shape \[2\], got the shape \[3\]"):
-            results.People(boxes_xyxy=np.zeros((2, 4), np.float32), scores=np.zeros(3, np.float32), finder="given")
+            results.People(boxes_xyxy=np.zeros((2, 4), np.float32), scores=np.zeros(3, np.float32), detector="given")
         with pytest.raises(InputError, match=r"people.ids: .*int64.*, got float32"):
             results.People(
                 boxes_xyxy=np.zeros((1, 4), np.float32),
                 scores=np.zeros(1, np.float32),
                 ids=np.zeros(1, np.float32),
-                finder="given",
+                detector="given",
             )
 
     def test_to_dict(self) -> None:
         actual = people(1, ids=True).to_dict()
         assert actual == {
-            "boxes_xyxy": [[1, 2, 11, 14]], "scores": [0.9], "ids": [0], "finder": "test", "note": "a note",
+            "boxes_xyxy": [[1, 2, 11, 14]], "scores": [0.9], "ids": [0], "detector": "test", "note": "a note",
         }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ class TestEveryResult:
         assert actual["task"] == task
         assert actual["size_hw"] == [20, 30]
         assert (actual["source"], actual["model"], actual["frame"], actual["time"]) == ("a.jpg", "tiny", 4, 0.5)
-        assert actual["people"]["finder"] == "test"
+        assert actual["people"]["detector"] == "test"
 
     def test_without_its_image(self, task: str) -> None:
         result = sample(task)

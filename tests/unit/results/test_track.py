@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.results.samples import HW, IMAGE, masks_fields
+from tests.unit.results.samples import HW, IMAGE, masks_fields, people, sample
 from vitruvian.errors import InputError
 from vitruvian.results import Track
 
@@ -66,3 +66,24 @@ def test_colors_follow_identities() -> None:
 def test_ids_are_checked(ids: list[int]) -> None:
     with pytest.raises(InputError, match="object_ids: expected different numbers from 1"):
         track(object_ids=np.array(ids))
+
+
+def test_supervision_keeps_the_ids() -> None:
+    pytest.importorskip("supervision")
+    masks = np.zeros((2, 6, 8), bool)
+    masks[0, :3], masks[1, 3:] = True, True
+    track = Track(
+        size_hw=(6, 8),
+        runs=masks,
+        scores=np.ones(2, np.float32),
+        boxes_xyxy=np.array([[0, 0, 8, 3], [0, 3, 8, 6]], np.float32),
+        object_ids=np.array([7, 2]),
+        presence=np.ones(2, np.float32),
+    )
+    assert track.to_supervision().tracker_id.tolist() == [7, 2]
+
+
+def test_supervision_keeps_the_ids_of_people() -> None:
+    pytest.importorskip("supervision")
+    found = sample("pose", people=people(2, ids=True)).to_supervision()
+    assert found.data["tracker_id"].tolist() == [0, 1]

@@ -14,7 +14,8 @@ EXAMPLE = "vitruvian bench --model sapiens2-pose-0.4b --batch 1"
 
 def bench(
     model: Annotated[
-        list[str] | None, typer.Option(help="What to measure, such as mask2former-swin-small. Repeat for more.")
+        list[str] | None,
+        typer.Option(help="What to measure, such as builtin or sam2-tiny-encoder. Repeat for more."),
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images in a batch. Repeat for a curve.", min=1)] = None,
     size: Annotated[list[str] | None, typer.Option(help="Height and width of images. Repeat for a curve.")] = None,
@@ -31,12 +32,15 @@ def bench(
     available: Annotated[bool, typer.Option("--list", help="Print what can be measured and stop.")] = False,
 ) -> None:
     """Time models with random weights, in turns with transformers on the same weights, and compare the results."""
+    import functools
     import json
+    import time
 
     from rich.console import Console
 
     from vitruvian.benchmarking import models
     from vitruvian.benchmarking.timing import describe_machine, product_ceiling
+    from vitruvian.cli.report import format_seconds
     from vitruvian.errors import InputError, near_matches
 
     if available:
@@ -51,18 +55,36 @@ def bench(
     compare = models.has_reference() if reference is None else reference
     options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
     options["variants"] = ("reference",) if compare else ()
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(describe_machine(target))
+    started = time.monotonic()
+
+    def show(text: str) -> None:
+        """Show a step with the time so far: in the line of the spinner, and as a line of its own without a terminal."""
+        line = f"{format_seconds(time.monotonic() - started)}: {text}"
+        status.update(line)
+        if not console.is_terminal:
+            console.print(line)
+
     measured: list[models.Measurement] = []
-    for kind in kinds:
-        ceiling = product_ceiling(target, models.DTYPES[kind])
-        for one in chosen:
-            sizes = [read_size("--size", text, example="800x1088") for text in size] if size else [one.size_hw]
-            counts = (prompts or [one.prompts]) if one.prompts else [0]
-            for images, size_hw, count in ((b, s, p) for b in batch or [1] for s in sizes for p in counts):
-                workload = models.Workload(images, size_hw, count, models.DTYPES[kind], target)
-                with console.status(f"{one.name}, batch {images}, {size_hw[0]}×{size_hw[1]}, {kind}"):
-                    measured.append(models.measure(one, workload, ceiling=ceiling, **options))
+    workloads = [
+        (one, models.Workload(images, size_hw, count, models.DTYPES[kind], target))
+        for kind in kinds
+        for one in chosen
+        for images in batch or [1]
+        for size_hw in ([read_size("--size", text, example="800x1088") for text in size] if size else [one.size_hw])
+        for count in ((prompts or [one.prompts]) if one.prompts else [0])
+    ]
+    with console.status("starting") as status:
+        show("measuring the machine")
+        ceilings = {kind: product_ceiling(target, models.DTYPES[kind]) for kind in kinds}
+        for number, (one, workload) in enumerate(workloads, 1):
+            kind = str(workload.dtype).removeprefix("torch.")
+            height, width = workload.size_hw
+            title = f"{number} of {len(workloads)}: {one.name}, batch {workload.batch}, {height}×{width}, {kind}"
+            progress = functools.partial(lambda title, step: show(f"{title}, {step}"), title)
+            cell = models.measure(one, workload, ceiling=ceilings[kind], progress=progress, **options)
+            measured.append(cell)
     typer.echo(models.markdown_table(measured))
     if json_file is not None:
         report = {"machine": describe_machine(target), "cells": [one.to_dict() for one in measured]}

@@ -28,8 +28,9 @@ def demo(
             rich_help_panel=MODEL,
         ),
     ] = None,
-    finder: Annotated[
-        str | None, typer.Option(help="What detects people. By default the model if it can.", rich_help_panel=MODEL)
+    detect: Annotated[
+        str | None,
+        typer.Option(help="What detects people. By default the model if it can, else builtin.", rich_help_panel=MODEL),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sheet and all files.")] = Path("out/demo"),
     device: Device = None,
@@ -47,7 +48,7 @@ def demo(
             images or None,
             out,
             model=_read_models(model),
-            finder=finder,
+            detect=detect,
             device=device,
             dtype=dtype,
             progress=report.say,

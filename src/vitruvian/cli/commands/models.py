@@ -11,7 +11,7 @@ import typer
 
 from vitruvian.cli.options import Debug, Json, Quiet, read_size
 from vitruvian.cli.report import format_millions, print_json, printable
-from vitruvian.errors import CheckpointError, InputError, near_matches
+from vitruvian.errors import CheckpointError, InputError
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -35,19 +35,12 @@ def list_models(
     from rich.filesize import decimal
     from rich.table import Table
 
-    from vitruvian.cli.checkpoints import (
-        LICENCES,
-        KnownCheckpoint,
-        cached_sizes,
-        describe_checkpoint,
-        known_checkpoints,
-    )
+    from vitruvian.cli.checkpoints import cached_sizes, describe_checkpoint
+    from vitruvian.cli.known_checkpoints import LICENCES, KnownCheckpoint, known_checkpoints
     from vitruvian.hub import BUILTIN, has_builtin
-    from vitruvian.tasks import PIPELINE_TASKS
+    from vitruvian.tasks import find_task
 
-    if task is not None and task not in PIPELINE_TASKS:
-        near = near_matches(task, PIPELINE_TASKS)
-        raise InputError(f"--task: expected one of {', '.join(PIPELINE_TASKS)}, got {task!r}.{near}")
+    task = None if task is None else find_task(task).name
     known, sizes = list(known_checkpoints()), cached_sizes()
     if has_builtin():
         facts = describe_checkpoint(BUILTIN)
@@ -82,6 +75,7 @@ def list_models(
 def info(
     name: Annotated[str, typer.Argument(help="Folder, weight file or name on the Hub.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    config: Annotated[bool, typer.Option("--config", help="Print the configuration too.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -96,7 +90,7 @@ def info(
     for title, value in facts.items():
         if title not in ("config", "size_bytes") and value is not None:
             typer.echo(printable(f"{title:<11} {', '.join(value) if isinstance(value, list) else value}"))
-    for key, value in facts["config"].items():
+    for key, value in facts["config"].items() if config else ():
         text = json.dumps(value, ensure_ascii=False)
         typer.secho(printable(f"  {key}: {text if len(text) < 100 else text[:96] + ' …'}"), dim=True)
 
@@ -156,7 +150,7 @@ def convert(
 @app.command(epilog="Example: vitruvian models licenses")
 def licenses(as_json: Json = False, debug: Debug = False) -> None:
     """Summarize the licences of weights."""
-    from vitruvian.cli.checkpoints import LICENCES
+    from vitruvian.cli.known_checkpoints import LICENCES
 
     if as_json:
         print_json({family: {"names": licence.names, "text": licence.text} for family, licence in LICENCES.items()})

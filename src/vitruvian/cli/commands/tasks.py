@@ -6,7 +6,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from typer import Option
 
@@ -46,18 +46,19 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
     name = "pose"
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
     panel = "Poses"
+    basic: ClassVar[tuple[str, ...]] = ("layout",)
     call_names = ("flip",)
 
     layout: Annotated[
         Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Which keypoints to write and draw.")
     ] = "sapiens308"
-    threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
+    keypoint_threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
     draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.")] = False
     flip: Annotated[bool, Option("--flip", help="Average with mirrored crops: more stable, at twice the work.")] = False
 
     def plot_options(self) -> dict[str, object]:
-        """Return the threshold and whether boxes are drawn."""
-        return {"threshold": self.threshold, "boxes": self.draw_boxes}
+        """Return the threshold of keypoints and whether boxes are drawn."""
+        return {"threshold": self.keypoint_threshold, "boxes": self.draw_boxes}
 
     def convert(self, result: Result) -> Result:
         """Convert the keypoints to the layout."""
@@ -96,6 +97,7 @@ class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     name = "normals"
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
     panel = "Normals"
+    basic: ClassVar[tuple[str, ...]] = ("convention",)
     call_names = ("convention", "background")
 
     convention: Convention = "opencv"
@@ -108,13 +110,14 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     Points are in metres where the camera is known or the model tells the scale.
 
-    --save takes ply, glb, npz, exr, png (depth in colours), 16.png (depth in millimetres), json (the camera), plot,
-    plot.jpg; of videos also mp4, webm, mov.
+    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth in colors), 16.png (depth in millimetres), json
+    (the camera), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
     panel = "Camera"
+    basic: ClassVar[tuple[str, ...]] = ("intrinsics", "fov")
     call_names = ("fov", "exif", "convention", "background")
 
     intrinsics: Annotated[
@@ -143,6 +146,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     name = "matte"
     example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
     panel = "Matte"
+    basic: ClassVar[tuple[str, ...]] = ("over",)
 
     over: Annotated[
         str | None,
@@ -160,7 +164,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
             return self
         if file_kind(self.task, Path(self.out or OUT).expanduser(), None) is not None:
             return self
-        return dataclasses.replace(self, save="png,plot,mp4")
+        return dataclasses.replace(self, save="png,plot")
 
     @property
     def transparent(self) -> bool:
@@ -215,6 +219,7 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     name = "segment"
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
     panel = "Prompts and masks"
+    basic: ClassVar[tuple[str, ...]] = ("points", "boxes")
     call_names = ("mask_threshold", "max_hole_area", "max_sprinkle_area")
 
     points: Annotated[
@@ -254,6 +259,7 @@ class MasksCommand(CocoGroup, TaskCommand):
     name = "masks"
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
     panel = "Masks"
+    basic: ClassVar[tuple[str, ...]] = ("points_per_side", "quality")
     call_names = (
         "points_per_crop",
         "points_per_batch",
@@ -287,6 +293,7 @@ class TrackCommand(TaskCommand):
     name = "track"
     example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
     panel = "Prompts and masks"
+    basic: ClassVar[tuple[str, ...]] = ("points", "box", "everyone", "cutout")
     call_names = ("detect_every", "max_people", "max_hole_area", "max_sprinkle_area", "non_overlapping_masks")
     plot_names = ("opacity",)
     resumes_videos = False

@@ -84,7 +84,7 @@ class BoxesFile:
             frames, note = {}, f"{_posix_path(source).name or 'image'} is not listed in {self.name}"
         rows = frames.get(_EVERY_FRAME, []) + ([] if frame is None else frames.get(frame, []))
         table = np.array(rows, np.float32).reshape(-1, 5)  # [P, 5]
-        return People(boxes_xyxy=table[:, :4], scores=table[:, 4], finder=self.name, note=note)
+        return People(boxes_xyxy=table[:, :4], scores=table[:, 4], detector=self.name, note=note)
 
     def _look_up(self, source: str) -> dict[int, list[list[float]]] | None:
         """Return the rows of the image whose path shares the longest suffix with `source`."""

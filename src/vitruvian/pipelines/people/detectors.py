@@ -26,7 +26,7 @@ OnEmpty = Literal["whole", "none", "error"]
 BoxFormat = Literal["xyxy", "xywh"]
 Device = str | int | torch.device | None
 DType = str | torch.dtype | None
-_WHOLE_IMAGE = "whole picture"  # in results, which are saved with it
+_WHOLE_IMAGE = "whole image"  # in results, which are saved with it
 
 
 @runtime_checkable
@@ -81,7 +81,7 @@ class FunctionDetector:
                 "Return one row x1, y1, x2, y2 (and score) per person."
             )
         scores = table[:, 4] if table.shape[1] == 5 else np.ones(len(table), np.float32)  # [P]
-        return People(boxes_xyxy=table[:, :4].copy(), scores=scores.copy(), finder=self.name)
+        return People(boxes_xyxy=table[:, :4].copy(), scores=scores.copy(), detector=self.name)
 
 
 def open_detector(
@@ -110,11 +110,11 @@ def open_detector(
         if callable(spec):
             return FunctionDetector(spec)
         raise InputError(
-            f"finder: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
+            f"detect: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
             "See open_detector."
         )
     if not str(spec).strip():
-        raise InputError('finder: expected a name or a path, got nothing. Use "whole" for the whole image.')
+        raise InputError('detect: expected a name or a path, got nothing. Use "whole" for the whole image.')
     suffix = Path(spec).suffix.lower()
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     if suffix == ".onnx":
@@ -180,11 +180,11 @@ def detect_people(
     if len(people):
         return people
     if on_empty == "error":
-        raise InputError(f"{source or 'image'}: expected people, but {detected.finder} detected no one. Pass boxes.")
-    note = f"{detected.note}: nobody found" if detected.note else "nobody found"
+        raise InputError(f"{source or 'image'}: expected people, but {detected.detector} detected no one. Pass boxes.")
+    note = f"{detected.note}: no person detected" if detected.note else "no person detected"
     if on_empty == "none":
         return replace(people, note=note)
-    return whole_image(size_hw, finder=detected.finder, score=0.0, note=f"{note}; looked at the whole picture")
+    return whole_image(size_hw, detector=detected.detector, score=0.0, note=f"{note}; processed the whole image")
 
 
 def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
@@ -195,14 +195,14 @@ def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> ND
 
 
 def whole_image(
-    size_hw: tuple[int, int], *, finder: str = _WHOLE_IMAGE, score: float = 1.0, note: str | None = None
+    size_hw: tuple[int, int], *, detector: str = _WHOLE_IMAGE, score: float = 1.0, note: str | None = None
 ) -> People:
     """Return one person as large as the image."""
     height, width = size_hw
     return People(
         boxes_xyxy=np.array([[0, 0, width, height]], np.float32),
         scores=np.array([score], np.float32),
-        finder=finder,
+        detector=detector,
         note=note,
     )
 
@@ -240,4 +240,4 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
             problem = f"a box in the {size_hw[1]}×{size_hw[0]} image, got {row}, which is outside. Use source pixels."
         if problem is not None:
             raise InputError(f"boxes[{number}]: expected {words} of {problem}")
-    return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), finder="given")
+    return People(boxes_xyxy=corners, scores=np.ones(len(corners), np.float32), detector="given")

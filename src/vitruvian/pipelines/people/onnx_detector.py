@@ -116,7 +116,7 @@ class OnnxDetector:
         height, width = image.shape[:2]
         scale = np.array([width / inner_hw[1], height / inner_hw[0]] * 2, np.float32)
         limits = np.array([width, height] * 2, np.float32)
-        return People(boxes_xyxy=np.clip(boxes * scale, 0, limits), scores=scores, finder=self.name)
+        return People(boxes_xyxy=np.clip(boxes * scale, 0, limits), scores=scores, detector=self.name)
 
     def _to_input(self, pixels: Floats) -> Array:
         """Convert RGB 0..255 [H, W, 3] to the input of the graph: BGR, normalized for RTMDet."""

@@ -77,7 +77,7 @@ class Sapiens2Detector:
         return People(
             boxes_xyxy=boxes[selected].cpu().numpy().astype(np.float32).reshape(-1, 4),
             scores=scores[selected].cpu().numpy().astype(np.float32),
-            finder=self.name,
+            detector=self.name,
         )
 
     @torch.inference_mode()

@@ -85,7 +85,7 @@ class SegmentationDetector:
         to_source = np.array([size_hw[1] / target_hw[1], size_hw[0] / target_hw[0]] * 2, np.float32)
         boxes = np.array([_body_box(mask) for mask in masks], np.float32).reshape(-1, 4) * to_source  # [P, 4]
         scores = np.array([segment.score for segment in segments], np.float32)  # [P]
-        return People(boxes_xyxy=boxes, scores=scores, finder=self.name)
+        return People(boxes_xyxy=boxes, scores=scores, detector=self.name)
 
     def _person_logits(self, class_logits: Tensor) -> Tensor:
         """Merge all other classes: [Q, K + 1] -> [Q, 2], with the same probability of a person."""

@@ -1,8 +1,8 @@
 """Which people a task processes: `PeopleOptions`, the detector that they select, and the boxes that a user passes.
 
 boxes            the people in them
-finder, people   whom that detector returns
-neither          the model's own detections if it has any and the task asks for them, else the whole image
+detect           whom that detector returns; "whole" for the whole image
+neither          whom the model itself detects if it can, else whom the built-in detector returns
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,12 +18,16 @@ from torch import Tensor
 
 from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError, near_matches
+from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.limits import get_limits
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.people.detectors import BoxFormat, DetectorSpec, OnEmpty, people_from_boxes
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results.base import People
+
+DEFAULT_DETECTOR_NOTE = "people were detected by the built-in detector, the default"
+_NO_DETECTOR_NOTE = "no boxes were passed and no detector is installed; processed the whole image"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,74 +37,81 @@ class PeopleOptions(Options):
     Args:
         boxes: Bounding boxes of people: [P, 4] for one image or for all, a list of those (one per image), or a mapping
             of file name → boxes. Coordinates are pixels of the upright image.
-        box_form: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
-        people: "whole" processes the whole image, "crop" each person separately; or a detector, which means "crop"
-            with it. By default "crop" if there are boxes or a detector, and "whole" otherwise.
-        finder: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes. If the model itself
-            detects people, as the built-in one does, they are detected by default.
-        nobody: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
+        box_format: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
+        detect: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes, such as "builtin"; or
+            "whole" to process the whole image without detection. By default the model itself if it detects people,
+            else the built-in detector.
+        detect_threshold: Lowest score of a person; by default the detector's. Ignored for detectors that are open.
+        on_empty: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
             result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
         max_people: Maximum number of people, by score.
     """
 
+    aliases: ClassVar[dict[str, str]] = Options.aliases | {
+        "people": "detect",
+        "finder": "detect",
+        "nobody": "on_empty",
+        "box_form": "box_format",
+    }
+    exclusive: ClassVar[tuple[str, ...]] = ("boxes", "detect")
+
     boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike] | None = None
-    box_form: BoxFormat = "xyxy"
-    people: Literal["whole", "crop"] | DetectorSpec | None = None
-    finder: DetectorSpec | None = None
-    nobody: OnEmpty | None = None
+    box_format: BoxFormat = "xyxy"
+    detect: DetectorSpec | None = None
+    detect_threshold: float | None = None
+    on_empty: OnEmpty | None = None
     max_people: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.box_form not in ("xyxy", "xywh"):
-            raise InputError(f'box_form: expected "xyxy" or "xywh", got {self.box_form!r}.')
-        if self.nobody not in (None, "whole", "none", "error"):
-            raise InputError(f'nobody: expected "whole", "none" or "error", got {self.nobody!r}.')
+        if isinstance(self.detect, str) and self.detect == "crop":  # what people="crop" was: the default detector
+            object.__setattr__(self, "detect", None)
+        if self.box_format not in ("xyxy", "xywh"):
+            raise InputError(f'box_format: expected "xyxy" or "xywh", got {self.box_format!r}.')
+        if self.on_empty not in (None, "whole", "none", "error"):
+            raise InputError(f'on_empty: expected "whole", "none" or "error", got {self.on_empty!r}.')
         if self.max_people is not None and self.max_people < 1:
             raise InputError(f"max_people: expected at least 1, got {self.max_people}. Leave it out to keep everyone.")
-        if self.crops_are_disabled and self.boxes is not None:
-            raise InputError('boxes and people: expected one of boxes and "whole", got both. Drop one.')
+        if self.processes_whole_image and self.boxes is not None:
+            raise InputError('boxes and detect: expected one of boxes and "whole", got both. Drop one.')
 
     @property
-    def crops_are_disabled(self) -> bool:
-        """Whether `people` asks for the whole image."""
-        return isinstance(self.people, str) and self.people == "whole"
+    def processes_whole_image(self) -> bool:
+        """Whether `detect` asks for the whole image."""
+        return isinstance(self.detect, str) and self.detect == "whole"
 
     @property
-    def crops_are_required(self) -> bool:
-        """Whether `people` asks for crops, without naming a detector."""
-        return isinstance(self.people, str) and self.people == "crop"
+    def whole_image_note(self) -> str | None:
+        """What the results of a whole image say about it: nothing if that was asked for."""
+        return None if self.processes_whole_image else _NO_DETECTOR_NOTE
 
 
-def detector_spec(options: PeopleOptions, model: str | None, *, detects_by_default: bool) -> DetectorSpec | None:
+def detector_spec(options: PeopleOptions, model: str | None) -> DetectorSpec | None:
     """Return what `open_detector` opens for these options; None if no one is to be detected.
 
     Args:
         options: The options.
         model: The checkpoint of the task. A packed one may detect people itself.
-        detects_by_default: Whether the task detects people if no option says whom to process.
     """
-    if options.crops_are_disabled or options.boxes is not None:
+    if options.processes_whole_image or options.boxes is not None:
         return None
-    if options.people is not None and not options.crops_are_required:
-        return options.people
-    if options.finder is not None or not (options.crops_are_required or detects_by_default):
-        return options.finder
-    return model if model and "people" in packed_tasks(model) else None
+    if options.detect is not None:
+        return options.detect
+    if model and "people" in packed_tasks(model):
+        return model
+    return BUILTIN if has_builtin() else None
 
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:
     """Return the people to crop: detected ones, or those of the option `boxes`; None to process the whole image."""
     people = detected
     if people is None and options.boxes is not None:
-        people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_form)
+        people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_format)
         limit = options.max_people
         people = dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
     if people is not None:
         get_limits().check("people", len(people), subject=frame.name)
         return people
-    if options.crops_are_required:
-        raise InputError("people: expected boxes or a finder for crops, got neither. Pass one of them.")
     return None
 
 

@@ -80,7 +80,7 @@ class DenseOptions(PeopleOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tile and (self.boxes is not None or (self.people is not None and not self.crops_are_disabled)):
+        if self.tile and (self.boxes is not None or (self.detect is not None and not self.processes_whole_image)):
             raise InputError("tile and people: expected one of them, got both. Tiles are for whole images.")
 
 
@@ -124,7 +124,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
-    detects_by_default = True
     fixed_input_size = True
 
     def __init__(self, model: Model, processor: Sapiens2ImageProcessor, **options: object) -> None:
@@ -187,7 +186,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
         if crops is None or is_fallback(crops):  # not as a crop of one person: that would be padded differently
-            return DenseContext(whole_image(frame.size_hw) if crops is None else crops)
+            return DenseContext(crops or whole_image(frame.size_hw, note=self.options.whole_image_note))
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 
     def _tile_hw(self) -> tuple[int, int]:

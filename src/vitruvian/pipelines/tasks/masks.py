@@ -1,14 +1,14 @@
 """Masks of everything in an image with SAM 2.
 
-Called with an image or a list, the pipeline returns what the mask-generation pipeline of transformers does: dicts of
-tensors. `run` takes any source and returns `Masks`, as other pipelines do.
+Results are `Masks`. ``result["masks"]`` and ``result["scores"]`` are there too, the names that the mask-generation
+pipeline of transformers has.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
@@ -19,7 +19,7 @@ from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import ImageInput, as_tensor
+from vitruvian.processor import as_tensor
 from vitruvian.results import Masks, People
 
 _PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
@@ -27,7 +27,13 @@ _PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(Automat
 
 @dataclass(frozen=True, kw_only=True)
 class MaskGenerationOptions(Options, AutomaticMaskOptions):
-    """Options of every pipeline, and how masks are proposed and selected."""
+    """Options of every pipeline, and how masks are proposed and selected.
+
+    Args:
+        output_bboxes_mask: As in transformers; ``result["bounding_boxes"]`` is there whatever its value.
+    """
+
+    output_bboxes_mask: bool = False
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -40,7 +46,7 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
     Args:
         model: The model.
         processor: Its processor.
-        options: Fields of `AutomaticMaskOptions`, and those of every pipeline for `run`.
+        options: Fields of `MaskGenerationOptions`.
     """
 
     processor: Sam2Processor
@@ -52,25 +58,6 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
         super().__init__(model, processor, **options)
         proposal_options = {name: value for name, value in options.items() if name in _PROPOSAL_OPTIONS}
         self.generator = Sam2AutomaticMaskGenerator(model, processor, **proposal_options)
-
-    def __call__(  # type: ignore[override]
-        self, images: ImageInput, *, output_bboxes_mask: bool = False, **options: Any
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """Generate masks in the format of the mask-generation pipeline of transformers.
-
-        Args:
-            images: An image or a list of images: PIL, numpy, torch, paths or URLs. `run` takes other sources.
-            output_bboxes_mask: Also return `bounding_boxes` [N, 4], x1, y1, x2, y2.
-            options: Fields of `AutomaticMaskOptions` to change for this call, such as `points_per_batch`.
-
-        Returns:
-            For each image a dict: `masks`, a list of bool [H, W], by score; `scores` [N]; and with `output_rle_mask`
-            their run lengths as `rle_mask`.
-        """
-        proposals = self.generator(images, **options)
-        if isinstance(proposals, MaskProposals):
-            return _as_dict(proposals, boxes=output_bboxes_mask)
-        return [_as_dict(one, boxes=output_bboxes_mask) for one in proposals]
 
     def batch_size(self, options: MaskGenerationOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""
@@ -108,13 +95,3 @@ class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
             scores=decoded.scores.float().numpy(),
             boxes_xyxy=decoded.boxes_xyxy.float().numpy(),
         )
-
-
-def _as_dict(proposals: MaskProposals, *, boxes: bool) -> dict[str, Any]:
-    """Return proposals under the names of the mask-generation pipeline of transformers."""
-    result: dict[str, Any] = {"masks": list(proposals.masks), "scores": proposals.scores}
-    if proposals.runs is not None:
-        result["rle_mask"] = proposals.runs
-    if boxes:
-        result["bounding_boxes"] = proposals.boxes_xyxy
-    return result

@@ -37,7 +37,6 @@ from vitruvian.results import People, Pose
 BatchKeypoints = tuple[Tensor, tuple[int, int]]
 # The keypoints of a batch, and the row of one person.
 PersonKeypoints = tuple[LazyValue[HostCopy[BatchKeypoints]], int]
-_NO_DETECTOR = "no boxes or finder given; looked at the whole picture"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,6 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     task = "pose"
     options_class = PoseOptions
     on_empty = "none"
-    detects_by_default = True
     fixed_input_size = True
 
     @property
@@ -73,8 +71,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         """Crop the people."""
         crops = people_to_crop(frame, people, self.options)
         if crops is None:
-            note = None if self.options.crops_are_disabled else _NO_DETECTOR
-            crops = whole_image(frame.size_hw, note=note)
+            crops = whole_image(frame.size_hw, note=self.options.whole_image_note)
         if not len(crops):
             return Prepared(frame, [], crops)
         boxes = boxes_xywh(crops)  # [P, 4]

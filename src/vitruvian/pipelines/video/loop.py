@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, PromptError
-from vitruvian.files.video import VideoReader
+from vitruvian.files.video import SequenceReader, VideoReader, open_video
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
@@ -70,7 +70,7 @@ def pipeline_task(pipe: _Pipeline, **options: object) -> VideoTask:
     """Make a task of a pipeline and the options of its call."""
 
     def run(frames: Iterator[Frame] | Source, detector: PeopleDetector | None) -> Iterable[Result | Failure]:
-        results = pipe.run(frames, **(options if detector is None else options | {"finder": detector}))
+        results = pipe.run(frames, **(options if detector is None else options | {"detect": detector}))
         assert isinstance(results, Iterable)  # frames are never a single image
         return results
 
@@ -83,7 +83,7 @@ def run_video(
     *,
     out: str | Path | None = None,
     records: str | Path | None = None,
-    finder: PeopleDetector | None = None,
+    detector: PeopleDetector | None = None,
     detect_every: int = 1,
     smooth: bool = True,
     draw: Callable[[Result], Drawing] | None = None,
@@ -100,11 +100,12 @@ def run_video(
     """Run a task over every frame of a video.
 
     Args:
-        source: A video file, or a camera: its number or ``"camera:0"``. A camera runs until Ctrl-C.
+        source: A video file; numbered images (``name_%05d.png``), at 25 frames a second; or a camera: its number or
+            ``"camera:0"``. A camera runs until Ctrl-C.
         task: What to do with frames; `pipeline_task` makes one of a pipeline. Its results must hold their images.
         out: Video to write, or numbered images (``name_%05d.png``).
         records: File to write with one line of JSON per frame.
-        finder: People detector, for tasks about people. Give it a low threshold, such as 0.1.
+        detector: People detector, for tasks about people. Give it a low threshold, such as 0.1.
         detect_every: Run the detector in every so many frames, and predict boxes in between.
         smooth: Whether to smooth results over time; see `ResultSmoother`.
         draw: Makes the image of a result; by default what `plot` draws. With `alpha` it returns RGBA.
@@ -124,7 +125,7 @@ def run_video(
     if not segment_seconds > 0:
         raise InputError(f"segment_seconds: expected seconds above 0, got {segment_seconds}.")
     live = isinstance(source, int) or str(source).startswith("camera:")
-    reader = None if live else VideoReader(str(source))
+    reader = None if live else open_video(str(source))
     rate = _CAMERA_RATE if reader is None else reader.rate
     length = max(1, round(segment_seconds * rate))
     plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth}
@@ -135,20 +136,20 @@ def run_video(
         return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=video, records=listing)
     done = folder.resume()
     start = done[-1].stop if done else 0
-    detector = None if finder is None else TrackedDetector(finder, every=detect_every, checkpoint_every=length)
+    tracked = None if detector is None else TrackedDetector(detector, every=detect_every, checkpoint_every=length)
     smoother = ResultSmoother() if smooth else None
     if done:
         state = folder.state(done[-1])
-        if detector is not None:
-            detector.restore(substate("detector.", state))
+        if tracked is not None:
+            tracked.restore(substate("detector.", state))
         if smoother is not None:
             smoother.restore(substate("smoother.", state))
     record = record or methodcaller("to_dict")
-    output = _Output(folder, detector, smoother, draw or _plot, record, preview, start)
+    output = _Output(folder, tracked, smoother, draw or _plot, record, preview, start)
     total = max_frames if reader is None else reader.count
     interrupted = False
     stop_error: Exception | None = None
-    results = task(open_source(source) if reader is None else _read_frames(reader, start), detector)
+    results = task(open_source(source) if reader is None else _read_frames(reader, start), tracked)
     try:
         try:
             for result in results:
@@ -192,7 +193,7 @@ def run_video(
     )
 
 
-def _read_frames(reader: VideoReader, start: int) -> Iterator[Frame]:
+def _read_frames(reader: VideoReader | SequenceReader, start: int) -> Iterator[Frame]:
     """Read a video from a frame on."""
     for number, time, image in reader.frames(start):
         yield Frame(image=image, name=str(reader.path), path=reader.path, frame=number, time=time)

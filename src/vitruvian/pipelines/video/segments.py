@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
-from vitruvian.files.video import NUMBERED, SequenceWriter, Sound, VideoReader, VideoWriter, codec_for, open_container
+from vitruvian.files.video import (
+    NUMBERED,
+    SequenceReader,
+    SequenceWriter,
+    Sound,
+    VideoReader,
+    VideoWriter,
+    codec_for,
+    open_container,
+)
 from vitruvian.pipelines.video.smoothing import State
 from vitruvian.text_files import json_text, write_json
 
@@ -57,7 +66,7 @@ class SegmentFolder:
         self,
         out: Path | None,
         records: Path | None,
-        reader: VideoReader | None,
+        reader: VideoReader | SequenceReader | None,
         *,
         rate: Fraction,
         length: int,
@@ -72,10 +81,9 @@ class SegmentFolder:
         self.numbered = out is not None and bool(NUMBERED.search(out.name))
         if out is not None and not self.numbered:
             codec_for(out, alpha=alpha)  # raises for a wrong suffix
-        stat = None if reader is None else reader.path.stat()
         self.plan = {
             "version": _VERSION,
-            "source": stat and reader and [str(reader.path.resolve()), stat.st_size, stat.st_mtime_ns],
+            "source": None if reader is None else reader.version(),
             "outputs": [None if path is None else path.name for path in (out, records)],
             "length": length,
             "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
@@ -140,7 +148,7 @@ class SegmentFolder:
         if self.out is not None and not self.numbered:
             videos = [(self.files(segment.start)[0], segment.time) for segment in segments]
             videos = [(path, time) for path, time in videos if path.exists()]  # a camera may fail in all its frames
-            sound_from = self.reader.path if sound and self.reader is not None else None
+            sound_from = self.reader.path if sound and self.reader is not None and self.reader.has_sound else None
             _join_videos(videos, self.out, alpha=self.alpha, sound_from=sound_from)
         shutil.rmtree(self.path)
 

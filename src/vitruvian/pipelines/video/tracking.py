@@ -223,7 +223,7 @@ class TrackedDetector(Stateful):
         self._since = 0
         tracked = ids != UNTRACKED
         return People(
-            boxes_xyxy=boxes[tracked], scores=scores[tracked], ids=ids[tracked], finder=self.name, note=detected.note
+            boxes_xyxy=boxes[tracked], scores=scores[tracked], ids=ids[tracked], detector=self.name, note=detected.note
         )
 
     def _predict(self) -> People:
@@ -234,7 +234,7 @@ class TrackedDetector(Stateful):
             boxes_xyxy=_to_corners(boxes).astype(np.float32),
             scores=scores.astype(np.float32),
             ids=ids,
-            finder=self.name,
+            detector=self.name,
         )
 
     def state_before(self, frame: int) -> State:

@@ -1,4 +1,4 @@
-"""Finders: a segmenter of ours, ONNX detectors in every layout they are exported in, and files of boxes."""
+"""Detectors: a segmenter of ours, ONNX detectors in every layout they are exported in, and files of boxes."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ BOXES = [(10, 20.0, 15.0, 16.0, 20.0, 0.9), (70, 40.0, 10.0, 8.0, 12.0, 0.6), (1
 EXPECTED = np.array([[12, 5, 28, 25], [36, 4, 44, 16]], np.float32) / 0.8
 
 
-def check(finder: OnnxDetector, expected: NDArray[np.float32] = EXPECTED) -> None:
-    people = finder.find(PICTURE)
+def check(detector: OnnxDetector, expected: NDArray[np.float32] = EXPECTED) -> None:
+    people = detector.find(PICTURE)
     np.testing.assert_allclose(people.boxes_xyxy, expected, atol=1e-3)
     np.testing.assert_allclose(people.scores, [0.9, 0.6], atol=1e-5)
-    assert people.finder == finder.name
+    assert people.detector == detector.name
     assert people.boxes_xyxy.dtype == people.scores.dtype == np.float32
 
 
@@ -208,9 +208,9 @@ class TestOnnx:
         ],
     )
     def test_other_outputs_are_refused(self, tmp_path: Path, outputs: Arrays) -> None:
-        finder = OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs))
+        detector = OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs))
         with pytest.raises(InputError, match="expected the outputs of YOLOX or RTMDet"):
-            finder.find(PICTURE)
+            detector.find(PICTURE)
 
     def test_other_inputs_and_files_are_refused(self, tmp_path: Path) -> None:
         outputs: Arrays = {"dets": np.zeros((1, 1, 5), np.float32)}
@@ -240,7 +240,7 @@ def test_letterbox_keeps_the_shape_and_pads_grey() -> None:
 # ------------------------------------------------------------------------------------------------------- segmenters
 
 
-def finder_of(**options: Any) -> SegmentationDetector:
+def detector_of(**options: Any) -> SegmentationDetector:
     torch.manual_seed(0)
     config = tiny_mask2former(id2label={0: "cat", 1: "person", 2: "sky"}, num_labels=3)
     processor = Mask2FormerImageProcessor(size={"shortest_edge": 64, "longest_edge": 128})
@@ -265,15 +265,15 @@ class TestSegmenter:
         pixel_mask = torch.ones(1, 64, 96)
         given = queries(masks, [1, 0, 1, 1, 3])
         given.classes[0, 2] *= 0.6
-        people = finder_of(name="tiny")._people_of(given, pixel_mask, (128, 192))
+        people = detector_of(name="tiny")._people_of(given, pixel_mask, (128, 192))
         order = np.argsort(people.boxes_xyxy[:, 0])
         np.testing.assert_allclose(people.boxes_xyxy[order], [[24, 16, 64, 96], [96, 0, 128, 64]], atol=4)
-        assert people.finder == "tiny"
+        assert people.detector == "tiny"
         assert (people.scores > 0.9).all()
 
     def test_the_score_is_the_probability_of_a_person_among_all(self) -> None:
         logits = torch.tensor([[1.0, 2.0, 0.5, 1.5], [0.0, 0.0, 0.0, 0.0]])
-        two = finder_of()._person_logits(logits).softmax(-1)
+        two = detector_of()._person_logits(logits).softmax(-1)
         torch.testing.assert_close(two[:, 0], logits.softmax(-1)[:, 1])
         torch.testing.assert_close(two.sum(-1), torch.ones(2))
 
@@ -282,13 +282,13 @@ class TestSegmenter:
         masks[0, 4:12, 8:16] = True
         pixel_mask = torch.zeros(1, 64, 128)
         pixel_mask[:, :, :64] = 1  # the right half is padding
-        people = finder_of()._people_of(queries(masks, [1]), pixel_mask, (64, 64))
+        people = detector_of()._people_of(queries(masks, [1]), pixel_mask, (64, 64))
         np.testing.assert_allclose(people.boxes_xyxy, [[32, 16, 64, 48]], atol=2)
 
     def test_large_pictures_are_looked_at_in_a_megapixel(self) -> None:
         masks = np.zeros((1, 16, 16), np.bool_)
         masks[0, 4:12, 4:8] = True
-        people = finder_of()._people_of(queries(masks, [1]), torch.ones(1, 64, 64), (4096, 4096))
+        people = detector_of()._people_of(queries(masks, [1]), torch.ones(1, 64, 64), (4096, 4096))
         np.testing.assert_allclose(people.boxes_xyxy, [[1024, 1024, 2048, 3072]], atol=140)
 
     @pytest.mark.parametrize("family", ["mask2former", "maskformer"])
@@ -306,10 +306,10 @@ class TestSegmenter:
             )
             MaskFormerImageProcessor(size={"shortest_edge": 64, "longest_edge": 96}).save_pretrained(tmp_path)
         model.save_pretrained(tmp_path)
-        finder = open_detector(str(tmp_path), device="cpu", threshold=0.05)
-        assert isinstance(finder, SegmentationDetector)
+        detector = open_detector(str(tmp_path), device="cpu", threshold=0.05)
+        assert isinstance(detector, SegmentationDetector)
         picture = np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8)
-        people = finder.find(picture)
+        people = detector.find(picture)
         assert len(people) > 0  # untrained, at so low a threshold, it sees someone
         assert (people.boxes_xyxy >= 0).all()
         assert (people.boxes_xyxy <= [90, 50, 90, 50]).all()
@@ -340,52 +340,54 @@ def boxes_file(folder: Path, values: Any, name: str = "boxes.json", **options: A
     return BoxesFile(path, **options)
 
 
-def boxes_of(finder: BoxesFile, source: str, frame: int | None = None) -> list[list[float]]:
-    found: list[list[float]] = finder.find_in(PICTURE, source=source, frame=frame).boxes_xyxy.tolist()
+def boxes_of(detector: BoxesFile, source: str, frame: int | None = None) -> list[list[float]]:
+    found: list[list[float]] = detector.find_in(PICTURE, source=source, frame=frame).boxes_xyxy.tolist()
     return found
 
 
 class TestFiles:
     def test_coco_annotations(self, tmp_path: Path) -> None:
-        finder = boxes_file(tmp_path, COCO)
-        assert boxes_of(finder, "/photos/a.jpg") == [[10, 20, 40, 60]]
-        assert boxes_of(finder, "b.jpg") == []
-        assert finder.find_in(PICTURE, source="b.jpg", frame=None).note is None
-        assert finder.find_in(PICTURE, source="c.jpg", frame=None).note == "c.jpg is not listed in boxes.json"
+        detector = boxes_file(tmp_path, COCO)
+        assert boxes_of(detector, "/photos/a.jpg") == [[10, 20, 40, 60]]
+        assert boxes_of(detector, "b.jpg") == []
+        assert detector.find_in(PICTURE, source="b.jpg", frame=None).note is None
+        assert detector.find_in(PICTURE, source="c.jpg", frame=None).note == "c.jpg is not listed in boxes.json"
 
     def test_coco_detections(self, tmp_path: Path) -> None:
         entry = {"image_id": 139, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.4}
-        finder = boxes_file(tmp_path, [entry, entry | {"score": 0.1}, entry | {"category_id": 3}], threshold=0.2)
-        people = finder.find_in(PICTURE, source="val2017/000000000139.jpg", frame=None)
+        detector = boxes_file(tmp_path, [entry, entry | {"score": 0.1}, entry | {"category_id": 3}], threshold=0.2)
+        people = detector.find_in(PICTURE, source="val2017/000000000139.jpg", frame=None)
         assert people.boxes_xyxy.tolist() == [[1, 2, 4, 6]]
         assert people.scores[0] == pytest.approx(0.4)
 
     def test_a_table_and_a_single_box(self, tmp_path: Path) -> None:
-        finder = boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4], [5, 6, 7, 8, 0.5]], "b.jpg": [1, 2, 3, 4]})
-        people = finder.find_in(PICTURE, source="a.jpg", frame=None)
+        detector = boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4], [5, 6, 7, 8, 0.5]], "b.jpg": [1, 2, 3, 4]})
+        people = detector.find_in(PICTURE, source="a.jpg", frame=None)
         assert people.boxes_xyxy.tolist() == [[1, 2, 4, 6], [5, 6, 12, 14]]
         assert people.scores.tolist() == [1.0, 0.5]
-        assert boxes_of(finder, "b.jpg") == [[1, 2, 4, 6]]
+        assert boxes_of(detector, "b.jpg") == [[1, 2, 4, 6]]
 
     def test_frames_of_a_video(self, tmp_path: Path) -> None:
-        finder = boxes_file(tmp_path, {"clip.mp4": {"0": [[1, 2, 3, 4]], "5": [[5, 6, 7, 8]]}})
-        assert boxes_of(finder, "clip.mp4", 5) == [[5, 6, 12, 14]]
-        assert boxes_of(finder, "clip.mp4", 1) == []
+        detector = boxes_file(tmp_path, {"clip.mp4": {"0": [[1, 2, 3, 4]], "5": [[5, 6, 7, 8]]}})
+        assert boxes_of(detector, "clip.mp4", 5) == [[5, 6, 12, 14]]
+        assert boxes_of(detector, "clip.mp4", 1) == []
 
     def test_csv(self, tmp_path: Path) -> None:
-        finder = boxes_file(tmp_path, "file, frame, x, y, w, h, score\na.jpg,,1,2,3,4,0.5\nb.mp4,3,1,2,3,4,\n", "b.csv")
-        assert boxes_of(finder, "a.jpg") == [[1, 2, 4, 6]]
-        assert boxes_of(finder, "b.mp4", 3) == [[1, 2, 4, 6]]
-        assert boxes_of(finder, "b.mp4", 4) == []
+        detector = boxes_file(
+            tmp_path, "file, frame, x, y, w, h, score\na.jpg,,1,2,3,4,0.5\nb.mp4,3,1,2,3,4,\n", "b.csv"
+        )
+        assert boxes_of(detector, "a.jpg") == [[1, 2, 4, 6]]
+        assert boxes_of(detector, "b.mp4", 3) == [[1, 2, 4, 6]]
+        assert boxes_of(detector, "b.mp4", 4) == []
         corners = boxes_file(tmp_path, "image,xmin,ymin,xmax,ymax\na.jpg,1,2,4,6\n", "c.csv")
         assert boxes_of(corners, "a.jpg") == [[1, 2, 4, 6]]
 
     def test_pictures_of_one_name_in_two_folders(self, tmp_path: Path) -> None:
-        finder = boxes_file(tmp_path, {"x/1.jpg": [[1, 1, 1, 1]], "y\\1.jpg": [[2, 2, 2, 2]], "2.jpg": []})
-        assert boxes_of(finder, "/data/y/1.jpg") == [[2, 2, 4, 4]]
-        assert boxes_of(finder, "/data/x/1.jpg") == [[1, 1, 2, 2]]
+        detector = boxes_file(tmp_path, {"x/1.jpg": [[1, 1, 1, 1]], "y\\1.jpg": [[2, 2, 2, 2]], "2.jpg": []})
+        assert boxes_of(detector, "/data/y/1.jpg") == [[2, 2, 4, 4]]
+        assert boxes_of(detector, "/data/x/1.jpg") == [[1, 1, 2, 2]]
         with pytest.raises(InputError, match="alike"):
-            boxes_of(finder, "1.jpg")
+            boxes_of(detector, "1.jpg")
 
     def test_a_picture_without_a_name(self, tmp_path: Path) -> None:
         assert boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4]]}).find(PICTURE).boxes_xyxy.tolist() == [[1, 2, 4, 6]]
@@ -423,6 +425,6 @@ class TestFiles:
 
     @needs_shared
     def test_real_annotations(self) -> None:
-        finder = BoxesFile(SHARED / "photos/coco/boxes.json")
+        detector = BoxesFile(SHARED / "photos/coco/boxes.json")
         names = sorted((SHARED / "photos/coco/images").glob("*.jpg"))
-        assert sum(len(boxes_of(finder, str(name))) for name in names) == 245
+        assert sum(len(boxes_of(detector, str(name))) for name in names) == 245

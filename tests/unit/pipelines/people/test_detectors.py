@@ -20,7 +20,7 @@ PICTURE: RgbImage = np.zeros((60, 80, 3), np.uint8)
 def found(boxes: list[list[float]], scores: list[float] | None = None, note: str | None = None) -> People:
     table = np.array(boxes, np.float32).reshape(-1, 4)
     sure = np.ones(len(table), np.float32) if scores is None else np.array(scores, np.float32)
-    return People(boxes_xyxy=table, scores=sure, finder="fake", note=note)
+    return People(boxes_xyxy=table, scores=sure, detector="fake", note=note)
 
 
 class Fake:
@@ -46,15 +46,15 @@ def test_nobody_is_explicit() -> None:
     nobody = Fake(found([]))
     whole = detect_people(nobody, PICTURE)
     np.testing.assert_array_equal(whole.boxes_xyxy, [[0, 0, 80, 60]])
-    assert (whole.scores.tolist(), whole.finder) == ([0.0], "fake")
-    assert whole.note == "nobody found; looked at the whole picture"
+    assert (whole.scores.tolist(), whole.detector) == ([0.0], "fake")
+    assert whole.note == "no person detected; processed the whole image"
     none = detect_people(Fake(found([], note="not listed")), PICTURE, on_empty="none")
-    assert (len(none), none.note) == (0, "not listed: nobody found")
+    assert (len(none), none.note) == (0, "not listed: no person detected")
     with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake detected no one"):
         detect_people(nobody, PICTURE, source="a.jpg", on_empty="error")
 
 
-def test_a_finder_that_wants_the_file_gets_it() -> None:
+def test_a_detector_that_wants_the_file_gets_it() -> None:
     class Asks(Fake):
         def find_in(self, picture: RgbImage, *, source: str, frame: int | None) -> People:
             assert (source, frame) == ("clip.mp4", 7)
@@ -67,31 +67,31 @@ def test_a_finder_that_wants_the_file_gets_it() -> None:
 class TestOpening:
     @pytest.mark.parametrize("spec", [None, "whole", "WHOLE"])
     def test_whole_picture(self, spec: str | None) -> None:
-        finder = open_detector(spec)
-        people = detect_people(finder, PICTURE)
+        detector = open_detector(spec)
+        people = detect_people(detector, PICTURE)
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 80, 60]])
-        assert (people.scores.tolist(), people.finder, people.note) == ([1.0], "whole picture", None)
+        assert (people.scores.tolist(), people.detector, people.note) == ([1.0], "whole image", None)
 
     def test_a_function(self) -> None:
         def faces(picture: RgbImage) -> list[list[float]]:
             return [[1, 2, 3, 4, 0.5]] if picture.size else []
 
-        finder = open_detector(faces)
-        assert isinstance(finder, PeopleDetector)
-        people = finder.find(PICTURE)
-        assert (people.finder, people.scores.tolist()) == ("faces", [0.5])
+        detector = open_detector(faces)
+        assert isinstance(detector, PeopleDetector)
+        people = detector.find(PICTURE)
+        assert (people.detector, people.scores.tolist()) == ("faces", [0.5])
         np.testing.assert_array_equal(people.boxes_xyxy, [[1, 2, 3, 4]])
-        assert len(finder.find(PICTURE[:0])) == 0
+        assert len(detector.find(PICTURE[:0])) == 0
         with pytest.raises(InputError, match=r"got \[2, 3\]"):
             FunctionDetector(lambda _: np.ones((2, 3)), name="bad").find(PICTURE)
 
-    def test_a_finder_stays_what_it_is(self) -> None:
-        finder = Fake(found([]))
-        assert open_detector(finder) is finder
+    def test_a_detector_stays_what_it_is(self) -> None:
+        detector = Fake(found([]))
+        assert open_detector(detector) is detector
 
     @pytest.mark.parametrize("spec", [3, "", " "])
     def test_other_things_are_refused(self, spec: Any) -> None:
-        with pytest.raises(InputError, match="finder: expected"):
+        with pytest.raises(InputError, match="detect: expected"):
             open_detector(spec)
 
     def test_files_are_told_by_their_ending(self, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ class TestGivenBoxes:
     def test_forms(self) -> None:
         people = people_from_boxes([[10, 20, 30, 40]], (60, 80))
         np.testing.assert_array_equal(people.boxes_xyxy, [[10, 20, 40, 60]])
-        assert (people.finder, people.scores.tolist()) == ("given", [1.0])
+        assert (people.detector, people.scores.tolist()) == ("given", [1.0])
         one = people_from_boxes([10, 20, 30, 40], (60, 80), form="xyxy")
         np.testing.assert_array_equal(one.boxes_xyxy, [[10, 20, 30, 40]])
         assert len(people_from_boxes([], (60, 80))) == 0

@@ -36,7 +36,7 @@ def seeing(task: str, answer: Any, *, padded: bool, **options: Any) -> Any:
     model, _ = parts_of(task)
     model.forward = lambda pixels, **_: answer(colours(pixels))
     processor = Sapiens2ImageProcessor(size=LARGE, do_pad=padded)
-    return pipeline(task, model, processor=processor, device="cpu", **options)
+    return pipeline(task, model, processor=processor, device="cpu", **({"detect": "whole"} | options))
 
 
 def bright_parts(seen: torch.Tensor) -> dict[str, Any]:
@@ -67,11 +67,13 @@ def mirror(*, padded: bool, **options: Any) -> Any:
 
 
 def finds(*boxes: list[float]) -> Any:
-    """A finder that finds these."""
+    """A detector that finds these."""
     return SimpleNamespace(
         name="test",
         find=lambda _: People(
-            boxes_xyxy=np.array(boxes, np.float32).reshape(-1, 4), scores=np.ones(len(boxes), np.float32), finder="test"
+            boxes_xyxy=np.array(boxes, np.float32).reshape(-1, 4),
+            scores=np.ones(len(boxes), np.float32),
+            detector="test",
         ),
     )
 
@@ -85,7 +87,7 @@ class TestWhereMapsLie:
         shown = picture(2, size_hw)
         result = mirror(padded=padded)(shown)
         assert result.mask is None
-        assert result.people.finder == "whole picture"
+        assert result.people.detector == "whole image"
         np.testing.assert_allclose(result.albedo, shown / 255, atol=0.08)
         assert np.abs(result.albedo - shown / 255).mean() < 0.01
 
@@ -94,7 +96,7 @@ class TestWhereMapsLie:
         shown = picture(4, (160, 200))
         boxes = [[20, 30, 70, 120], [100, 40, 170, 150]]
         result = mirror(padded=padded)(shown, boxes=boxes)
-        assert result.people.finder == "given"
+        assert result.people.detector == "given"
         inside = np.zeros((160, 200), bool)
         for left, top, right, bottom in boxes:
             inside[top:bottom, left:right] = True
@@ -141,37 +143,37 @@ class TestWhereMapsLie:
 
 @pytest.mark.parametrize("task", DENSE)
 class TestWhoIsLookedAt:
-    def test_by_default_the_whole_picture(self, task: str) -> None:
+    def test_by_default_the_builtin_detector(self, task: str) -> None:
+        result = opened(task, detect=None)(picture(), on_empty="none")
+        assert (result.people.detector, len(result.people)) == ("builtin", 0)
+
+    def test_the_whole_picture(self, task: str) -> None:
         result = opened(task)(picture())
-        assert (result.people.finder, result.people.note) == ("whole picture", None)
+        assert (result.people.detector, result.people.note) == ("whole image", None)
         assert result.people.boxes_xyxy.tolist() == [[0, 0, 56, 40]]
 
-    def test_a_finder_means_crops(self, task: str) -> None:
-        pipe, finder = opened(task), finds([5, 5, 30, 35])
-        result = pipe(picture(), finder=finder)
-        assert result.people.finder == "test"
+    def test_a_detector_means_crops(self, task: str) -> None:
+        pipe, detector = opened(task), finds([5, 5, 30, 35])
+        result = pipe(picture(), detect=detector)
+        assert result.people.detector == "test"
         by_hand = pipe(picture(), boxes=[5, 5, 30, 35])
         for name, values in result.arrays().items():
             if not name.startswith("people"):
                 np.testing.assert_array_equal(values, by_hand.arrays()[name])
-        assert pipe(picture(), people=finder).people.finder == "test"
-        assert pipe(picture(), people="whole", finder=finder).people.finder == "whole picture"
+        for earlier in ({"finder": detector}, {"people": detector}, {"people": "crop", "finder": detector}):
+            assert pipe(picture(), **earlier).people.detector == "test"
 
     def test_nobody_found(self, task: str) -> None:
-        pipe = opened(task, finder=finds())
+        pipe = opened(task, detect=finds())
         result = pipe(picture())
-        assert result.people.note == "nobody found; looked at the whole picture"
+        assert result.people.note == "no person detected; processed the whole image"
         np.testing.assert_array_equal(
-            next(iter(result.arrays().values())), next(iter(pipe(picture(), people="whole").arrays().values()))
+            next(iter(result.arrays().values())), next(iter(pipe(picture(), detect="whole").arrays().values()))
         )
-        empty = pipe(picture(), nobody="none")
-        assert (len(empty.people), empty.people.note) == (0, "nobody found")
+        empty = pipe(picture(), on_empty="none")
+        assert (len(empty.people), empty.people.note) == (0, "no person detected")
         with pytest.raises(InputError, match="no one"):
-            pipe(picture(), nobody="error")
-
-    def test_crops_without_anyone_to_crop(self, task: str) -> None:
-        with pytest.raises(InputError, match="expected boxes or a finder"):
-            opened(task)(picture(), people="crop")
+            pipe(picture(), on_empty="error")
 
     def test_tiles_and_people(self, task: str) -> None:
         with pytest.raises(InputError, match="tile and people"):

@@ -19,7 +19,7 @@ from vitruvian.results import People
 BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]
 
 
-class Finder:
+class Detector:
     """Finds what it is told, and notes what it saw."""
 
     name = "told"
@@ -30,7 +30,7 @@ class Finder:
     def find(self, shown: np.ndarray) -> People:
         self.seen.append(int(shown[0, 0, 0]))
         boxes = np.array(self.answers[len(self.seen) % len(self.answers)], np.float32).reshape(-1, 4)
-        return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), finder=self.name)
+        return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), detector=self.name)
 
 
 def test_by_hand() -> None:
@@ -46,7 +46,7 @@ def test_by_hand() -> None:
         np.testing.assert_allclose(result.scores[row], person["scores"].numpy(), atol=1e-5)
     assert result.people.boxes_xyxy.tolist() == BOXES
     assert result.names == tuple(pipe.model.config.id2label.values())
-    again = pipe(shown, boxes=xywh[0], box_form="xywh")
+    again = pipe(shown, boxes=xywh[0], box_format="xywh")
     np.testing.assert_array_equal(again.keypoints, result.keypoints)
 
 
@@ -64,51 +64,62 @@ def test_a_dot_is_found_where_it_is() -> None:
     for x, y in ((40, 70), (95, 31)):
         spot = 255 * np.exp(-((columns - x) ** 2 + (rows - y) ** 2) / 40)
         shown = np.repeat(spot[..., None], 3, -1).astype(np.uint8)
-        for options in ({}, {"boxes": [[10, 10, 130, 110]]}, {"boxes": [[x - 30, y - 25, x + 20, y + 40]]}):
+        for options in (
+            {"detect": "whole"},
+            {"boxes": [[10, 10, 130, 110]]},
+            {"boxes": [[x - 30, y - 25, x + 20, y + 40]]},
+        ):
             (points,) = pipe(shown, **options).keypoints
             np.testing.assert_allclose(points, [[x, y]] * 5, atol=1.5)
 
 
 class TestWhoIsLookedAt:
-    def test_without_anything_the_whole_picture(self) -> None:
-        result = opened("pose")(picture())
-        assert len(result) == 1
-        assert result.people.finder == "whole picture"
-        assert "no boxes or finder given" in result.people.note
+    def test_the_whole_picture(self) -> None:
+        result = opened("pose")(picture(), detect="whole")
+        assert (len(result), result.people.detector, result.people.note) == (1, "whole image", None)
         assert result.people.boxes_xyxy.tolist() == [[0, 0, 56, 40]]
-        assert opened("pose")(picture(), people="whole").people.note is None
 
-    def test_a_finder_looks_in_order_at_every_picture(self) -> None:
-        finder = Finder(BOXES, [], BOXES[:1])
+    def test_without_anything_the_builtin_detector(self) -> None:
+        result = opened("pose", detect=None)(np.asarray(Image.open("examples/astronaut.jpg")))
+        assert result.people.detector == "builtin"
+        assert len(result) >= 1
+        assert result.people.note == "people were detected by the built-in detector, the default"
+
+    def test_what_a_call_says_replaces_what_the_pipeline_says(self) -> None:
+        assert opened("pose", detect="whole")(picture(), boxes=BOXES).people.detector == "given"
+        assert opened("pose", boxes=BOXES)(picture(), detect="whole").people.detector == "whole image"
+
+    def test_a_detector_looks_in_order_at_every_picture(self) -> None:
+        detector = Detector(BOXES, [], BOXES[:1])
         shown = [picture(seed) for seed in range(9)]
         for number, one in enumerate(shown):
             one[0, 0] = number
-        found = list(opened("pose", finder=finder)(shown, batch_size=4))
-        assert finder.seen == list(range(9))
+        found = list(opened("pose", detect=detector)(shown, batch_size=4))
+        assert detector.seen == list(range(9))
         assert [len(result) for result in found] == [0, 1, 2] * 3
-        assert found[0].people.note == "nobody found"
+        assert found[0].people.note == "no person detected"
         assert found[0].keypoints.shape == (0, 5, 2)
-        assert {result.people.finder for result in found} == {"told"}
+        assert {result.people.detector for result in found} == {"told"}
 
     def test_nobody_found_and_the_whole_picture_instead(self) -> None:
-        result = opened("pose", finder=Finder([]), nobody="whole")(picture())
+        result = opened("pose", detect=Detector([]), on_empty="whole")(picture())
         assert len(result) == 1
-        assert result.people.note == "nobody found; looked at the whole picture"
+        assert result.people.note == "no person detected; processed the whole image"
         assert result.people.scores.tolist() == [0]
-        found = list(opened("pose", finder=Finder([]), nobody="error")([picture()]))
+        found = list(opened("pose", detect=Detector([]), on_empty="error")([picture()]))
         assert "no one" in found[0].message
 
-    def test_a_finder_from_a_file(self, tmp_path: Path) -> None:
+    def test_a_detector_from_a_file(self, tmp_path: Path) -> None:
         Image.fromarray(picture()).save(tmp_path / "a.png")
         (tmp_path / "boxes.json").write_text('{"a.png": [[4, 3, 26, 35]]}')
-        pipe = opened("pose", people=str(tmp_path / "boxes.json"))
+        pipe = opened("pose", detect=str(tmp_path / "boxes.json"))
         (result,) = pipe([tmp_path / "a.png"])
         assert result.people.boxes_xyxy.tolist() == [[4, 3, 30, 38]]
-        assert list(pipe._open_detectors) == [str(tmp_path / "boxes.json")]
+        assert list(pipe._open_detectors) == [(str(tmp_path / "boxes.json"), None)]
 
     def test_the_best_few(self) -> None:
         assert len(opened("pose")(picture(), boxes=BOXES, max_people=1)) == 1
-        assert len(opened("pose")(picture(), finder=Finder(BOXES), max_people=1)) == 1
+        assert len(opened("pose")(picture(), detect=Detector(BOXES), max_people=1)) == 1
 
     def test_boxes_for_each_picture(self, tmp_path: Path) -> None:
         pipe = opened("pose")
@@ -132,8 +143,8 @@ class TestWhoIsLookedAt:
             opened("pose")(picture(), boxes=boxes)
 
     def test_boxes_of_the_whole_picture(self) -> None:
-        with pytest.raises(InputError, match="boxes and people"):
-            opened("pose")(picture(), boxes=BOXES, people="whole")
+        with pytest.raises(InputError, match="boxes and detect"):
+            opened("pose")(picture(), boxes=BOXES, detect="whole")
 
 
 def test_mirrored_too() -> None:

@@ -30,7 +30,7 @@ class TestPrompts:
         ],
         ids=["point", "points", "box", "boxes", "both", "mask"],
     )
-    def test_results_are_those_of_a_session(self, prompt: dict[str, Any]) -> None:
+    def test_as_a_session_has_it(self, prompt: dict[str, Any]) -> None:
         pipe = opened("segment", points=None)
         session = Sam2Session(pipe.model, pipe.processor).set_image(SHOWN)
         alone = set(prompt) == {"points", "labels"} and len(prompt["points"]) == 1
@@ -48,7 +48,7 @@ class TestPrompts:
             if len(rows):
                 assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
 
-    def test_flat_lists_are_one_object(self) -> None:
+    def test_levels_that_are_left_out(self) -> None:
         pipe = opened("segment", points=None)
         one = pipe(SHOWN, points=[20, 30])
         for points, labels in ([[20, 30]], None), ([[[20, 30]]], [[1]]), (np.array([[20, 30]]), np.array([1])):
@@ -56,12 +56,12 @@ class TestPrompts:
             np.testing.assert_array_equal(again.scores, one.scores)
         assert len(pipe(SHOWN, boxes=[5, 6, 40, 45]).scores) == 1
 
-    def test_three_masks(self) -> None:
+    def test_all_three(self) -> None:
         pipe = opened("segment")
         assert len(pipe(SHOWN, best=False).scores) == 3
         assert len(pipe(SHOWN, best=False, multimask=False).scores) == 1
 
-    def test_more_objects_than_one_batch(self) -> None:
+    def test_more_objects_than_are_decoded_at_once(self) -> None:
         pipe = opened("segment", points=None)
         boxes = [[x, 5, x + 20, 40] for x in range(40)] * 2
         result = pipe(SHOWN, boxes=boxes)
@@ -72,32 +72,36 @@ class TestPrompts:
         ("prompt", "message"),
         [({}, "expected points, boxes or masks"), ({"points": [[500, 20]]}, "500"), ({"labels": [1]}, "points")],
     )
-    def test_invalid_prompts(self, prompt: dict[str, Any], message: str) -> None:
+    def test_prompts_that_make_no_sense(self, prompt: dict[str, Any], message: str) -> None:
         with pytest.raises(InputError, match=message):
             opened("segment", points=None)(SHOWN, **prompt)
 
 
-class TestMasks:
-    def test_call_returns_the_output_of_transformers(self) -> None:
+class TestEverything:
+    def test_a_call_and_run_return_the_same(self) -> None:
         pipe = opened("masks")
-        found = pipe(SHOWN)
-        assert set(found) == {"masks", "scores"}
-        assert len(found["masks"]) == len(found["scores"]) > 0
+        found, again = pipe(SHOWN), pipe.run(SHOWN)
+        assert (type(found), found.kind) == (type(again), "mask-generation")
+        np.testing.assert_array_equal(found.masks, again.masks)
+        fewer = list(pipe([SHOWN] * 2, points_per_crop=1))
+        assert [len(one) for one in fewer] == [len(pipe.run(SHOWN, points_per_crop=1))] * 2
+
+    def test_masks_are_those_of_the_generator(self) -> None:
+        pipe = opened("masks")
+        known, found = pipe.generator(SHOWN), pipe(SHOWN)
+        np.testing.assert_array_equal(decode_rles(found.runs).numpy(), torch.stack(list(known.masks)).numpy())
+        np.testing.assert_array_equal(found.scores, known.scores.float().numpy())
+
+    def test_names_of_transformers(self) -> None:
+        found = opened("masks")(SHOWN, output_bboxes_mask=True, output_rle_mask=True)
+        assert len(found["masks"]) == len(found["scores"]) == len(found["rle_mask"]) == len(found) > 0
         assert found["masks"][0].shape == (50, 70)
-        several = pipe([SHOWN, SHOWN], output_bboxes_mask=True, output_rle_mask=True)
-        assert [set(one) for one in several] == [{"masks", "scores", "rle_mask", "bounding_boxes"}] * 2
+        np.testing.assert_array_equal(found[-1], found["masks"][-1])
+        np.testing.assert_array_equal(found["bounding_boxes"], found.boxes_xyxy)
+        with pytest.raises(KeyError, match="expected one of masks, scores"):
+            found["labels"]
 
-    def test_run_gives_masks_of_any_source(self) -> None:
-        pipe = opened("masks")
-        known = pipe(SHOWN)
-        result = pipe.run(SHOWN)
-        assert result.kind == "mask-generation"
-        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), torch.stack(known["masks"]).numpy())
-        np.testing.assert_array_equal(result.scores, known["scores"].float().numpy())
-        fewer = list(pipe.run([SHOWN] * 2, points_per_crop=1))
-        assert [len(one.scores) for one in fewer] == [len(pipe(SHOWN, points_per_crop=1)["scores"])] * 2
-
-    def test_points_per_batch_are_reduced_when_memory_runs_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_points_shrink_with_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe = opened("masks")
         wanted = pipe.run(SHOWN)
         asked: list[int] = []

@@ -53,7 +53,7 @@ def bright(picture: RgbImage) -> NDArray[np.float32]:
     return np.array(boxes, np.float32).reshape(-1, 5)
 
 
-FINDER = FunctionDetector(bright)
+DETECTOR = FunctionDetector(bright)
 
 
 def pose_of(frame: Frame, people: People | None) -> Pose:
@@ -81,7 +81,7 @@ class Task:
         self.stop_at, self.fail_at = stop_at, fail_at
         self.seen: list[int] = []
 
-    def __call__(self, frames: Iterator[Frame], finder: PeopleDetector | None) -> Iterable[Any]:
+    def __call__(self, frames: Iterator[Frame], detector: PeopleDetector | None) -> Iterable[Any]:
         ahead: list[Any] = []
         for frame in frames:
             assert frame.frame is not None
@@ -89,8 +89,8 @@ class Task:
             if frame.frame == self.stop_at:
                 raise KeyboardInterrupt
             people = None
-            if finder is not None:
-                people = detect_people(finder, frame.image, source=frame.name, frame=frame.frame, on_empty="none")
+            if detector is not None:
+                people = detect_people(detector, frame.image, source=frame.name, frame=frame.frame, on_empty="none")
             if frame.frame == self.fail_at:
                 ahead.append(Failure(name=frame.name, error=ValueError("no luck"), frame=frame.frame))
             else:
@@ -123,7 +123,7 @@ def test_everything_is_kept(clip: Path, tmp_path: Path) -> None:
     seen: list[int] = []
     steps: list[tuple[int, int | None]] = []
     report = run_video(
-        clip, Task(), out=out, records=records, finder=FINDER, draw=draw, segment_seconds=0.3,
+        clip, Task(), out=out, records=records, detector=DETECTOR, draw=draw, segment_seconds=0.3,
         preview=lambda number, picture, result: seen.append(number), progress=lambda done, of: steps.append((done, of)),
     )  # fmt: skip
     assert (report.frames, report.failures, report.resumed_at, report.skipped) == (COUNT, 0, 0, False)
@@ -144,7 +144,7 @@ def test_everything_is_kept(clip: Path, tmp_path: Path) -> None:
 def test_a_stopped_run_goes_on_after_the_last_whole_segment(clip: Path, tmp_path: Path) -> None:
     def run(name: str, task: Task, **options: Any) -> Any:
         return run_video(
-            clip, task, out=tmp_path / f"{name}.mp4", records=tmp_path / f"{name}.jsonl", finder=FINDER, draw=draw,
+            clip, task, out=tmp_path / f"{name}.mp4", records=tmp_path / f"{name}.jsonl", detector=DETECTOR, draw=draw,
             detect_every=3, segment_seconds=5 / 24, **options,
         )  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_other_settings_start_afresh(clip: Path, tmp_path: Path) -> None:
         task = Task(stop_at=17)
         with pytest.raises(KeyboardInterrupt):
             run_video(
-                clip, task, records=tmp_path / "r.jsonl", finder=FINDER, segment_seconds=5 / 24,
+                clip, task, records=tmp_path / "r.jsonl", detector=DETECTOR, segment_seconds=5 / 24,
                 settings={"model": model},
             )  # fmt: skip
         assert task.seen[0] == expected
@@ -187,26 +187,26 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(segments, "_join_videos", fail)
         with pytest.raises(KeyboardInterrupt):
-            run_video(clip, Task(), out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=0.5)
+            run_video(clip, Task(), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=0.5)
     task = Task()
-    report = run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=0.5)
+    report = run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=0.5)
     assert task.seen == []
     assert len(list(VideoReader(tmp_path / "o.mp4"))) == report.frames == COUNT
 
 
 def test_a_broken_segment_is_made_again(clip: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_video(clip, Task(stop_at=17), out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=5 / 24)
+        run_video(clip, Task(stop_at=17), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     (tmp_path / "o.mp4.parts/00000005.json").write_text("{")
     task = Task()
-    run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=5 / 24)
+    run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert task.seen[0] == 0  # its state is gone with it: only the newest is kept
     assert len(list(VideoReader(tmp_path / "o.mp4"))) == COUNT
 
 
 def test_a_frame_that_fails_is_told_and_the_video_stays_whole(clip: Path, tmp_path: Path) -> None:
     out, records = tmp_path / "out.mp4", tmp_path / "out.jsonl"
-    report = run_video(clip, Task(fail_at=7), out=out, records=records, finder=FINDER, draw=draw)
+    report = run_video(clip, Task(fail_at=7), out=out, records=records, detector=DETECTOR, draw=draw)
     assert (report.frames, report.failures) == (COUNT, 1)
     assert len(list(VideoReader(out))) == COUNT
     assert set(lines(records)[7]) == {"frame", "time", "error"}
@@ -220,9 +220,9 @@ def test_an_error_while_drawing_stops_the_run_and_leaves_whole_segments(clip: Pa
         return draw(result)
 
     with pytest.raises(ZeroDivisionError):
-        run_video(clip, Task(), out=tmp_path / "o.mp4", finder=FINDER, draw=bad, segment_seconds=5 / 24)
+        run_video(clip, Task(), out=tmp_path / "o.mp4", detector=DETECTOR, draw=bad, segment_seconds=5 / 24)
     task = Task()
-    run_video(clip, task, out=tmp_path / "o.mp4", finder=FINDER, draw=draw, segment_seconds=5 / 24)
+    run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert task.seen[0] == 5
 
 
@@ -232,7 +232,7 @@ def test_alpha_survives_the_joints(clip: Path, tmp_path: Path, name: str, decode
         assert result.image is not None
         return np.dstack((result.image, np.where(result.image[..., 0] > 190, 255, 0).astype(np.uint8)))
 
-    run_video(clip, Task(), out=tmp_path / name, finder=FINDER, draw=rgba, alpha=True, segment_seconds=0.4)
+    run_video(clip, Task(), out=tmp_path / name, detector=DETECTOR, draw=rgba, alpha=True, segment_seconds=0.4)
     with av.open(str(tmp_path / name)) as container:
         stream = container.streams.video[0]
         if decoder is None:
@@ -250,8 +250,8 @@ def test_alpha_survives_the_joints(clip: Path, tmp_path: Path, name: str, decode
 def test_numbered_pictures(clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "frames" / "f_%03d.png"
     with pytest.raises(KeyboardInterrupt):
-        run_video(clip, Task(stop_at=17), out=out, finder=FINDER, draw=draw, segment_seconds=5 / 24)
-    report = run_video(clip, Task(), out=out, finder=FINDER, draw=draw, segment_seconds=5 / 24)
+        run_video(clip, Task(stop_at=17), out=out, detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
+    report = run_video(clip, Task(), out=out, detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert report.resumed_at == 10
     assert sorted(path.name for path in out.parent.iterdir()) == [f"f_{n:03d}.png" for n in range(COUNT)]
 
@@ -267,7 +267,7 @@ def test_a_real_pipeline(clip: Path, tmp_path: Path) -> None:
 
     task = pipeline_task(PosePipeline(model, processor, batch_size=3))
     records = tmp_path / "r.jsonl"
-    report = run_video(clip, task, records=records, finder=FunctionDetector(counted), detect_every=4)
+    report = run_video(clip, task, records=records, detector=FunctionDetector(counted), detect_every=4)
     assert (report.frames, report.failures) == (COUNT, 0)
     found = lines(records)
     assert [sorted(record["people"]["ids"]) for record in found] == [[1, 2]] * COUNT
@@ -276,9 +276,9 @@ def test_a_real_pipeline(clip: Path, tmp_path: Path) -> None:
 
 class TestTrackedDetector:
     def test_boxes_between_looks_follow_the_walker(self) -> None:
-        finder = TrackedDetector(FINDER, every=4)
+        detector = TrackedDetector(DETECTOR, every=4)
         for number in range(COUNT):
-            people = finder.find_in(scene(number), source="", frame=number)
+            people = detector.find_in(scene(number), source="", frame=number)
             assert people.ids is not None
             walker = people.boxes_xyxy[people.ids.tolist().index(1)]
             if number >= 8:
@@ -286,26 +286,26 @@ class TestTrackedDetector:
                 assert 12 <= walker[2] - walker[0] < 15  # a little larger where no one looked
 
     def test_a_cut_is_looked_at_at_once_and_gives_new_numbers(self) -> None:
-        finder = TrackedDetector(FINDER, every=100)
+        detector = TrackedDetector(DETECTOR, every=100)
         for number in range(5):
-            assert finder.find(scene(number)).ids is not None
+            assert detector.find(scene(number)).ids is not None
         other = np.full((*SIZE, 3), 255, np.uint8)
         other[:, 20:] = 100
-        people = finder.find(other)
+        people = detector.find(other)
         assert people.ids is not None
         assert people.ids.tolist() == [3]
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 20, 64]])
 
     def test_checkpoints(self) -> None:
-        finder = TrackedDetector(FINDER, checkpoint_every=4)
+        detector = TrackedDetector(DETECTOR, checkpoint_every=4)
         for number in range(10):
-            finder.find_in(scene(number), source="", frame=number)
-        assert int(finder.state_before(4)["_number"]) == 4
-        assert list(finder._checkpoints) == [8]
+            detector.find_in(scene(number), source="", frame=number)
+        assert int(detector.state_before(4)["_number"]) == 4
+        assert list(detector._checkpoints) == [8]
 
     def test_bad_options_are_refused(self) -> None:
         with pytest.raises(InputError, match="at least 1"):
-            TrackedDetector(FINDER, every=0)
+            TrackedDetector(DETECTOR, every=0)
 
 
 class TestResultSmoother:
@@ -382,12 +382,12 @@ def test_bad_calls_are_refused(clip: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected"):
         run_video(clip, Task(), out=tmp_path / "o.avi")
     with pytest.raises(InputError, match="Result or a Failure"):
-        run_video(clip, lambda frames, finder: [3 for _ in frames], records=tmp_path / "r.jsonl")
+        run_video(clip, lambda frames, detector: [3 for _ in frames], records=tmp_path / "r.jsonl")
     other = tmp_path / "x.jsonl.parts"
     other.mkdir()
     (other / "mine.txt").write_text("keep")
     with pytest.raises(InputError, match="Move it away"):
-        run_video(clip, Task(), records=tmp_path / "x.jsonl", finder=FINDER)
+        run_video(clip, Task(), records=tmp_path / "x.jsonl", detector=DETECTOR)
     assert (other / "mine.txt").exists()
 
 
@@ -395,13 +395,15 @@ def test_bad_calls_are_refused(clip: Path, tmp_path: Path) -> None:
 def test_a_real_clip_keeps_its_length_and_rate(tmp_path: Path) -> None:
     source = SHARED / "photos/video/juggle.mp4"
 
-    def task(frames: Iterator[Frame], finder: PeopleDetector | None) -> Iterable[Any]:
+    def task(frames: Iterator[Frame], detector: PeopleDetector | None) -> Iterable[Any]:
         for frame in frames:
-            people = None if finder is None else detect_people(finder, frame.image, frame=frame.frame)
+            people = None if detector is None else detect_people(detector, frame.image, frame=frame.frame)
             yield pose_of(frame, people)
 
     records = tmp_path / "r.jsonl"
-    report = run_video(source, task, records=records, finder=open_detector("whole"), detect_every=10, segment_seconds=4)
+    report = run_video(
+        source, task, records=records, detector=open_detector("whole"), detect_every=10, segment_seconds=4
+    )
     assert report.frames == 247
     assert numbers(lines(records)) == [[1]] * 247
 
@@ -424,7 +426,14 @@ class TestCamera:
         out, records = tmp_path / "out.mp4", tmp_path / "out.jsonl"
         for _ in range(2):  # replaces what is there
             report = run_video(
-                source, Task(), out=out, records=records, finder=FINDER, draw=draw, max_frames=7, segment_seconds=0.1
+                source,
+                Task(),
+                out=out,
+                records=records,
+                detector=DETECTOR,
+                draw=draw,
+                max_frames=7,
+                segment_seconds=0.1,
             )
             assert (report.frames, report.failures, report.interrupted) == (7, 0, False)
             assert len(list(VideoReader(out))) == len(lines(records)) == 7
@@ -435,7 +444,7 @@ class TestCamera:
     def test_ctrl_c_completes_the_video(self, stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plug_in(monkeypatch)
         out = tmp_path / "out.mp4"
-        report = run_video(2, Task(stop_at=stop_at), out=out, finder=FINDER, draw=draw)
+        report = run_video(2, Task(stop_at=stop_at), out=out, detector=DETECTOR, draw=draw)
         assert report.interrupted
         assert report.frames == max(0, stop_at - 3)  # the task is three frames ahead
         assert out.exists() == (report.frames > 0)
@@ -445,5 +454,5 @@ class TestCamera:
         self.plug_in(monkeypatch, stop=4, error=OSError("unplugged"))
         out = tmp_path / "out.mp4"
         with pytest.raises(OSError, match="unplugged"):
-            run_video(2, pipeline_task(opened("pose"), people="whole"), out=out)
+            run_video(2, pipeline_task(opened("pose"), detect="whole"), out=out)
         assert len(list(VideoReader(out))) == 4
