@@ -27,7 +27,7 @@ from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_dis
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
-from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
+from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.outputs import OutputPlan, result_paths
 from vitruvian.cli.report import Report
@@ -56,6 +56,10 @@ _VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain 
 
 def run_task(command: TaskCommand) -> None:
     """Run a task's command, report, and end the command with its exit code."""
+    if command.ray:
+        from vitruvian.cli.run_on_cluster import run_on_cluster
+
+        run_on_cluster(command)
     with TaskRun(command, Report(command, each=command.watch)) as run:
         interrupted = False
         try:
@@ -75,13 +79,19 @@ class _AlreadyDoneError(Exception):
 
 
 class TaskRun:
-    """One run of a task's command. The model is opened when the first input needs it."""
+    """One run of a task's command. The model is opened when the first input needs it.
 
-    def __init__(self, command: TaskCommand, report: Report) -> None:
+    Args:
+        command: The command.
+        report: Gets what was done and what failed.
+        writer: Name of this worker on a cluster, for the journal.
+    """
+
+    def __init__(self, command: TaskCommand, report: Report, *, writer: str | None = None) -> None:
         if command.json and command.out == STDIO:
             raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
         self.command = command = command.with_defaults()
-        self.report = report
+        self.report, self._writer = report, writer
         self.plan = OutputPlan(command)
         self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
@@ -112,7 +122,7 @@ class TaskRun:
     @cached_property
     def journal(self) -> Journal:
         """The journal of the output folder."""
-        return Journal(self.plan.folder)
+        return Journal(self.plan.folder, writer=self._writer)
 
     @cached_property
     def pipe(self) -> Any:
@@ -148,20 +158,9 @@ class TaskRun:
 
     def process(self, inputs: Sequence[Input]) -> None:
         """Process all inputs that are not done yet, and compare what lies on disk with what was planned."""
-        inputs = [item for item in inputs if not self.is_result(item)]
-        self.plan.check(inputs)
-        images: list[Input] = []
-        videos: list[Input] = []
-        changed: set[str] = set()
-        self._files.clear()
-        planned: dict[str, Input] = {}
-        for item in inputs:
-            with self._attempt(item):
-                if self._state(item, planned) == "changed":
-                    changed.add(item.identity)
-                (images if item.kind in ("image", "stdin") else videos).append(item)
-        if (images or videos) and self.plan.stdout_kind is None:
-            check_writable(self.plan.folder)  # before the model is opened
+        remaining, changed = self.plan_inputs(inputs)
+        images = [item for item in remaining if item.kind in ("image", "stdin")]
+        videos = [item for item in remaining if item.kind not in ("image", "stdin")]
         if images:
             self._run_images(images, changed)
         for item in videos:
@@ -170,6 +169,23 @@ class TaskRun:
             with self._attempt(item):
                 run(self, pipe, item, changed=item.identity in changed)
         self._compare_with_disk()
+
+    def plan_inputs(self, inputs: Sequence[Input]) -> tuple[list[Input], set[str]]:
+        """Plan the files of inputs; return those that are not done yet, and the identities of those that changed."""
+        inputs = [item for item in inputs if not self.is_result(item)]
+        self.plan.check(inputs)
+        remaining: list[Input] = []
+        changed: set[str] = set()
+        self._files.clear()
+        planned: dict[str, Input] = {}
+        for item in inputs:
+            with self._attempt(item):
+                if self._state(item, planned) == "changed":
+                    changed.add(item.identity)
+                remaining.append(item)
+        if remaining and self.plan.stdout_kind is None:
+            check_writable(self.plan.folder)  # before the model is opened
+        return remaining, changed
 
     @contextmanager
     def _attempt(self, item: Input) -> Iterator[None]:
@@ -195,7 +211,7 @@ class TaskRun:
             if folder == self.plan.folder.absolute():
                 if folder not in roots or self.journal.wrote(path):
                     return True
-            elif (folder / JOURNAL).is_file() and self._read_journal(folder).wrote(path):
+            elif has_journal(folder) and self._read_journal(folder).wrote(path):
                 return True
         return False
 

@@ -8,7 +8,15 @@ import json
 import os
 from pathlib import Path
 
-from vitruvian.cli.options import BatchGroup, CocoGroup, MessageGroup, OutputGroup, PeopleGroup, SourceGroup
+from vitruvian.cli.options import (
+    BatchGroup,
+    ClusterGroup,
+    CocoGroup,
+    MessageGroup,
+    OutputGroup,
+    PeopleGroup,
+    SourceGroup,
+)
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.files.digests import checkpoint_digest, file_digest
 from vitruvian.hub import BUILTIN
@@ -17,7 +25,7 @@ from vitruvian.version import __version__
 # Options that do not change results, or of which a digest is taken
 _INDEPENDENT = {"revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"} | {
     field.name
-    for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, MessageGroup)
+    for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, ClusterGroup, MessageGroup)
     for field in dataclasses.fields(group)
 }
 
