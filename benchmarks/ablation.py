@@ -28,8 +28,8 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
-from vitruvian.benchmarking.models import BenchmarkModel, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import describe_machine, peak_bytes, time_interleaved  # noqa: E402
+from vitruvian.benchmarking.workloads import BenchmarkModel, Workload, benchmark_model  # noqa: E402
 from vitruvian.ops import dispatch  # noqa: E402
 
 # model -> (batch, prompts)

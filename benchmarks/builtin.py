@@ -38,7 +38,7 @@ from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
 from vitruvian.benchmarking.timing import time_interleaved
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
-from vitruvian.images import crop_params
+from vitruvian.images import crop_windows
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import detect_people, open_detector
@@ -288,10 +288,10 @@ def in_box(
     x, y, w, h = person.box_xywh
     columns = torch.arange(max(0, round(x)), min(size_hw[1], max(round(x + w), round(x) + 1)))
     rows = torch.arange(max(0, round(y)), min(size_hw[0], max(round(y + h), round(y) + 1)))
-    (centre,), (extent,) = crop_params(torch.tensor([person.box_xywh]), processor.size_hw)
+    (center_xy,), (size_wh,) = crop_windows(torch.tensor([person.box_xywh]), processor.size_hw)
     H, W = processor.size_hw
-    u = ((columns - centre[0]) / extent[0] + 0.5) * (W - 1)  # pixels of the crop
-    v = ((rows - centre[1]) / extent[1] + 0.5) * (H - 1)
+    u = ((columns - center_xy[0]) / size_wh[0] + 0.5) * (W - 1)  # pixels of the crop
+    v = ((rows - center_xy[1]) / size_wh[1] + 0.5) * (H - 1)
     grid = torch.stack(torch.broadcast_tensors((2 * u + 1) / W - 1, ((2 * v + 1) / H - 1)[:, None]), dim=-1)
     read = F.grid_sample(values.float()[None, None], grid[None], padding_mode="border", align_corners=False)[0, 0]
     return (slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)), read
@@ -303,11 +303,11 @@ def in_box(
 def speed_report(source: str, image: Path) -> Report:
     """Time every task on one person, in Python and as a command: medians of seven."""
     report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=SPEED)
-    pipes = {task: pipeline(task, source, device="cpu", people="whole") for task in TASKS}
+    pipes = {task: pipeline(task, source, device="cpu", detect="whole") for task in TASKS}
     calls: dict[str, Callable[[], Any]] = {task: functools.partial(pipe, str(image)) for task, pipe in pipes.items()}
     with tempfile.TemporaryDirectory() as folder:
         rest = [str(image), "--model", source, "--device", "cpu", "--out", folder, "--overwrite", "--quiet"]
-        whole = ["--people", "whole"]
+        whole = ["--detect", "whole"]
         commands = {FROM_SHELL.format(task): ["-m", "vitruvian", task, *rest, *whole] for task in TASKS}
         commands["pose, with detection"] = ["-m", "vitruvian", "pose", *rest]
         commands["import torch, for comparison"] = ["-c", "import torch"]

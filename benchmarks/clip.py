@@ -34,7 +34,7 @@ INPUT_HW = (256, 192)
 
 
 def frames_to_repeat(folder: Path | None, size_hw: tuple[int, int]) -> list[NDArray[np.uint8]]:
-    """Return the images of a folder, or moving random colours."""
+    """Return the images of a folder, or moving random colors."""
     if folder is not None:
         paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".png"))
         return [np.asarray(Image.open(path).convert("RGB").resize((size_hw[1], size_hw[0]))) for path in paths]
@@ -83,7 +83,8 @@ def run_one(task: str, video: str, model: str, out: str) -> dict[str, Any]:
 
     printed = io.StringIO()
     with MemorySampler(0.05) as memory, contextlib.redirect_stdout(printed):
-        code = run([task, video, "--model", model, "--out", out, "--save", "json,mp4", "--json", "--quiet"])
+        arguments = [task, video, "--model", model, "--out", out, "--save", "json,mp4", "--json", "--quiet"]
+        code = run([*arguments, "--detect", "whole"])
     return {"code": code, "summary": json.loads(printed.getvalue().splitlines()[-1])} | memory.to_dict()
 
 

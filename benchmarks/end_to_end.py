@@ -42,13 +42,13 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from random_inputs import add_noise, small_sapiens2, smooth_image  # noqa: E402
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking.models import DTYPES, Workload, benchmark_model  # noqa: E402
 from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
-from vitruvian.ops.cuda_graphs import no_capture  # noqa: E402
+from vitruvian.benchmarking.workloads import DTYPES, Workload, benchmark_model  # noqa: E402
+from vitruvian.cuda.graphs import no_capture  # noqa: E402
+from vitruvian.cuda.streams import HostCopy  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
 from vitruvian.pipelines.engine.batches import BatchSize, forward_units  # noqa: E402
-from vitruvian.pipelines.engine.cuda_streams import HostCopy  # noqa: E402
 from vitruvian.pipelines.sources import Frame, load_rgb  # noqa: E402
 from vitruvian.pipelines.tasks import pose  # noqa: E402
 
@@ -199,7 +199,7 @@ class CallCounter(TorchDispatchMode):
 def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> float:
     """Print the number of torch calls of each step; return the seconds of a full batch on the device."""
     frame = Frame(image=load_rgb(path), name=path.name, path=path)
-    pipe = pipe._for_call({"boxes": boxes, "box_form": "xywh"})
+    pipe = pipe.for_call({"boxes": boxes, "box_format": "xywh"})
     counts = {}
     with torch.inference_mode():
         with CallCounter() as calls:
@@ -356,7 +356,7 @@ def run(pipe: Any, images: Any, boxes: dict[str, Any], out: Path, device: torch.
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    results = pipe(images, boxes=boxes, box_form="xywh", save=str(out / "{stem}.json"))
+    results = pipe(images, boxes=boxes, box_format="xywh", save=str(out / "{stem}.json"))
     for result in results:
         if isinstance(result, Failure):
             traceback.print_exception(result.error)
@@ -378,7 +378,7 @@ def print_differences(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
     with torch.inference_mode():
         wanted = pipe.processor.prepare_images([pixels], table)  # [P, 3, h, w]
         there = pipe.processor.prepare_images([pixels.to(pipe.device)], table)
-        units = pipe._for_call({"boxes": boxes, "box_form": "xywh"}).prepare(frame, None).units
+        units = pipe.for_call({"boxes": boxes, "box_format": "xywh"}).prepare(frame, None).units
         for unit in units:
             if unit.pending is not None:
                 unit.pending.wait()

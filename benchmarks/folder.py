@@ -34,6 +34,7 @@ from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_ima
 from vitruvian.benchmarking.timing import describe_machine
 
 TASK, KIND = "normals", "png"
+WHOLE = ("--detect", "whole")
 INPUT_HW = (256, 192)
 TRUNCATED = 5000  # bytes of a broken image
 GOAL = 1.5
@@ -62,7 +63,7 @@ def calibrate(folder: Path, path: Path) -> tuple[int, dict[str, float]]:
         checkpoint = folder / f"layers{layers}"
         sizes = {"channels": (32, 16, 16, 8), "hidden_size": 256, "intermediate_size": 1024}
         save_checkpoint(small_sapiens2(TASK, INPUT_HW, layers=layers, **sizes), checkpoint)
-        pipe = pipeline(TASK, checkpoint, device="cpu")
+        pipe = pipeline(TASK, checkpoint, device="cpu", detect="whole")
         units = [Unit(torch.rand(3, *INPUT_HW))]
         with torch.inference_mode():
             return fastest(lambda: pipe.forward(units)), pipe
@@ -93,7 +94,7 @@ def warm_pipeline(images: Path, model: Path) -> Any:
     """Return a pipeline after one image."""
     from vitruvian import pipeline
 
-    pipe = pipeline(TASK, model, device="cpu")
+    pipe = pipeline(TASK, model, device="cpu", detect="whole")
     pipe(next(path for path in sorted(images.glob("*.jpg")) if path.stat().st_size > TRUNCATED))
     return pipe
 
@@ -118,7 +119,8 @@ def run_command(images: Path, model: Path, out: Path) -> dict[str, Any]:
     run_task.pipeline = lambda *_, **__: pipe
     printed = io.StringIO()
     with MemorySampler(0.05) as memory, contextlib.redirect_stdout(printed):
-        code = run([TASK, str(images), "--model", str(model), "--out", str(out), "--save", KIND, "--json", "--quiet"])
+        places = [str(images), "--model", str(model), "--out", str(out)]
+        code = run([TASK, *places, "--save", KIND, "--json", "--quiet", *WHOLE])
     summary = json.loads(printed.getvalue().splitlines()[-1])["summary"]
     return {"code": code, "summary": summary} | memory.to_dict()
 

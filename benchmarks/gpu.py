@@ -34,9 +34,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking import models  # noqa: E402
-from vitruvian.benchmarking.models import DTYPES, Measurement, Workload, benchmark_model  # noqa: E402
+from vitruvian.benchmarking import workloads  # noqa: E402
 from vitruvian.benchmarking.timing import describe_machine, product_ceiling, time_interleaved  # noqa: E402
+from vitruvian.benchmarking.workloads import DTYPES, Measurement, Workload, benchmark_model  # noqa: E402
 from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
 # Model, batch, prompts, and the goal as a share of the reference's time.
@@ -69,7 +69,7 @@ def attempt(name: str, workload: Workload, options: dict[str, Any]) -> Measureme
     for label, tried, context in attempts:
         try:
             with context:
-                cell = models.measure(benchmark_model(name), workload, **tried)
+                cell = workloads.measure(benchmark_model(name), workload, **tried)
         except Exception as error:
             traceback.print_exc()
             notes.append(f"{label or 'optimized'} failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
@@ -124,7 +124,7 @@ def people_rows(name: str, counts: list[int], workload: Workload, *, seconds: fl
     """Time an image with several people: our pipeline, and the network of the reference alone."""
     one = benchmark_model(name)
     model = one.build(workload)
-    theirs = models.reference_of(model, workload) if models.has_reference() else None
+    theirs = workloads.reference_of(model, workload) if workloads.has_reference() else None
     size = {"height": workload.size_hw[0], "width": workload.size_hw[1]}
     pipe = pipeline("pose", model, processor=Sapiens2ImageProcessor(size=size), keep_image=False, batch_size=MAX_BATCH)
     generator = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def main() -> int:
     start, on_gpu = time.perf_counter(), device.type == "cuda"
     options.out.mkdir(parents=True, exist_ok=True)
     seconds = min(options.seconds, 0.5) if options.quick else options.seconds
-    variants = ["plain", *(["reference", "float32"] if models.has_reference() else [])]
+    variants = ["plain", *(["reference", "float32"] if workloads.has_reference() else [])]
     variants += ["compiled"] if options.compile else []
     wanted = {"variants": variants, "seconds": seconds, "cold": options.cold}
     written: dict[str, Any] = {"machine": describe_machine(device), "cells": [], "people": []}
@@ -217,7 +217,7 @@ def main() -> int:
         written["cells"] = [cell.to_dict() for cell in cells]
         (options.out / "results.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
         (options.out / "results.md").write_text(
-            f"{describe_machine(device)}\n\n{models.markdown_table(cells)}\n", encoding="utf-8"
+            f"{describe_machine(device)}\n\n{workloads.markdown_table(cells)}\n", encoding="utf-8"
         )
 
     for kind in options.dtypes:
@@ -262,7 +262,7 @@ def main() -> int:
         (options.out / "profiles.txt").write_text(
             "\n\n".join(f"{name}\n{text}" for name, text in written["profiles"].items()), encoding="utf-8"
         )
-    print("\n" + models.markdown_table(cells), flush=True)
+    print("\n" + workloads.markdown_table(cells), flush=True)
     return 0
 
 

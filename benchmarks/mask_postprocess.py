@@ -35,8 +35,8 @@ def make_outputs(objects: int) -> SimpleNamespace:
     torch.manual_seed(0)
     height, width = GRID
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    centres = torch.rand(QUERIES, 2) * torch.tensor([height, width])
-    distance = ((y - centres[:, 0, None, None]) ** 2 + (x - centres[:, 1, None, None]) ** 2).sqrt()  # [Q, h, w]
+    centers = torch.rand(QUERIES, 2) * torch.tensor([height, width])
+    distance = ((y - centers[:, 0, None, None]) ** 2 + (x - centers[:, 1, None, None]) ** 2).sqrt()  # [Q, h, w]
     distance += F.interpolate(torch.randn(1, 1, 20, 27) * 8, size=GRID, mode="bicubic")[0]
     best = distance[:objects].topk(2, dim=0, largest=False).values  # [2, h, w]
     rival = torch.where(distance == best[0], best[1], best[0])

@@ -4,7 +4,7 @@
     python benchmarks/plot.py docs/images/curves.png --curves benchmarks/results/curves/h200.json
     python benchmarks/plot.py curves.png --curves results/results.json     # what benchmarks/gpu.py --curves wrote
 
-Bars: grey is the reference, colour is ours, a tick is the goal, a dot our share if the reference was faster on another
+Bars: gray is the reference, color is ours, a tick is the goal, a dot our share if the reference was faster on another
 day. Curves: one panel for each variable (batch, size, prompts, people), a line for each model, dashed for the
 reference. The image is opaque, for dark pages. Its metadata has a digest of the plotted values, which a test compares
 with the data. Prints the size of the file.
@@ -204,7 +204,7 @@ def draw_curves(written: dict[str, Any], out: Path) -> None:
 
 
 def save(figure: Any, out: Path, drawn: Any) -> None:
-    """Write an image with few colours, for a small file, and the digest of its values."""
+    """Write an image with few colors, for a small file, and the digest of its values."""
     if out.suffix != ".png":
         figure.savefig(out, metadata={"Description": digest(drawn)})
     else:

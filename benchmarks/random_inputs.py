@@ -15,13 +15,13 @@ TASKS = tuple(_LABELS)
 
 
 def smooth_image(size_hw: tuple[int, int], generator: np.random.Generator) -> NDArray[np.uint8]:
-    """Return smooth random colours [H, W, 3]."""
+    """Return smooth random colors [H, W, 3]."""
     coarse = generator.uniform(0, 255, (9, 16, 3)).astype(np.uint8)
     return np.asarray(Image.fromarray(coarse).resize((size_hw[1], size_hw[0]), Image.Resampling.BICUBIC))
 
 
 def add_noise(image: NDArray[np.uint8], std: float, generator: np.random.Generator) -> NDArray[np.uint8]:
-    """Return an image with grey noise, which makes JPEG files as large as those of photographs."""
+    """Return an image with gray noise, which makes JPEG files as large as those of photographs."""
     noise = generator.normal(0, std, (*image.shape[:2], 1)).astype(np.int16)
     return (image + noise).clip(0, 255).astype(np.uint8)
 
@@ -58,7 +58,7 @@ def small_sapiens2(
         num_labels=_LABELS[task],
         head_config=head,
     )
-    return TASK_CLASSES[str(find_task(task).head)](config)
+    return TASK_CLASSES[str(find_task(task).sapiens2_head)](config)
 
 
 def save_checkpoint(model: Any, folder: Path) -> None:

@@ -6,7 +6,8 @@
 Prints the output and the seconds of each script, and at the end which failed; the exit code is 1 if any did. Each
 script has options of its own, see --help. GPU benchmarks are gpu.py, ablation.py, fp8.py, track.py and
 end_to_end.py. builtin.py scores the built-in model, matte_quality.py its mattes; busy_machine.py needs a quiet machine.
-tables.py and plot.py write the tables and plots of docs/speed.md.
+serve.py takes --device cuda too, and starts litserve_api.py. tables.py and plot.py write the tables and plots of
+docs/speed.md.
 """
 
 from __future__ import annotations
@@ -24,14 +25,12 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "sapiens2_processing": (),
     "load_memory": (),
     "mask_postprocess": (),
-    "deformable": (),
-    "mask_models": (),
     "mask_losses": (),
     "sam2": (),
     "cpu_forward": ("--layers", "6", "--no-int8"),  # 24 layers and int8 take many minutes
     "folder": (),
 }
-SLOW: dict[str, tuple[str, ...]] = {"clip": ()}  # run only if named
+SLOW: dict[str, tuple[str, ...]] = {"clip": (), "serve": ("--seconds", "20")}  # run only if named
 
 
 def summary(name: str) -> str:

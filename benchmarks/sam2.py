@@ -42,7 +42,7 @@ IMAGE = 1024
 
 
 def smooth_image() -> Tensor:
-    """Return smooth random colours [3, 1024, 1024], uint8."""
+    """Return smooth random colors [3, 1024, 1024], uint8."""
     torch.manual_seed(0)
     small = torch.rand(1, 3, 24, 24) * 255
     return F.interpolate(small, size=(IMAGE, IMAGE), mode="bicubic").clamp(0, 255)[0].to(torch.uint8)

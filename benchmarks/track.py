@@ -10,7 +10,8 @@ its memory is measured for 200 frames at most.
 
 Prints, for each model and number of objects, milliseconds a frame and frames a second of both, our share of the
 reference's time, the difference of the masks, and memory on the device and of the process after 100 frames and at the
-end. With --video-frames also the frames a second of the whole pipeline on a file.
+end. With --video-frames also the frames a second of the whole pipeline on a file. With --profile also the time of each
+stage of our model: on the device between its first and last kernel, and of the host until the call returns.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from torch import Tensor
 
 from vitruvian import Sam2ImageProcessor, Sam2VideoProcessor, Sam2VideoVideoProcessor, TrackPrompt, pipeline
 from vitruvian.benchmarking.timing import describe_machine, relative_difference
-from vitruvian.files.video import VideoWriter
+from vitruvian.files.video import VideoReader, VideoWriter
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.pipelines import Failure
 
-_WARMUP = 20  # frames; more than the memories and object pointers that a model attends to
+_VIDEO_WARMUP = 40  # frames of a file; by then kernels are compiled and CUDA graphs captured
 _EARLY = 100  # frames after which memory is first measured
 _REFERENCE_FRAMES = 200  # most frames of the reference, which keeps all of them
 
@@ -64,7 +65,7 @@ class Stream:
             session.add_point_inputs(index, 0, {"point_coords": click.to(frames), "point_labels": labels})
         session.obj_with_new_inputs = list(range(objects))
 
-    def run(self, count: int) -> Tensor:
+    def run(self, count: int, *, synchronize: bool = True) -> Tensor:
         """Segment so many frames; return the masks of the last."""
         masks = torch.empty(0)
         with torch.inference_mode():
@@ -72,7 +73,8 @@ class Stream:
                 frame = self._frames[self._next % len(self._frames)]
                 masks = self._model(inference_session=self._session, frame=frame).pred_masks
                 self._next += 1
-        _synchronize(masks.device)
+        if synchronize:
+            _synchronize(masks.device)
         return masks
 
     def seconds(self, count: int) -> float:
@@ -117,7 +119,7 @@ def open_stream(models: dict[str, Any], whose: str, objects: int, frames: Tensor
 def measure_speed(models: dict[str, Any], objects: int, frames: Tensor, options: argparse.Namespace) -> dict[str, Any]:
     """Return the milliseconds of a frame of each implementation, and the difference of their masks."""
     streams = {whose: open_stream(models, whose, objects, frames) for whose in models}
-    last = {whose: stream.run(_WARMUP) for whose, stream in streams.items()}
+    last = {whose: stream.run(options.warmup) for whose, stream in streams.items()}
     taken: dict[str, list[float]] = {whose: [] for whose in models}
     for _ in range(options.rounds):
         for whose, stream in streams.items():
@@ -164,12 +166,83 @@ def measure_video(model: Sam2VideoModel, options: argparse.Namespace) -> dict[st
         with VideoWriter(path, 30, (1080, 1920)) as writer:
             for number in range(options.video_frames):
                 writer.write(np.roll(scene, 8 * number, 1))
+        start = time.perf_counter()
+        reading = sum(1 for _ in VideoReader(path)) / (time.perf_counter() - start)
         results = track(path, prompts=TrackPrompt(object_id=1, box=[400, 200, 900, 900]))
-        next(results)  # kernels are compiled and CUDA graphs captured
+        for _ in range(min(_VIDEO_WARMUP, options.video_frames // 2)):
+            next(results)
         start = time.perf_counter()
         count = sum(not isinstance(result, Failure) for result in results)
         seconds = time.perf_counter() - start
-    return {"frames": count, "fps": count / seconds}
+    return {"frames": count, "fps": count / seconds, "reading_fps": reading}
+
+
+class StageTimer:
+    """Times the stages of a model, each of which is a call of `run_captured`, without synchronizing the device."""
+
+    def __init__(self, model: Sam2VideoModel) -> None:
+        self._run, self._on_cuda = model.run_captured, model.device.type == "cuda"
+        self._host: dict[str, list[float]] = {}
+        self._events: dict[str, list[tuple[Any, Any]]] = {}
+
+    def __call__(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        name = function.__name__.strip("_").replace("_", " ")
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._on_cuda else []
+        for event in events[:1]:
+            event.record()
+        start = time.perf_counter()
+        result = self._run(function, *args, **kwargs)
+        self._host.setdefault(name, []).append(time.perf_counter() - start)
+        for event in events[1:]:
+            event.record()
+            self._events.setdefault(name, []).append((events[0], event))
+        return result
+
+    def rows(self, frames: int) -> dict[str, dict[str, float]]:
+        """Return the milliseconds of a frame of each stage on the device and on the host; synchronize first."""
+        return {
+            name: {
+                "device_ms": sum(first.elapsed_time(last) for first, last in self._events.get(name, [])) / frames,
+                "host_ms": sum(host) * 1e3 / frames,
+            }
+            for name, host in self._host.items()
+        }
+
+
+def measure_stages(model: Sam2VideoModel, objects: int, frames: Tensor, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the milliseconds of each stage of a frame, of the whole frame, and of the kernels that take longest."""
+    stream = open_stream({"ours": model}, "ours", objects, frames)
+    stream.run(options.warmup)
+    timer = StageTimer(model)
+    model.run_captured = timer  # type: ignore[method-assign]
+    try:
+        start = time.perf_counter()
+        with torch.inference_mode():
+            stream.run(options.section, synchronize=False)
+        host = time.perf_counter() - start
+        _synchronize(frames.device)
+        total = time.perf_counter() - start
+    finally:
+        del model.run_captured
+    found: dict[str, Any] = {"stages": timer.rows(options.section), "kernels": {}}
+    found["host_ms"], found["total_ms"] = (seconds * 1e3 / options.section for seconds in (host, total))
+    if frames.is_cuda:
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            stream.run(5)
+        kernels = sorted(profiler.key_averages(), key=lambda row: -row.self_device_time_total)[:20]
+        found["kernels"] = {row.key[:90]: [row.self_device_time_total / 5e3, row.count / 5] for row in kernels}
+    return found
+
+
+def print_stages(found: dict[str, Any]) -> None:
+    """Print what `measure_stages` returns."""
+    print("  stage                      ms on the device   ms on the host")
+    for name, row in found["stages"].items():
+        print(f"  {name:24} {row['device_ms']:18.3f} {row['host_ms']:16.3f}")
+    print(f"  {'a whole frame':24} {found['total_ms']:18.3f} {found['host_ms']:16.3f}")
+    for name, (milliseconds, count) in found["kernels"].items():
+        print(f"    {milliseconds:7.3f} ms, {count:5.1f} launches a frame: {name}")
 
 
 def _memory(device: torch.device) -> dict[str, float]:
@@ -214,8 +287,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="height and width of the model input")
     parser.add_argument("--frames", type=int, default=300, help="frames of the measurement of memory; 0 for none")
     parser.add_argument("--section", type=int, default=30, help="frames of a timed section")
+    parser.add_argument(
+        "--warmup", type=int, default=20, help="frames before; 17 fill the memory, 7 all of it but object pointers"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="timed sections of each implementation")
     parser.add_argument("--video-frames", type=int, default=0, help="frames of a 1080p file for the pipeline; 0: none")
+    parser.add_argument("--profile", action="store_true", help="print the time of each stage of our model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", help="by default bfloat16 on a GPU, float32 on the CPU")
     parser.add_argument("--no-reference", action="store_true", help="measure only our model")
@@ -238,11 +315,15 @@ def main() -> None:
             gc.collect()
             found["memory"] = measure_memory(models, objects, frames, options) if options.frames else {}
             print_case(name, objects, found)
+            if options.profile:
+                found["profile"] = measure_stages(models["ours"], objects, frames, options)
+                print_stages(found["profile"])
             measurements.append({"model": name, "objects": objects} | found)
             save(options, measurements)
         if options.video_frames:
             found = measure_video(models["ours"], options)
-            print(f"  ours       {found['fps']:7.1f} frames a second from a 1080p file, 1 object")
+            print(f"  ours       {found['fps']:7.1f} frames a second from a 1080p file, 1 object; ", end="")
+            print(f"{found['reading_fps']:.1f} if it is only decoded")
             measurements.append({"model": name, "video": found})
         save(options, measurements)
         del models

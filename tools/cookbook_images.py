@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def write_small(source: Path, target: Path) -> None:
-    """Write a small JPEG of an image; transparent parts get a plain colour."""
+    """Write a small JPEG of an image; transparent parts get a plain color."""
     with Image.open(source) as opened:
         image = opened.convert("RGBA")
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)

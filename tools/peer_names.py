@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import transformers
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING as AUTO_CLASSES
 
 import vitruvian
@@ -56,10 +57,12 @@ class ClassesByModelType:
 
 
 IMAGE_PROCESSOR_MAPPING = ClassesByModelType(IMAGE_PROCESSOR_MAPPING_NAMES)
+VIDEO_PROCESSOR_MAPPING = ClassesByModelType(VIDEO_PROCESSOR_MAPPING_NAMES)
 MODEL_MAPPING = ClassesByModelType(MODEL_MAPPING_NAMES)
 MODALITY_TO_AUTOPROCESSOR_MAPPING = {
     **{key: AUTO_CLASSES[key] for key in AUTO_CLASSES.keys()},  # noqa: SIM118 (not a dict: it has no __iter__)
     "image_processor": vitruvian.AutoImageProcessor,
+    "video_processor": vitruvian.AutoVideoProcessor,
 }
 get_image_processor_class_from_name = our_class
 

@@ -2,7 +2,8 @@
 
 python tools/readme_images.py
 
-examples/grace_hopper.jpg is a photograph of the US Navy, in the public domain. standing.jpg is rendered from CC0 assets.
+examples/grace_hopper.jpg is a photograph of the US Navy, in the public domain; standing.jpg is rendered from CC0
+assets.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "matte": ("matte", {}),
     "albedo": ("albedo", {}),
 }
-HEIGHT, MARGIN = 380, 12
+HEIGHT, MARGIN = 250, 8
 
 
 def main() -> None:
@@ -42,7 +43,7 @@ def main() -> None:
     sheet = contact_sheet(rows, titles=titles, row_titles=["photograph", "rendered"], height=HEIGHT)
     sheet = np.pad(sheet, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
     path = ROOT / "docs" / "images" / "tasks.jpg"
-    Image.fromarray(sheet).save(path, quality=88)
+    Image.fromarray(sheet).save(path, quality=82)
     print(f"{path}: {sheet.shape[1]}×{sheet.shape[0]}")
 
 

@@ -88,7 +88,7 @@ _PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
         "SemanticSegmenterOutput",
     ),
     "vitruvian.pipelines": ("Failure", "Results", "pipeline"),
-    "vitruvian.pipelines.tasks.track": ("TrackPrompt",),
+    "vitruvian.pipelines.video.track_prompt": ("TrackPrompt",),
     "vitruvian.processor": ("ImageProcessor", "set_legacy_results"),
     "vitruvian.results": (
         "Albedo", "Embedding", "Keypoint", "Masks", "Matte", "Normals", "Panoptic", "Parts", "People", "PersonPose",

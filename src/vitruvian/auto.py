@@ -18,10 +18,7 @@ from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matc
 from vitruvian.hub import (
     CONFIG_FILE,
     HubOptions,
-    has_builtin,
-    is_builtin,
     json_file,
-    local_path,
     pin_revision,
     split_hub_options,
 )
@@ -111,17 +108,6 @@ def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
     if values is None:
         raise CheckpointError(f"{source}: expected {CONFIG_FILE}, found none. Is this a checkpoint?")
     return values
-
-
-def packed_tasks(source: str | Path) -> tuple[str, ...]:
-    """Return the tasks of a local checkpoint of several tasks, such as ``"builtin"``, under their Sapiens2 names.
-
-    Empty for checkpoints of one task, and for those that are not on this machine: it does not use the network.
-    """
-    from vitruvian.models.sapiens2.packed import packed_table
-
-    is_local = has_builtin() if is_builtin(source) else local_path(source).is_dir()
-    return tuple(packed_table(source) or ()) if is_local else ()
 
 
 class AutoConfig:

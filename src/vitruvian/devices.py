@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitruvian.errors import InputError, MissingExtraError, near_matches
+from vitruvian.errors import InputError, MissingExtraError, WeightsError, near_matches
 from vitruvian.weights import WeightFiles
 
 
@@ -63,7 +63,21 @@ def choose_devices(
         return {name: checked_device(value) for name, value in device_map.items()}
     if device_map == "auto":
         return _automatic_devices(model, dtype, no_split_modules, max_memory)
-    return {"": checked_device("cpu" if device is None and device_map is None else device or device_map or 0)}
+    if device is None and device_map is None:
+        if (default := default_device()).type == "meta":
+            raise WeightsError(
+                subject="from_pretrained",
+                expected="a device that stores weights",
+                got="torch.device('meta') around it",
+                hint="Leave that context, or use from_config for a model without weights.",
+            )
+        return {"": default}
+    return {"": checked_device(device or device_map or 0)}
+
+
+def default_device() -> torch.device:
+    """Return the device of new tensors: that of a `torch.device` context, or of `torch.set_default_device`."""
+    return torch.empty(0).device
 
 
 def checked_device(value: object) -> torch.device:
@@ -127,7 +141,7 @@ def check_one_device(model: nn.Module, caller: str) -> None:
 
 
 def device_for(name: str, devices: dict[str, torch.device]) -> torch.device:
-    """Return the device of the longest entry that contains a name."""
+    """Return the device of a parameter: that of the most specific entry of the device map for it."""
     under = [entry for entry in devices if _lies_under(name, entry)]
     if not under:
         raise InputError(f"device_map: no entry covers {name}. Add one, or an entry '' for the rest.")

@@ -32,6 +32,9 @@ class VitruvianError(Exception):
     ``InputError(subject="boxes", expected="one or more", got="none", hint="Pass boxes or a detector.")``. Errors can be
     pickled.
 
+    Attributes:
+        limit: The name of the limit (`vitruvian.limits`) that the input exceeds, if that is the error.
+
     Args:
         message: The whole message, or what follows `subject` where that is set.
         subject: What the error is about: the name of an argument, or a file. Found in `message` where it starts with
@@ -40,6 +43,8 @@ class VitruvianError(Exception):
         got: What was there instead.
         hint: What to do next: a sentence.
     """
+
+    limit: str | None = None
 
     def __init__(
         self,
@@ -89,8 +94,8 @@ class CheckpointError(VitruvianError, OSError):
     """A checkpoint whose files are missing, truncated or unreadable."""
 
 
-class WeightsError(CheckpointError, ValueError):
-    """Weights that were read but do not match the model."""
+class WeightsError(CheckpointError, ValueError, RuntimeError):
+    """Weights that do not match the model, or that cannot be loaded into it."""
 
 
 class MissingExtraError(VitruvianError, ImportError):

@@ -17,6 +17,8 @@ from typing import IO
 
 from vitruvian.errors import ImageError, InputError, VitruvianError, near_matches
 
+MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
+MIN_TILE_SIDE = 2  # pixels
 _MIB, _GIB = 2**20, 2**30
 _CHUNK_BYTES = _MIB  # that `read_bounded` reads at a time
 _PREFIX = "VITRUVIAN_MAX_"
@@ -68,12 +70,14 @@ class Limits:
         """Raise `error` if `value` is above the limit `name`."""
         limit: int = getattr(self, name)
         if value > limit:
-            raise error(
+            problem = error(
                 subject=subject,
                 expected=f"at most {limit:,} {_UNITS.get(name, name.rpartition('_')[2])}".rstrip(),
                 got=f"{value:,}",
                 hint=f"If you trust it, raise the limit {name}: {limit_hint(name)}.",
             )
+            problem.limit = name
+            raise problem
 
 
 def limit_hint(name: str) -> str:
@@ -120,6 +124,11 @@ def read_bounded(stream: IO[bytes], limit: str, *, subject: str, error: type[Vit
 def parse_limits(texts: Mapping[str, str], *, subject: str = "limits") -> dict[str, int]:
     """Return limits by name from texts such as ``{"image_pixels": "4e8"}``."""
     _check_names(texts, subject)
+    return parse_numbers(texts, subject=subject)
+
+
+def parse_numbers(texts: Mapping[str, str], *, subject: str) -> dict[str, int]:
+    """Return positive whole numbers by name from texts such as ``"64"`` and ``"4e8"``."""
     parsed = {}
     for name, text in texts.items():
         try:

@@ -11,16 +11,16 @@ import re
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config
+from vitruvian.cuda.graphs import GraphCache
 from vitruvian.devices import (
     add_device_hooks,
     check_one_device,
@@ -28,16 +28,18 @@ from vitruvian.devices import (
     checked_dtype,
     choose_devices,
     choose_dtype,
-    device_for,
+    default_device,
     with_resident_modules,
 )
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
-from vitruvian.layers.checkpointed import CheckpointedLayer
 from vitruvian.layers.init import no_init_weights
+from vitruvian.loading import compute_buffers, init_missing, load_weights
 from vitruvian.ops.attention import check_implementation
-from vitruvian.ops.cuda_graphs import GraphCache
+from vitruvian.ops.dispatch import is_wrapped
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.quantization import check_quantization, quantize
+from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
     KeyMatch,
@@ -45,8 +47,6 @@ from vitruvian.weights import (
     WeightFiles,
     WeightNames,
     apply_renames,
-    check_finite,
-    check_floating,
     describe_mismatch,
     join_names,
     match_keys,
@@ -65,7 +65,7 @@ class _PreparesForInference(Protocol):
     def prepare_for_inference(self) -> None: ...
 
 
-class Model(AdapterMixin):
+class Model(AdapterMixin, TransformersMixin):
     """Base of all models. Subclasses set the class variables, build in `__init__` and call `post_init()` last.
 
     Attributes:
@@ -78,10 +78,10 @@ class Model(AdapterMixin):
     main_input_name: ClassVar[str] = "pixel_values"
     no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes whose instances are not split over devices
     resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # regular expressions of names in files -> names here
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for saving: names here -> names in files
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
-    supports_gradient_checkpointing: ClassVar[bool] = True
     captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
 
     def __init__(self, config: Config) -> None:
@@ -95,7 +95,6 @@ class Model(AdapterMixin):
         self.optimized = False
         self.fp8 = False
         self.graphs: GraphCache | None = None
-        self._input_grad_hook: RemovableHandle | None = None
 
     def post_init(self) -> None:
         """Finish construction: initialize weights and select the attention implementation."""
@@ -108,10 +107,9 @@ class Model(AdapterMixin):
 
     def init_weights(self) -> None:
         """Initialize all weights, and compute the buffers that are never saved, on their present device."""
-        target = self.device
         for module in self.modules():
             self.init_module(module)
-            reset_buffers(module, lambda _: target)
+        compute_buffers(self, {"": self.device})
 
     def init_module(self, module: nn.Module) -> None:
         """Initialize the parameters of `module` itself, without its children. Subclasses override it."""
@@ -133,23 +131,19 @@ class Model(AdapterMixin):
         Args:
             config: The configuration.
             dtype: Data type of the weights; float32 by default. `torch_dtype` is the older spelling.
-            device: Device of the weights; the CPU by default.
+            device: Device of the weights; by default that of new tensors, which is the CPU outside of a `torch.device`
+                context.
             attn_implementation: As in `from_pretrained`.
         """
         with no_init_weights():
             model = cls(config)
         if (chosen := torch_dtype if dtype is None else dtype) is not None:
             model.to(checked_dtype(chosen))
-        model.to_empty(device=checked_device("cpu" if device is None else device))
+        model.to_empty(device=default_device() if device is None else checked_device(device))
         model.init_weights()
         if attn_implementation is not None:
             model.set_attn_implementation(attn_implementation)
         return model
-
-    @classmethod
-    def _from_config(cls, config: Config, **options: Any) -> Self:
-        """Same as `from_config`, under the name by which other libraries call it."""
-        return cls.from_config(config, **options)
 
     @classmethod
     def from_pretrained(
@@ -171,6 +165,7 @@ class Model(AdapterMixin):
         strict: bool = False,
         output_loading_info: bool = False,
         check_finite: bool = True,
+        quantization_config: Any = None,
         **keywords: Any,
     ) -> Self:
         """Open a checkpoint and return the model in evaluation mode.
@@ -180,7 +175,8 @@ class Model(AdapterMixin):
                 ``facebook/sapiens2-pose-0.4b``.
             config: Configuration, or where to read it, instead of that of the checkpoint.
             dtype: Data type of the weights; by default the checkpoint's. `torch_dtype` is the older spelling.
-            device: Device of the whole model.
+            device: Device of the whole model; by default that of new tensors, which is the CPU outside of a
+                `torch.device` context.
             device_map: ``"auto"`` for the best device (several, by accelerate, if one is too small), a device, or a
                 table of module name → device.
             max_memory: Memory of each device that ``device_map="auto"`` may use, as accelerate takes it.
@@ -196,12 +192,15 @@ class Model(AdapterMixin):
             output_loading_info: Return a pair: the model, and a dict with the sets `missing_keys`, `unexpected_keys`
                 and `mismatched_keys`.
             check_finite: Raise on weights with NaN or infinite values.
+            quantization_config: A `TorchAoConfig` of transformers: how torchao quantizes the linear layers.
             keywords: Options of the Hub such as `revision` and `token` (see `HubOptions`), fields of the
                 configuration to change, such as `num_labels`, and further arguments of the constructor.
                 `low_cpu_mem_usage` and `trust_remote_code` have no effect: weights are always read one at a time, and
                 no code of a checkpoint runs.
         """
         keywords = _checked_keywords(keywords)
+        if quantization_config is not None:
+            check_quantization(quantization_config)
         hub_options, overrides = split_hub_options(keywords)
         arguments = {name: overrides.pop(name) for name in _constructor_arguments(cls) if name in overrides}
         location = "state_dict" if pretrained_model_name_or_path is None else pretrained_model_name_or_path
@@ -234,10 +233,13 @@ class Model(AdapterMixin):
             model, device, device_map, weight_dtype, no_split_modules=cls.no_split_modules, max_memory=max_memory
         )
         devices = with_resident_modules(devices, cls.resident_modules)
-        loaded = model._assign_weights(files, match, weight_dtype, devices, source, finite=check_finite)
-        model._init_missing(set(wanted) - loaded, weight_dtype, devices)
+        load_weights(model, files, match, weight_dtype, devices, source=source, finite=check_finite)
+        init_missing(model, set(wanted) - set(match.pairs.values()), weight_dtype, devices, model.init_module)
+        compute_buffers(model, devices)
         settings.name_or_path, settings.dtype = source, weight_dtype
         model.eval()
+        if quantization_config is not None:
+            quantize(model, quantization_config)
         add_device_hooks(model, devices, cls.no_split_modules)
         return (model, match.loading_info()) if output_loading_info else model  # type: ignore[return-value]
 
@@ -316,54 +318,6 @@ class Model(AdapterMixin):
                 stacklevel=3,
             )
 
-    def _assign_weights(
-        self,
-        files: WeightFiles,
-        match: KeyMatch,
-        dtype: torch.dtype,
-        devices: dict[str, torch.device],
-        source: str,
-        *,
-        finite: bool,
-    ) -> set[str]:
-        """Replace meta tensors by those of files; return their names. With `finite`, others are an error."""
-        for file_name, tensor in files.tensors():
-            name = match.pairs.get(file_name)
-            if name is None:
-                continue
-            if finite:
-                check_finite(name, tensor, source)
-            path, _, leaf = name.rpartition(".")
-            module = self.get_submodule(path)
-            if getattr(module, leaf).is_floating_point():
-                check_floating(name, tensor, source)
-            target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
-            _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
-        return set(match.pairs.values())
-
-    def _init_missing(self, names: set[str], dtype: torch.dtype, devices: dict[str, torch.device]) -> None:
-        """Initialize weights that no file has, and compute the buffers that are never saved."""
-        for path, module in self.named_modules():
-            prefix = f"{path}." if path else ""
-
-            def device_of(leaf: str, prefix: str = prefix) -> torch.device:
-                return device_for(prefix + leaf, devices)
-
-            leaves = [leaf for leaf, value in module._parameters.items() if value is not None]
-            leaves += [leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set]
-            if any(prefix + leaf in names for leaf in leaves):
-                loaded: dict[str, Tensor] = {}
-                for leaf in leaves:
-                    value: Tensor = getattr(module, leaf)
-                    if prefix + leaf not in names:
-                        loaded[leaf] = value
-                    target_dtype = dtype if value.is_floating_point() else value.dtype
-                    _set_tensor(module, leaf, torch.empty(value.shape, dtype=target_dtype, device=device_of(leaf)))
-                self.init_module(module)  # initializes all weights of the module
-                for leaf, value in loaded.items():
-                    _set_tensor(module, leaf, value)
-            reset_buffers(module, device_of)
-
     # ------------------------------------------------------------------ saving
 
     def save_pretrained(
@@ -398,6 +352,11 @@ class Model(AdapterMixin):
             raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
         if not is_main_process:
             return []
+        if state_dict is None and self._has_wrapped_weights():
+            raise InputError(
+                "save_pretrained: expected plain weights, got quantized or distributed ones. Save the model before it "
+                "is quantized, or pass a state_dict."
+            )
         folder = Path(save_directory).expanduser()
         if self.active_adapters():
             written = self.save_adapter(folder, state_dict)
@@ -405,8 +364,9 @@ class Model(AdapterMixin):
             self.config.architectures = [type(self).__name__]
             self.config.dtype = self.dtype
             written = self.config.save_pretrained(folder)
+            state = self.state_dict() if state_dict is None else state_dict
             written += save_weights(
-                self.state_dict() if state_dict is None else state_dict,
+                {apply_renames(name, self.saved_keys): tensor for name, tensor in state.items()},
                 folder,
                 max_shard_size=max_shard_size,
                 names=WeightNames(safe=safe_serialization, variant=variant),
@@ -426,7 +386,7 @@ class Model(AdapterMixin):
                 self.save_pretrained(folder, max_shard_size=max_shard_size), repo_id, replaces=SAVED_FILES, **options
             )
 
-    # ------------------------------------------------------------------ properties and embeddings
+    # ------------------------------------------------------------------ properties
 
     @property
     def device(self) -> torch.device:
@@ -439,54 +399,11 @@ class Model(AdapterMixin):
         """Data type of the first floating-point parameter."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
 
-    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """Number of parameters: all, those with gradients, those outside of embedding tables."""
-        tables = {m.weight for m in self.modules() if exclude_embeddings and isinstance(m, nn.Embedding)}
-        counted = (p for p in self.parameters() if p not in tables and (p.requires_grad or not only_trainable))
-        return sum(parameter.numel() for parameter in counted)
-
-    def get_memory_footprint(self, return_buffers: bool = True) -> int:
-        """Bytes of all parameters and, with `return_buffers`, buffers."""
-        tensors = [*self.parameters(), *(self.buffers() if return_buffers else ())]
-        return sum(tensor.nbytes for tensor in tensors)
-
     @property
     def base_model(self) -> Model:
         """The model without its head; the model itself where it has none."""
         base = getattr(self, self.base_model_prefix, None)
         return base if isinstance(base, Model) else self
-
-    @classmethod
-    def can_generate(cls) -> bool:
-        """Whether the model generates text: no."""
-        return False
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the layer that embeds the pixels: the first convolution."""
-        return self.get_submodule(self._input_embeddings_name())
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the layer that embeds the pixels."""
-        self.set_submodule(self._input_embeddings_name(), value)
-
-    def _input_embeddings_name(self) -> str:
-        names: Iterator[str] = (name for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
-        return next(names)
-
-    def get_output_embeddings(self) -> None:
-        """Return None: no model here predicts tokens of a vocabulary."""
-
-    def enable_input_require_grads(self) -> None:
-        """Have gradients flow to the embedded pixels even if the embedding is frozen, as adapters need it."""
-        self.disable_input_require_grads()
-        parent = self.get_submodule(self._input_embeddings_name().rpartition(".")[0])  # it may read the weights itself
-        self._input_grad_hook = parent.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
-
-    def disable_input_require_grads(self) -> None:
-        """Undo `enable_input_require_grads`."""
-        if self._input_grad_hook is not None:
-            self._input_grad_hook.remove()
-        self._input_grad_hook = None
 
     # ------------------------------------------------------------------ attention, and optimization of inference
 
@@ -517,12 +434,15 @@ class Model(AdapterMixin):
         check_one_device(self, "optimize")
         if fp8 and self.active_adapters():
             raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
-        if fp8 and (missing := self.missing_for_fp8()):
-            raise InputError(f"optimize: fp8 needs {missing}. Leave fp8 out.")
+        if fp8 and self._has_wrapped_weights():
+            raise InputError("optimize: fp8 needs plain weights, got quantized or distributed ones. Leave fp8 out.")
+        if fp8 and (obstacle := self.fp8_obstacle()):
+            raise InputError(f"optimize: fp8 needs {obstacle}. Leave fp8 out.")
         self.fp8 = fp8
-        self.prepare_for_inference()
+        if not self._has_wrapped_weights():
+            self.prepare_for_inference()
         self.optimized = True
-        self.graphs = GraphCache() if cuda_graphs else None
+        self.graphs = self.new_graph_cache() if cuda_graphs else None
         # On the instance, so that models without graphs, such as a model inside another, call `forward` directly.
         self.__dict__.pop("forward", None)
         if cuda_graphs and self.captures_forward:
@@ -535,14 +455,25 @@ class Model(AdapterMixin):
             if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
                 module.prepare_for_inference()
 
-    def missing_for_fp8(self) -> str:
-        """Return what ``optimize(fp8=True)`` lacks, or an empty string. Subclasses that support fp8 override it."""
+    def new_graph_cache(self) -> GraphCache:
+        """Return an empty cache of CUDA graphs for `optimize`. Subclasses override it."""
+        return GraphCache()
+
+    def _has_wrapped_weights(self) -> bool:
+        """Return whether weights are quantized by torchao, or distributed."""
+        return any(map(is_wrapped, self.parameters()))
+
+    def fp8_obstacle(self) -> str | None:
+        """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run.
+
+        Subclasses that support fp8 override it.
+        """
         return f"a Sapiens2 model, got {type(self).__name__}"
 
     def _reoptimize(self) -> None:
         """Repeat `optimize` after weights changed, if it was called. CUDA graphs are captured again."""
         if self.optimized:
-            self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and not self.missing_for_fp8())
+            self.optimize(cuda_graphs=self.graphs is not None, fp8=self.fp8 and self.fp8_obstacle() is None)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -579,43 +510,6 @@ class Model(AdapterMixin):
         self._reoptimize()
         return result
 
-    # ------------------------------------------------------------------ gradient checkpointing
-
-    def gradient_checkpointing_enable(
-        self,
-        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
-        every_n_layers: int = 1,
-        offload: bool = False,
-    ) -> None:
-        """Recompute layers in the backward pass of training, to save memory.
-
-        Args:
-            gradient_checkpointing_kwargs: Keywords of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
-            every_n_layers: Recompute the first of every so many layers only.
-            offload: Not supported; must be False.
-        """
-        if offload:
-            raise InputError("offload: expected False, got True. Use torch.autograd.graph.save_on_cpu around training.")
-        options = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
-        layers = self._checkpointed_layers()
-        if not layers:
-            raise InputError(f"{type(self).__name__}: has no layers that can be checkpointed.")
-        for number, layer in enumerate(layers):
-            layer.gradient_checkpointing, layer.checkpoint_options = number % every_n_layers == 0, options
-
-    def gradient_checkpointing_disable(self) -> None:
-        """Store all activations in training."""
-        for layer in self._checkpointed_layers():
-            layer.gradient_checkpointing = False
-
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        """Whether layers are recomputed in the backward pass."""
-        return any(layer.gradient_checkpointing for layer in self._checkpointed_layers())
-
-    def _checkpointed_layers(self) -> list[CheckpointedLayer]:
-        return [module for module in self.modules() if isinstance(module, CheckpointedLayer)]
-
     # ------------------------------------------------------------------ flags and outputs of `forward`
 
     def output_flags(self, **options: Unpack[OutputOptions]) -> OutputFlags:
@@ -639,7 +533,6 @@ class Model(AdapterMixin):
 _UNSUPPORTED = {
     "offload_folder": "Weights on disk are not supported: use a smaller variant, or several devices.",
     "proxies": "Set the environment variable HTTPS_PROXY instead.",
-    "quantization_config": "Use `optimize(fp8=True)`, or int8 by `vitruvian export`.",
 }
 
 
@@ -670,22 +563,3 @@ def _set_attention(module: nn.Module, implementation: str) -> None:
         setattr(module, "attn_implementation", implementation)  # noqa: B010
     for child in module.children():
         _set_attention(child, implementation)
-
-
-def reset_buffers(module: nn.Module, device_of: Callable[[str], torch.device]) -> None:
-    """Compute the never-saved buffers of a module after it was built on the meta device."""
-    if module._non_persistent_buffers_set:
-        reset: Callable[[], None] = module.reset_buffers  # type: ignore[assignment]
-        reset()
-        for leaf in module._non_persistent_buffers_set:
-            buffer = module._buffers[leaf]
-            module._buffers[leaf] = None if buffer is None else buffer.to(device_of(leaf))
-
-
-def _set_tensor(module: nn.Module, leaf: str, value: Tensor) -> None:
-    """Replace a parameter or buffer of a module."""
-    old = module._parameters.get(leaf)
-    if old is not None:
-        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
-    else:
-        module._buffers[leaf] = value

@@ -24,10 +24,10 @@ class Task:
         name: Its name everywhere: `pipeline(name)`, `vitruvian NAME`, `photo_NAME.json`.
         group: Whether it is about people or about anything.
         summary: What it does, in one line.
-        head: What Sapiens2 checkpoints call it (`facebook/sapiens2-HEAD-0.4b`); None where Sapiens2 does not do it.
-        auto_task: The key of its model classes in `vitruvian.auto`.
-        pipeline: Its pipeline class in `vitruvian.pipelines.tasks.NAME`; None for tasks that are only trained.
-        result: Its result class in `vitruvian.results`.
+        sapiens2_head: What Sapiens2 checkpoints call it (`facebook/sapiens2-HEAD-0.4b`); None where Sapiens2 does not
+            do it.
+        auto_key: The key of its model classes in `vitruvian.auto`.
+        result: Its result class in `vitruvian.results`; None for tasks that are only trained.
         image_files: The kinds of files that are written for an image by default.
         video_files: The kinds of files that are written for a video by default.
         aliases: Further names for `find_task`.
@@ -37,20 +37,28 @@ class Task:
     name: str
     group: Group
     summary: str
-    auto_task: str
-    head: str | None = None
-    pipeline: str | None = None
+    auto_key: str
+    sapiens2_head: str | None = None
     result: str | None = None
     image_files: tuple[str, ...] = ()
     video_files: tuple[str, ...] = ("mp4", "json")
     aliases: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
 
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether the task can be run; others are only trained."""
+        return self.result is not None
+
     def pipeline_class(self) -> Any:
-        """Import the class of its pipeline."""
-        if self.pipeline is None:
+        """Import the class of its pipeline: `NamePipeline` in `vitruvian.pipelines.tasks.name`."""
+        if not self.has_pipeline:
             raise InputError(f"task: {self.name!r} has no pipeline.")
-        return _import(f"vitruvian.pipelines.tasks.{self.name}", self.pipeline)
+        return _import(f"vitruvian.pipelines.tasks.{self.name}", f"{self.name.capitalize()}Pipeline")
+
+    def image_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of files that can be written for an image: endings, and the drawings."""
+        return (*(ending.lstrip(".") for ending in self.result_class().endings), *PLOTS)
 
     def result_class(self) -> Any:
         """Import the class of its results."""
@@ -73,60 +81,60 @@ _SAM2 = ("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")
 # fmt: off
 _ROWS = (
     Task("pose", "people", "308 keypoints of each person: body, hands, feet and face.",
-         auto_task="pose", head="pose", pipeline="PosePipeline", result="Pose", image_files=("json", "plot"),
+         auto_key="pose", sapiens2_head="pose", result="Pose", image_files=("json", "plot"),
          aliases=("keypoints", "pose-estimation", "keypoint-detection"),
          checkpoints=("facebook/sapiens2-pose-0.4b", "facebook/sapiens2-pose-1b")),
     Task("parts", "people", "29 body parts and clothes of each person.",
-         auto_task="semantic", head="seg", pipeline="PartsPipeline", result="Parts", image_files=("png", "plot"),
+         auto_key="semantic", sapiens2_head="seg", result="Parts", image_files=("png", "plot"),
          aliases=("seg", "body-parts"),
          checkpoints=("facebook/sapiens2-seg-0.4b", "facebook/sapiens2-seg-1b")),
     Task("normals", "people", "Surface normals of people.",
-         auto_task="normal", head="normal", pipeline="NormalsPipeline", result="Normals", image_files=("png",),
+         auto_key="normal", sapiens2_head="normal", result="Normals", image_files=("png",),
          aliases=("normal", "normal-estimation"),
          checkpoints=("facebook/sapiens2-normal-0.4b", "facebook/sapiens2-normal-1b")),
     Task("pointmap", "people", "A 3D point for each pixel of people.",
-         auto_task="pointmap", head="pointmap", pipeline="PointmapPipeline", result="Pointmap",
+         auto_key="pointmap", sapiens2_head="pointmap", result="Pointmap",
          image_files=("ply", "png"), aliases=("depth", "pointmap-estimation"),
          checkpoints=("facebook/sapiens2-pointmap-0.4b", "facebook/sapiens2-pointmap-1b")),
     Task("matte", "people", "People cut out of their background, with soft edges.",
-         auto_task="matting", head="matting", pipeline="MattePipeline", result="Matte",
+         auto_key="matting", sapiens2_head="matting", result="Matte",
          image_files=("png",), video_files=("webm", "json"), aliases=("matting", "cutout", "image-matting"),
          checkpoints=("facebook/sapiens2-matting-1b",)),
     Task("albedo", "people", "The colors of people without light and shadow.",  # no checkpoint is published
-         auto_task="albedo", head="albedo", pipeline="AlbedoPipeline", result="Albedo", image_files=("png",),
+         auto_key="albedo", sapiens2_head="albedo", result="Albedo", image_files=("png",),
          aliases=("albedo-estimation",)),
     Task("embed", "people", "Feature vectors of images, or of each patch.",
-         auto_task="model", pipeline="EmbedPipeline", result="Embedding", image_files=("npz",),
+         auto_key="model", result="Embedding", image_files=("npz",),
          aliases=("embedding", "features", "image-feature-extraction"),
          checkpoints=("facebook/sapiens2-pretrain-0.4b", "facebook/sapiens2-pretrain-0.1b")),
     Task("people", "people", "Bounding boxes of people.",
-         auto_task="people", head="people", aliases=("person-detection",)),
+         auto_key="people", sapiens2_head="people", aliases=("person-detection",)),
     Task("segment", "anything", "Masks of anything, from points, boxes or masks.",
-         auto_task="mask-generation", pipeline="SegmentPipeline", result="Masks", image_files=("json", "plot"),
+         auto_key="mask-generation", result="Masks", image_files=("json", "plot"),
          checkpoints=_SAM2),
     Task("masks", "anything", "Masks of everything in an image, without prompts.",
-         auto_task="mask-generation", pipeline="MaskGenerationPipeline", result="Masks", image_files=("json", "plot"),
+         auto_key="mask-generation", result="Masks", image_files=("json", "plot"),
          aliases=("mask-generation", "everything"), checkpoints=_SAM2),
     Task("track", "anything", "Objects tracked through a video, from points, boxes or masks.",
-         auto_task="tracking", pipeline="TrackPipeline", result="Track",
+         auto_key="tracking", result="Track",
          aliases=("tracking", "video-segmentation", "object-tracking"), checkpoints=_SAM2),
     Task("semantic", "anything", "A class for each pixel.",
-         auto_task="universal", pipeline="SemanticPipeline", result="Semantic", image_files=("png", "plot"),
+         auto_key="universal", result="Semantic", image_files=("png", "plot"),
          aliases=("semantic-segmentation",),
          checkpoints=("facebook/mask2former-swin-small-ade-semantic", "facebook/maskformer-swin-base-ade")),
     Task("instances", "anything", "A mask, a class and a score for each object.",
-         auto_task="universal", pipeline="InstancePipeline", result="Masks", image_files=("json", "plot"),
+         auto_key="universal", result="Masks", image_files=("json", "plot"),
          aliases=("instance", "instance-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco")),
     Task("panoptic", "anything", "A class for each pixel, and objects told apart.",
-         auto_task="universal", pipeline="PanopticPipeline", result="Panoptic", image_files=("png", "json", "plot"),
+         auto_key="universal", result="Panoptic", image_files=("png", "json", "plot"),
          aliases=("panoptic-segmentation", "image-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-cityscapes-panoptic", "facebook/maskformer-swin-base-coco")),
 )
 # fmt: on
 TASKS = {task.name: task for task in _ROWS}
 _BY_NAME = {name: task for task in TASKS.values() for name in (task.name, *task.aliases)}
-PIPELINE_TASKS = tuple(task.name for task in TASKS.values() if task.pipeline is not None)
+PIPELINE_TASKS = tuple(task.name for task in TASKS.values() if task.has_pipeline)
 
 
 def find_task(name: str) -> Task:
@@ -144,4 +152,4 @@ def find_task(name: str) -> Task:
 
 def task_of_head(head: str) -> Task:
     """Return the task that Sapiens2 checkpoints call `head`."""
-    return next(task for task in TASKS.values() if task.head == head)
+    return next(task for task in TASKS.values() if task.sapiens2_head == head)

@@ -20,7 +20,7 @@ from PIL import Image
 import vitruvian
 from tests.markdown_code import Block, fenced_blocks, python_blocks
 from tests.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, save_sapiens2, working_in
-from vitruvian.cli import program, run
+from vitruvian.cli.app import program, run
 from vitruvian.files.video import VideoWriter
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.training.config import TrainConfig, read_config

@@ -74,3 +74,12 @@ def test_errors_that_differ_in_classes_numbers_and_paths_are_one_group(tool):
     assert tool.error_group(first) == tool.error_group(second)
     assert tool.error_group(first).startswith("OSError: *Config: …/x.json is # bytes")
     assert "Swin" in tool.error_group("NotImplementedError: vitruvian has no SwinForImageClassification")
+
+
+def test_the_table_counts_passes_and_failures_that_differ_in_the_text_of_an_error(tool):
+    passed, other = tool.Outcome("passed"), tool.Outcome("failed", "AssertionError: 1 != 2")
+    text = tool.Outcome("failed", 'AssertionError: "not supported" does not match "expected one of a, b, got c"')
+    table = tool.count_table(("family",), [(("swin",), passed), (("swin",), text), (("sam2",), other)])
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert cells[0] == ["family", "reference passes", "ours passes", "%", "other error text"]
+    assert cells[2:] == [["swin", "2", "1", "50.0", "1"], ["sam2", "1", "0", "0.0", ""], ["all", "3", "1", "33.3", "1"]]

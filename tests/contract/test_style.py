@@ -46,6 +46,42 @@ def test_sources_do_not_use_the_shared_folder_or_the_reference() -> None:
     assert not [name_of(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]
 
 
+SPELLING = re.compile(r"colour|centre|centring|grey|picture", re.IGNORECASE)
+# Public names, contents of files, and earlier names that are still accepted.
+KEPT = (
+    '"colour"', "colour: ``", "colours:", "`colours`", ".colours", '"grey"', '"whole picture"', '"picture"',
+    '"pictures"', "def pictures",
+)  # fmt: skip
+UNCHECKED = ("pipelines", "cli")  # folders whose words are still to be changed
+
+
+def misspelled(text: str) -> list[str]:
+    """Return the words with another spelling than ours: color, center, gray, image."""
+    for kept in KEPT:
+        text = text.replace(kept, "")
+    return SPELLING.findall(text)
+
+
+def test_spelling() -> None:
+    found = {}
+    for path in SOURCES:
+        if path.relative_to(ROOT / "src" / "vitruvian").parts[0] not in UNCHECKED:
+            found[name_of(path)] = misspelled(path.read_text(encoding="utf-8"))
+    assert not {name: words for name, words in found.items() if words}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("the Colour of pixel centres", ["Colour", "centre"]),
+        ('{"colour": 1.0}', []),
+        ("greyscale pictures", ["grey", "picture"]),
+    ],
+)
+def test_pattern_of_spelling(text: str, words: list[str]) -> None:
+    assert misspelled(text) == words
+
+
 @pytest.mark.parametrize(
     ("text", "bad"),
     [

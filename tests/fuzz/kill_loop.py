@@ -82,14 +82,14 @@ def _make_inputs(root: Path) -> int:
     from PIL import Image
 
     from tests.unit.files.clips import make_clip
-    from tests.unit.pipelines.case import parts_of, picture
+    from tests.unit.pipelines.case import parts_of, sample_image
 
     for one in parts_of("normals"):
         one.save_pretrained(root / "normals")
     (root / "images").mkdir()
     for number in range(_IMAGES):
-        Image.fromarray(picture(number, (120, 160))).save(root / "images" / f"{number:03d}.png")
-    scene = picture(4, (96, 128))
+        Image.fromarray(sample_image(number, (120, 160))).save(root / "images" / f"{number:03d}.png")
+    scene = sample_image(4, (96, 128))
     make_clip(root / "clip.mp4", [np.roll(scene, number, 1) for number in range(_FRAMES)], rate=1)
     return 0
 

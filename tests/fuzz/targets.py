@@ -24,7 +24,7 @@ from tests.tiny import SIZE_HW
 from tests.tiny_packed import tiny_multitask
 from tests.unit.images.samples import encode, photo
 from tests.unit.models.sam2.test_convert import original as original_sam2
-from tests.unit.pipelines.case import opened, parts_of, picture
+from tests.unit.pipelines.case import opened, parts_of, sample_image
 from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation, Sam2Config, Sam2Model
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.commands.tasks import PointmapCommand
@@ -111,7 +111,7 @@ def videos(folder: Path) -> list[Seed]:
             video.pix_fmt = "yuv422p10le" if codec == "prores_ks" else "yuv420p"
             audio: Any = container.add_stream(sound, rate=44_100, layout="stereo") if sound else None
             for number in range(12):
-                container.mux(video.encode(av.VideoFrame.from_ndarray(picture(number, (48, 64)), format="rgb24")))
+                container.mux(video.encode(av.VideoFrame.from_ndarray(sample_image(number, (48, 64)), format="rgb24")))
             container.mux(video.encode())
             if audio is not None:
                 container.mux(audio.encode(tone(1.2)))
@@ -278,7 +278,7 @@ def _open_model(path: Path, *, model: Any) -> None:
 
 
 def _open_processor(path: Path) -> None:
-    AutoImageProcessor.from_pretrained(path.parent)(picture(1), return_tensors="pt")
+    AutoImageProcessor.from_pretrained(path.parent)(sample_image(1), return_tensors="pt")
 
 
 # ------------------------------------------------------------------------------------------------ converters
@@ -380,8 +380,8 @@ def tables(folder: Path) -> list[Seed]:
 def _read_boxes(path: Path) -> None:
     detector = BoxesFile(path, threshold=0.1)
     for source, frame in (("x/a.jpg", None), ("clip.mp4", 3), ("000000000139.jpg", None)):
-        detector.find_in(picture(), source=source, frame=frame)
-    detector.find(picture())
+        detector.find_in(sample_image(), source=source, frame=frame)
+    detector.find(sample_image())
 
 
 def _extend_dataset(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.unit.pipelines.case import parts_of, picture
+from tests.unit.pipelines.case import parts_of, sample_image
 from vitruvian.cli import run
 
 # Hub name -> the pipeline whose tiny model stands for it
@@ -69,7 +69,7 @@ def save_images(folder: Path, count: int, *, size_hw: tuple[int, int] = (40, 56)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:03d}.jpg" for number in range(first, first + count)]
     for number, path in enumerate(paths, first):
-        Image.fromarray(picture(number, size_hw)).save(path, quality=92)
+        Image.fromarray(sample_image(number, size_hw)).save(path, quality=92)
     return paths
 
 

@@ -16,8 +16,9 @@ import vitruvian.cli as cli
 from tests.hub_server import HubServer, Repository
 from tests.integration.cli_case import process
 from tests.shared import SHARED, needs_shared
+from vitruvian.cli import app
 from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENCES, known_checkpoints
-from vitruvian.cli.outputs import _save_kinds, image_kinds
+from vitruvian.cli.output_plan import _save_kinds
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
@@ -55,9 +56,9 @@ def test_listed_parameter_counts_are_those_of_the_models() -> None:
 
 
 def test_every_task_is_a_command() -> None:
-    assert {*cli.COMMANDS[cli.PEOPLE], *cli.COMMANDS[cli.ANYTHING]} == set(PIPELINE_TASKS)
+    assert {*app.COMMANDS[app.PEOPLE], *app.COMMANDS[app.ANYTHING]} == set(PIPELINE_TASKS)
     for task in (TASKS[name] for name in PIPELINE_TASKS):
-        assert set(task.image_files) <= set(image_kinds(task))
+        assert set(task.image_files) <= set(task.image_kinds())
         assert set(task.video_files) <= set(_save_kinds(task))
 
 

@@ -47,7 +47,7 @@ def test_pipes_in_this_process(
     assert command("pose", "-", "--save", "json") == 0
     captured = json.loads(capsysbinary.readouterr().out)
     assert captured["source"] == "standard input"
-    assert command("pose", *paths, "--out", "-", "--save", "json", "-q") == 0  # a line a picture
+    assert command("pose", *paths, "--out", "-", "--save", "json", "-q") == 0  # a line a image
     captured = capsysbinary.readouterr()
     assert [line["source"] for line in json_lines(captured.out.decode())] == [str(path) for path in paths]
     Stdin.buffer = BytesIO()

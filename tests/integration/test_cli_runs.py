@@ -30,10 +30,10 @@ def names(folder: Path) -> set[str]:
     }
 
 
-def test_a_folder_with_broken_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_broken_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = save_images(tmp_path / "in", 12)
     truncate_file(paths[3])
-    paths[7].write_text("not a picture")
+    paths[7].write_text("not a image")
     (tmp_path / "in" / "notes.txt").write_text("neither")
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
     captured = capsys.readouterr()
@@ -80,11 +80,11 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert written.stat().st_mtime_ns == stamp
     assert "1 done" in run("--overwrite")
     assert written.stat().st_mtime_ns > stamp
-    assert "1 again" in run("--boxes", "1,1,20,20")  # other settings
+    assert "1 redone" in run("--boxes", "1,1,20,20")  # other settings
     os.utime(path, ns=(1, 1))
     assert "0 done, 1 skipped" in run("--boxes", "1,1,20,20")  # a small file is known by its content
     save_images(tmp_path / "other", 1, first=3)[0].replace(path)
-    assert "1 again" in run("--boxes", "1,1,20,20")  # another image under the same name
+    assert "1 redone" in run("--boxes", "1,1,20,20")  # another image under the same name
     written.unlink()
     assert "1 done" in run()
 
@@ -186,9 +186,7 @@ def test_what_is_wrong_with_a_command(
     assert captured.out == ""
 
 
-def test_what_is_wrong_with_a_picture_is_said_of_options_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_with_a_image_is_said_of_options_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_images(tmp_path / "in", 1)
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--boxes", "1,2,30,20", "--boxes", "5,5,5,9") == 1
     assert "000.jpg: --boxes number 2: expected x1, y1, x2, y2" in capsys.readouterr().err

@@ -1,10 +1,11 @@
-"""Each command on a picture: everything it can write is opened again by another reader."""
+"""Each command on a image: everything it can write is opened again by another reader."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import shlex
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,28 +16,29 @@ from PIL import Image
 import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, pixels
 from tests.tiny_packed import install
-from tests.unit.pipelines.case import picture, write_clip
+from tests.unit.pipelines.case import sample_image, write_clip
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.outputs import image_kinds
+from vitruvian.cli.output_plan import image_kinds
 from vitruvian.tasks import TASKS
 
+SCHEMA = Path(__file__).parents[2] / "docs/schemas/result-1.json"
 SIZE = (90, 130)
 COCO = ("pose", "parts", "segment", "masks", "semantic", "instances", "panoptic")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def photo(workspace: Path) -> None:
-    Image.fromarray(picture(3, SIZE)).save(workspace / "photo.jpg")
+    Image.fromarray(sample_image(3, SIZE)).save(workspace / "photo.jpg")
     if importlib.util.find_spec("av") is not None:
-        write_clip(workspace / "clip.mp4", [picture(3, SIZE)] * 5)
+        write_clip(workspace / "clip.mp4", [sample_image(3, SIZE)] * 5)
 
 
 # ------------------------------------------------------------------------------------------------ readers
 
 
-def is_picture(path: Path) -> None:
+def is_image(path: Path) -> None:
     assert pixels(path).shape[:2] == SIZE
 
 
@@ -50,6 +52,8 @@ def is_json(path: Path) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
     assert values["size_hw"] == list(SIZE)
     assert values["source"] == "photo.jpg"
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(values, json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 
 def is_npz(path: Path) -> None:
@@ -73,12 +77,33 @@ def is_cloud(path: Path) -> None:
     assert np.isfinite(points).all()
 
 
+def is_labels(path: Path) -> None:
+    """Lines of YOLO: a class, and shares of the image."""
+    for line in path.read_text().splitlines():
+        number, *shares = map(float, line.split())
+        assert number == int(number) >= 0
+        assert all(0 <= share <= 1 or share == 2 for share in shares)  # 2 is a visible keypoint
+
+
+def is_zip_of_images(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        for name in archive.namelist():
+            with archive.open(name) as file, Image.open(file) as image:
+                assert image.width <= SIZE[1]
+                assert image.height <= SIZE[0]
+
+
 READERS: dict[str, Callable[[Path], None]] = {
     "json": is_json,
     "npz": is_npz,
     "exr": is_exr,
     "ply": is_cloud,
     "glb": is_cloud,
+    "mesh.glb": is_cloud,
+    "txt": is_labels,
+    "crops.zip": is_zip_of_images,
+    "parts.zip": is_zip_of_images,
     "plot": is_plot,
     "plot.jpg": is_plot,
 }
@@ -92,10 +117,10 @@ def test_everything_that_a_command_writes_opens_elsewhere(name: str, tmp_path: P
     endings = {kind: f".{kind}" for kind in kinds} | {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}
     assert found == {f"photo_{name}{ending}" for ending in endings.values()}
     for kind, ending in endings.items():
-        READERS.get(kind, is_picture)(tmp_path / f"photo_{name}{ending}")
+        READERS.get(kind, is_image)(tmp_path / f"photo_{name}{ending}")
 
 
-def test_pictures_mean_what_they_should(tmp_path: Path) -> None:
+def test_images_mean_what_they_should(tmp_path: Path) -> None:
     assert command("parts", "photo.jpg", "-o", tmp_path) == 0
     with Image.open(tmp_path / "photo_parts.png") as image:
         assert image.mode == "P"
@@ -112,7 +137,7 @@ def test_datasets_open_with_pycocotools(name: str, tmp_path: Path) -> None:
     coco = pytest.importorskip("pycocotools.coco")
     masks = pytest.importorskip("pycocotools.mask")
     for number in range(2):
-        Image.fromarray(picture(number, SIZE)).save(tmp_path / f"{number}.png")
+        Image.fromarray(sample_image(number, SIZE)).save(tmp_path / f"{number}.png")
     assert command(name, tmp_path, "-o", tmp_path / "out", "--coco", tmp_path / "all.json", "-q") == 0
     if name == "panoptic":
         values = json.loads((tmp_path / "all.json").read_text())
@@ -134,7 +159,7 @@ def test_datasets_open_with_pycocotools(name: str, tmp_path: Path) -> None:
 def test_a_dataset_is_added_to(tmp_path: Path) -> None:
     arguments = ("-o", tmp_path / "out", "--coco", tmp_path / "all.json", "-q")
     for number in range(3):
-        Image.fromarray(picture(number, SIZE)).save(tmp_path / f"{number}.png")
+        Image.fromarray(sample_image(number, SIZE)).save(tmp_path / f"{number}.png")
     assert command("instances", tmp_path / "0.png", tmp_path / "1.png", *arguments) == 0
     before = json.loads((tmp_path / "all.json").read_text())
     assert command("instances", tmp_path, *arguments) == 0

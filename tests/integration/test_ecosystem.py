@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,31 @@ def test_lora_reaches_every_linear_layer(case: FamilyCase) -> None:
     torch.testing.assert_close(optimized, merged, atol=1e-3, rtol=1e-3)
 
 
+# As they are written for transformers: ends of names, and a regular expression of whole names.
+TARGETS: dict[str, tuple[list[str], str]] = {
+    "sapiens2-pose": (["q_proj", "v_proj"], r"model\.model\.layer\.\d+\.mlp\.(gate|down)_proj"),
+    "sam2-clicks": (["qkv", "q_proj"], r"mask_decoder\.transformer\.layers\.\d+\.\w+\.(k|o)_proj"),
+    "maskformer-instance": (["query", "value", "o_proj"], r".*transformer_module\.decoder\.layers\.\d+\.mlp\.fc[12]"),
+    "mask2former-universal": (["q_proj", "v_proj"], r".*encoder\.swin\.encoder\.layers\.\d+\.blocks\.\d+\.mlp\.fc[12]"),
+}
+
+
+@each_family
+@pytest.mark.parametrize("kind", [0, 1], ids=["ends", "expression"])
+def test_target_modules_written_for_transformers(case: FamilyCase, kind: int) -> None:
+    """An adapter is on the same layers as in transformers."""
+    peft = pytest.importorskip("peft")
+    ours = new_model(case)
+    cls = getattr(transformers, case.cls.__name__)
+    theirs = cls(cls.config_class.from_dict(ours.config.to_dict()))
+    found, wanted = (
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=TARGETS[case.name][kind], r=2))
+        for model in (ours, theirs)
+    )
+    assert set(found.targeted_module_names) == set(wanted.targeted_module_names)
+    assert peft.get_peft_model_state_dict(found).keys() == peft.get_peft_model_state_dict(wanted).keys()
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=lambda case: case.name)
 def test_lora_with_trainer(case: FamilyCase, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
@@ -225,13 +251,28 @@ def test_saving_in_the_manner_of_accelerate(tmp_path: Path) -> None:
     case, accelerator = CASES[3], accelerate.Accelerator(cpu=True)
     model = accelerator.prepare(new_model(case))
     unwrapped = accelerator.unwrap_model(model)
-    options = {"save_function": accelerator.save, "state_dict": accelerator.get_state_dict(model)}
+    state = accelerator.get_state_dict(model)
+    gathered = {name: value + 1 if value.is_floating_point() else value for name, value in state.items()}
+    written = []
+
+    def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        written.append(path)
+        accelerator.save(tensors, path)
+
+    options = {"save_function": save, "state_dict": gathered}
     unwrapped.save_pretrained(tmp_path / "other", is_main_process=False, **options)
-    assert not list(tmp_path.glob("other/*.safetensors"))
-    unwrapped.save_pretrained(tmp_path / "main", is_main_process=accelerator.is_main_process, **options)
-    opened = case.cls.from_pretrained(tmp_path / "main")
-    for name, value in opened.state_dict().items():
-        assert torch.equal(value, unwrapped.state_dict()[name])
+    assert not (tmp_path / "other").exists()
+    for safe in (True, False):
+        folder = tmp_path / str(safe)
+        unwrapped.save_pretrained(
+            folder, is_main_process=accelerator.is_main_process, safe_serialization=safe, **options
+        )
+        assert (folder / ("model.safetensors" if safe else "pytorch_model.bin")).exists()
+        assert len(written) == (0 if safe else 1)
+        opened = case.cls.from_pretrained(folder)
+        for name, value in opened.state_dict().items():
+            if "empty_weight" not in name:  # follows from the configuration
+                assert torch.equal(value, gathered[name]), name
 
 
 # ----------------------------------------------------------------------------------------------------- pipelines
@@ -287,17 +328,39 @@ def test_names_of_tasks_in_transformers(name: str, task: str, tmp_path: Path) ->
 # -------------------------------------------------------------------------------------------------- quantization
 
 
-def test_quantization_after_loading(tmp_path: Path) -> None:
+@each_family
+def test_quantization_by_torchao(case: FamilyCase, tmp_path: Path) -> None:
     quantization = pytest.importorskip("torchao.quantization")
-    case = CASES[0]
     model = new_model(case).eval()
-    inputs = case.inputs(1, torch.Generator().manual_seed(0))
+    model.save_pretrained(tmp_path)
+    names = linear_names(model)
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig(), modules_to_not_convert=[names[0]])
+    quantized = case.cls.from_pretrained(tmp_path, quantization_config=config)
+    kinds = {name: type(quantized.get_submodule(name).weight).__name__ for name in names}
+    assert kinds.pop(names[0]) == "Parameter"
+    assert set(kinds.values()) == {"Int8Tensor"}
+
+    inputs = case.inputs(1, torch.Generator().manual_seed(0)) | case.options
     with torch.no_grad():
-        want = model(**inputs)[case.output]
-        quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-        found = model(**inputs)[case.output]
+        want, found = model(**inputs)[case.output], quantized(**inputs)[case.output]
+        optimized = quantized.optimize(cuda_graphs=False)(**inputs)[case.output]
     assert not torch.equal(found, want)
     assert (found - want).abs().max() < 0.1 * want.abs().max()
+    torch.testing.assert_close(optimized, found)
+    with pytest.raises(vitruvian.InputError, match="Save the model before it is quantized"):
+        quantized.save_pretrained(tmp_path)
+    with pytest.raises(vitruvian.InputError, match="fp8 needs plain weights"):
+        quantized.optimize(fp8=True)
+
+
+def test_other_quantizations_are_errors(tmp_path: Path) -> None:
+    new_model(CASES[0]).save_pretrained(tmp_path)
+    load = CASES[0].cls.from_pretrained
+    other = SimpleNamespace(quant_method="bitsandbytes", load_in_8bit=True)
+    with pytest.raises(vitruvian.InputError, match=r"got a configuration of bitsandbytes\. Other libraries"):
+        load(tmp_path, quantization_config=other)
+    with pytest.raises(vitruvian.InputError, match="quantization_config: expected a TorchAoConfig, got 'int8'"):
+        load(tmp_path, quantization_config="int8")
 
 
 @pytest.fixture(autouse=True)

@@ -36,15 +36,15 @@ def drawn_shapes() -> list[LabeledImage]:
     for number in range(3):
         ground = y > 40 + 12 * number
         ids = np.where(ground, 2, 1)
-        centres = [(24, 24 + 6 * number), (66, 30), (40 + 8 * number, 70)]
+        centers = [(24, 24 + 6 * number), (66, 30), (40 + 8 * number, 70)]
         disc, box, other = (
             (y - cy) ** 2 + (x - cx) ** 2 < 15**2 if kind else (abs(y - cy) < 13) & (abs(x - cx) < 13)
-            for (cy, cx), kind in zip(centres, (True, False, number % 2), strict=True)
+            for (cy, cx), kind in zip(centers, (True, False, number % 2), strict=True)
         )
         for segment, shape in enumerate((disc, box, other), start=3):
             ids[shape] = segment
-        colours = np.array([(0, 0, 0), (90, 140, 220), (70, 150, 60), (220, 60, 50), (230, 200, 60), (200, 80, 160)])
-        pixels = colours[ids] + random.normal(0, 8, (SIDE, SIDE, 3))
+        colors = np.array([(0, 0, 0), (90, 140, 220), (70, 150, 60), (220, 60, 50), (230, 200, 60), (200, 80, 160)])
+        pixels = colors[ids] + random.normal(0, 8, (SIDE, SIDE, 3))
         labels = [0, 1, 2, 3, 2 if number % 2 else 3]
         segments = [{"id": segment, "label_id": label} for segment, label in enumerate(labels, start=1)]
         images.append((Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), ids, segments))

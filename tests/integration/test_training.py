@@ -26,8 +26,8 @@ from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets import stream as stream_module
 from vitruvian.training.log import METRICS_FILE, read_metrics
 from vitruvian.training.loop import train
-from vitruvian.training.models import open_models
 from vitruvian.training.objectives import TASK_WEIGHTS
+from vitruvian.training.task_models import open_models
 
 pytest.importorskip("accelerate")
 
@@ -64,10 +64,10 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_each_task_learns(task: str, folder: Path, tmp_path: Path):
-    still = {"flip": 0.0, "scale": 0.0, "shift": 0.0, "colour": 0.0, "grey": 0.0}
+    still = {"flip": 0.0, "scale": 0.0, "shift": 0.0, "color": 0.0, "gray": 0.0}
     config = small_run(
         tmp_path, folder, task, steps=18, data__augment=still, data__batch_size=6, optimizer__lr=1e-2,
-        optimizer__layer_decay=1.0, data__view="picture" if task == "people" else "person",
+        optimizer__layer_decay=1.0, data__view="image" if task == "people" else "person",
     )  # fmt: skip
     result = train(config)
     assert (result.steps, result.skipped, result.interrupted) == (18, 0, False)
@@ -79,7 +79,7 @@ def test_each_task_learns(task: str, folder: Path, tmp_path: Path):
 def test_several_tasks_together(folder: Path, tmp_path: Path):
     config = small_run(
         tmp_path, folder, "seg", "normal", "matting", steps=8, precision="bfloat16", accumulation=2,
-        model__loss_weights={"normal": 0.7}, data__validation=str(folder), evaluation__pictures=3,
+        model__loss_weights={"normal": 0.7}, data__validation=str(folder), evaluation__images=3,
         model__gradient_checkpointing=True,
     )  # fmt: skip
     result = train(config)
@@ -287,6 +287,8 @@ def test_the_commands(tmp_path: Path):
     assert isinstance(AutoModelForSemanticSegmentation.from_pretrained(tmp_path / "run" / "model"), nn.Module)
     out = call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), "--json", str(tmp_path / "scores.json"))
     assert "parts.mean_iou" in out
+    earlier_names = ("--view", "picture", "--pictures", "2")
+    assert call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), *earlier_names) != out
     assert "seg" in json.loads((tmp_path / "scores.json").read_text())["scores"]
     for arguments, said in [
         (("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), "--task", "pose"), "--task"),

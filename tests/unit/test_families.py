@@ -170,6 +170,24 @@ def test_from_config_fills_every_weight(case: FamilyCase) -> None:
     assert run(model, case, inputs(case)).isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore::vitruvian.errors.NewWeightsWarning")
+def test_weights_that_files_lack_are_initialized_as_in_a_new_model(
+    case: FamilyCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = case.cls.init_module
+
+    def seeded(model: Model, module: torch.nn.Module) -> None:
+        torch.manual_seed(0)
+        original(model, module)
+
+    monkeypatch.setattr(case.cls, "init_module", seeded)
+    new = case.cls(case.config())
+    loaded = case.cls.from_pretrained(None, config=case.config(), state_dict={})
+    assert loaded.state_dict().keys() == new.state_dict().keys()
+    for name, value in new.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
 def test_takes_other_sizes(case: FamilyCase) -> None:
     if not case.sizes:
         pytest.skip("takes one size")

@@ -674,12 +674,19 @@ class TestKeywordsOfTransformers:
         with pytest.raises(InputError, match="offload: expected False"):
             model.gradient_checkpointing_enable(offload=True)
 
+    def test_devices_of_a_context(self, pose: Path) -> None:
+        with torch.device("meta"):
+            assert Sapiens2Model.from_config(tiny_config()).device.type == "meta"
+            with pytest.raises(RuntimeError, match=r"got torch.device\('meta'\) around it"):
+                Sapiens2ForPoseEstimation.from_pretrained(pose)
+            assert Sapiens2ForPoseEstimation.from_pretrained(pose, device="cpu").device.type == "cpu"
+
     def test_attention_of_parts(self) -> None:
         model = Mask2FormerForUniversalSegmentation(mask2former.tiny())
         model.set_attn_implementation({"backbone_config": "eager"})
         assert model.config._attn_implementation == "sdpa"
         assert model.config.backbone_config._attn_implementation == "eager"
-        inner = model.model.pixel_level_module.encoder.encoder.layers[0].blocks[0].attention.self
+        inner = model.model.pixel_level_module.encoder.swin.encoder.layers[0].blocks[0].attention
         assert inner.attn_implementation == "eager"
         with pytest.raises(ConfigError, match="head_config"):
             model.set_attn_implementation({"head_config": "eager"})

@@ -352,10 +352,6 @@ class TestArguments:
         with pytest.raises(InputError, match="target_sizes: expected"):
             processor.size_list("target_sizes", sizes, 2)
 
-    def test_layouts(self) -> None:
-        assert processor.channels_first(torch.zeros(5, 7)).shape == (3, 5, 7)
-        assert processor.channels_first(torch.zeros(5, 7, 3)).shape == (3, 5, 7)
-
 
 def test_what_a_person_gives_is_not_changed() -> None:
     size = {"height": 32, "width": 48}

@@ -10,7 +10,7 @@ from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 from rich.filesize import decimal
 
-from vitruvian.auto import AutoConfig, packed_tasks, saved_class
+from vitruvian.auto import AutoConfig, saved_class
 from vitruvian.cli.known_checkpoints import LICENCES
 from vitruvian.devices import choose_dtype
 from vitruvian.errors import CheckpointError, InputError
@@ -18,7 +18,7 @@ from vitruvian.export.runtime import SIGNATURE_FILE
 from vitruvian.hub import WEIGHT_ENDINGS, HubOptions, is_builtin, is_local, local_folder
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.packed import read_multitask
+from vitruvian.models.sapiens2.packed import local_packed_tasks, read_multitask
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, Task
 from vitruvian.weights import open_weights
 
@@ -36,7 +36,7 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
     """Return what configuration and local files say about a checkpoint; of one on the Hub, no weights are loaded."""
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     values = config.to_dict()
-    tasks = packed_tasks(name)
+    tasks = local_packed_tasks(name)
     with no_init_weights():
         if tasks:
             encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
@@ -73,7 +73,7 @@ def _commands_for(class_names: Iterable[str]) -> list[str]:
 
 
 def _accepts(task: Task, class_name: str) -> bool:
-    """Whether a task takes a model of this class; features come from any Sapiens2."""
+    """Return whether a task takes a model of this class; features come from any Sapiens2."""
     accepted = [accepted.__name__ for accepted in task.pipeline_class().accepts()]
     if class_name == "Sam2VideoModel" and "Sam2Model" in accepted:  # it opens the same checkpoints
         return True
@@ -82,7 +82,7 @@ def _accepts(task: Task, class_name: str) -> bool:
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     """Raise `InputError` for a checkpoint of another task: its head would be initialized at random."""
-    if packed_tasks(name) or Path(name).expanduser().is_file() or is_exported(name):
+    if local_packed_tasks(name) or Path(name).expanduser().is_file() or is_exported(name):
         return
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     named = [str(one) for one in config.to_dict().get("architectures") or []]

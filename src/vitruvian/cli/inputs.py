@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
-from vitruvian.files.video import NUMBERED, numbered_files
+from vitruvian.files.video import FRAME_PATTERN, numbered_files
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.pipelines.sources import (
     CAMERA,
@@ -49,7 +49,7 @@ class Input:
         kind: What it is.
         source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
-        files: All files that it is made of.
+        frames: The files of an image sequence.
         file_name: Its name in datasets: relative to the folder that was named as a source. No two are the same.
         stem: Name of its results, without the task; may begin with folders. No two inputs of a run have the same.
         listed: Whether it was listed in a folder rather than named.
@@ -61,11 +61,16 @@ class Input:
     kind: Kind
     source: str | int | Path | FrameLoader = ""
     path: Path | None = None
-    files: tuple[Path, ...] = ()
+    frames: tuple[Path, ...] = ()
     file_name: str = ""
     stem: str = ""
     listed: bool = False
     error: VitruvianError | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is made of."""
+        return self.frames if self.path is None else (self.path,)
 
     @property
     def remote(self) -> bool:
@@ -116,12 +121,12 @@ def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Ite
         yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
     elif os.path.isdir(path):
         yield from _files_in(path, recursive=recursive)
-    elif not os.path.exists(path) and NUMBERED.search(path.name):
+    elif not os.path.exists(path) and FRAME_PATTERN.search(path.name):
         if sequences_are_videos:
-            files = tuple(file for _, file in numbered_files(path))
+            frames = tuple(file for _, file in numbered_files(path))
             identity = os.path.join(_real_path(path.parent), path.name)
-            stem = safe_name(NUMBERED.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
-            yield Input(identity=identity, name=text, kind="video", source=str(path), files=files, stem=stem)
+            stem = safe_name(FRAME_PATTERN.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
+            yield Input(identity=identity, name=text, kind="video", source=str(path), frames=frames, stem=stem)
             return
         for loader in open_source(text).loaders():
             if loader.path is not None:
@@ -141,7 +146,6 @@ def _file_input(path: Path, *, folder: Path | None = None) -> Input:
         kind="video" if path.suffix.lower() in VIDEO_SUFFIXES else "image",
         source=path,
         path=path,
-        files=(path,),
         file_name=str(PurePosixPath(*parts, path.name)),
         stem="/".join(safe_name(part) for part in (*parts, path.stem)),
     )

@@ -63,13 +63,13 @@ class Origin:
         return cls(item.identity, size, mtime_ns, digest, settings)
 
     def same_content(self, other: Origin) -> bool:
-        """Whether the source held the same bytes, as far as size, digest or time tell."""
+        """Return whether the source held the same bytes, as far as size, digest or time tell."""
         if self.digest is not None and other.digest is not None:
             return self.digest == other.digest
         return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
     def same_source(self, other: Origin) -> bool:
-        """Whether it is the same source; a file that was moved is recognized by name and content."""
+        """Return whether it is the same source; a file that was moved is recognized by name and content."""
         moved = os.path.basename(self.source) == os.path.basename(other.source) and self.size is not None
         return self.source == other.source or (moved and self.same_content(other))
 
@@ -188,7 +188,7 @@ class Journal:
         return "changed" if stale else "new"
 
     def wrote(self, path: Path) -> bool:
-        """Whether a file, or the folder that it is in, is a result that this journal names."""
+        """Return whether a file, or the folder that it is in, is a result that this journal names."""
         names = {self.name_of(path), self.name_of(path.parent)}
         return not names.isdisjoint(self._entries) or not names.isdisjoint(self._older)
 
@@ -253,5 +253,5 @@ def size_on_disk(path: Path) -> int:
 
 
 def _has_content(path: Path) -> bool:
-    """Whether there is a file, or a folder that is not empty."""
+    """Return whether there is a file, or a folder that is not empty."""
     return any(path.iterdir()) if path.is_dir() else path.exists()

@@ -12,7 +12,7 @@ from typer import Argument, Context, Option
 
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
-from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ Background = Annotated[
     Literal["mask", "keep"],
     Option(help="mask: only people, where the checkpoint has mattes too, as builtin; keep: all that was processed."),
 ]
-Opacity = Annotated[float, Option(help="Of the colours in the drawing.", min=0, max=1)]
+Opacity = Annotated[float, Option(help="Of the colors in the drawing.", min=0, max=1)]
 HoleArea = Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)]
 IslandArea = Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)]
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
@@ -265,7 +265,7 @@ class PeopleGroup(OptionGroup):
         list[str] | None,
         Option(
             help="Boxes of people: x1,y1,x2,y2 for all images (repeat for more people), or a file: COCO .json, "
-            "JSON of file names and lists of x, y, w, h, or .csv."
+            "JSON of file names and lists of x, y, w, h, .csv, or the .jsonl of vitruvian track."
         ),
     ] = None
     threshold: Annotated[
@@ -300,7 +300,9 @@ class PeopleGroup(OptionGroup):
 
     def boxes_file(self) -> Path | None:
         """Return the file that --boxes names, if it does."""
-        files = [Path(text).expanduser() for text in self.boxes or () if text.lower().endswith((".json", ".csv"))]
+        files = [
+            Path(text).expanduser() for text in self.boxes or () if text.lower().endswith((".json", ".csv", ".jsonl"))
+        ]
         if files and len(self.boxes or ()) > 1:
             raise InputError("--boxes: expected one file, or boxes x1,y1,x2,y2, got several. Put them into one file.")
         return files[0] if files else None
@@ -377,6 +379,7 @@ class MessageGroup(OptionGroup):
     json: Annotated[bool, Option("--json", help="One line of JSON a source on standard output, then a summary.")] = (
         False
     )
+    progress: Annotated[bool, Option("--progress", help="With --json, a line of progress once a second too.")] = False
     quiet: Quiet = False
     debug: Debug = False
 
@@ -416,3 +419,11 @@ def cuda_or_cpu(device: str | None) -> torch.device:
     from vitruvian.devices import checked_device
 
     return checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def read_points(text: str) -> list[list[float]]:
+    """Read the points on one object: x, y, and whether they lie on it."""
+    rows = [read_numbers("--points", word, 2, 3) for word in text.split()]
+    if not rows or any(len(row) == 3 and row[2] not in (0, 1) for row in rows):
+        raise InputError(f'--points: expected "x,y" or "x,y,1" on the object and "x,y,0" off it, got {text!r}.')
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
@@ -23,6 +24,7 @@ from vitruvian.errors import VitruvianError, replace_control_characters
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)  # one for all, so that bars and lines do not mix
 _LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
+_PROGRESS_SECONDS = 1.0  # between lines of --progress
 _MAX_LISTED = 4  # files that the summary names one by one
 _MIN_TIMED = 3  # results after the first that it takes to estimate the remaining time
 
@@ -101,6 +103,7 @@ class Report:
 
     def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
+        self.progress = messages.progress
         self.done_count = self.skipped_count = self.changed_count = 0
         self.failures: list[str] = []
         self.started = time.monotonic()
@@ -226,6 +229,7 @@ class _Bar:
         self._task = progress.add_task(escape(title), total=total, speed="")
         self._logged = time.monotonic()
         self._first: tuple[int, float] | None = None  # count and time of the first update; a video may resume
+        self._reported = -math.inf
 
     def update(self, count: int, total: int | None = None) -> None:
         """Show that `count` of `total` are done."""
@@ -237,6 +241,9 @@ class _Bar:
         left = "" if rate is None or total is None else f", {format_seconds((total - count) / rate)} left"
         failed = f" ({len(self._report.failures)} failed)" if self._report.failures else ""
         self._progress.update(self._task, completed=count, total=total, speed=speed + left + failed)
+        if self._report.progress and (now - self._reported > _PROGRESS_SECONDS or count == total):
+            self._reported = now
+            self._report.line(progress={"source": self._title, "done": count, "total": total})
         if self._progress.disable and now - self._logged > _LOG_SECONDS:
             self._logged = now
             self._report.say(f"{self._title}: {count} of {total or '?'}{left}")

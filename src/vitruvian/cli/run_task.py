@@ -29,7 +29,7 @@ from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
-from vitruvian.cli.outputs import OutputPlan, result_paths
+from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import Report
 from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand
@@ -55,11 +55,19 @@ _VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain 
 
 
 def run_task(command: TaskCommand) -> None:
-    """Run a task's command, report, and end the command with its exit code."""
+    """Run a task's command and those that follow it, report, and end the command with its exit code."""
     if command.ray:
         from vitruvian.cli.run_on_cluster import run_on_cluster
 
         run_on_cluster(command)
+    code, following = _run_command(command)
+    for other in following:
+        code = max(code, _run_command(other)[0])
+    raise typer.Exit(code)
+
+
+def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
+    """Run a task's command and report; return its exit code, and the commands that follow it."""
     with TaskRun(command, Report(command, each=command.watch)) as run:
         interrupted = False
         try:
@@ -71,7 +79,8 @@ def run_task(command: TaskCommand) -> None:
             interrupted = True
         if run.dataset is not None:
             run.dataset.close()
-        raise typer.Exit(run.report.finish(interrupted=interrupted))
+        code = run.report.finish(interrupted=interrupted)
+        return code, [] if interrupted else run.following
 
 
 class _AlreadyDoneError(Exception):
@@ -97,6 +106,7 @@ class TaskRun:
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
+        self.following: list[TaskCommand] = []  # of videos that are done
         self._read_journal = functools.cache(Journal)
         if command.preview is not None:
             Preview(command.preview)
@@ -168,6 +178,7 @@ class TaskRun:
             pipe = self.pipe  # an error of the model is not one of the video
             with self._attempt(item):
                 run(self, pipe, item, changed=item.identity in changed)
+        self._add_following(inputs)
         self._compare_with_disk()
 
     def plan_inputs(self, inputs: Sequence[Input]) -> tuple[list[Input], set[str]]:
@@ -187,6 +198,15 @@ class TaskRun:
             check_writable(self.plan.folder)  # before the model is opened
         return remaining, changed
 
+    def _add_following(self, inputs: Sequence[Input]) -> None:
+        """Note the commands that follow this one on videos that are done, now or before."""
+        for item in inputs:
+            records = self._files.get(item.identity, {}).get("json")
+            if item.kind != "video" or item.path is None or records is None or not records.is_file():
+                continue
+            if self.journal.state(item, [records], self.settings) == "done":
+                self.following += self.command.following(str(item.path), records)
+
     @contextmanager
     def _attempt(self, item: Input) -> Iterator[None]:
         """Report an error in the block as that of one input, and unlock its outputs."""
@@ -202,7 +222,7 @@ class TaskRun:
             self.release(item)
 
     def is_result(self, item: Input) -> bool:
-        """Whether a listed file is a result itself, of this run or of others."""
+        """Return whether a listed file is a result itself, of this run or of others."""
         if not item.listed or item.path is None:
             return False
         path = item.path.absolute()
@@ -311,8 +331,8 @@ class TaskRun:
         def report_done(index: int) -> None:
             item, facts = images[index], writer.facts[index]
             paths = [] if to_stdout else result_paths(self._files[item.identity])
+            reported.add(index)  # first: Ctrl-C may come in the middle of the report
             self.report.done(item.name, paths, changed=item.identity in changed, **facts)
-            reported.add(index)
 
         try:
             with (

@@ -23,7 +23,10 @@ from vitruvian.hub import BUILTIN
 from vitruvian.version import __version__
 
 # Options that do not change results, or of which a digest is taken
-_INDEPENDENT = {"revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"} | {
+_INDEPENDENT = {
+    *("revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"),
+    *("then", "keep_state", "refine"),
+} | {
     field.name
     for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, ClusterGroup, MessageGroup)
     for field in dataclasses.fields(group)
@@ -43,6 +46,7 @@ def settings_digest(command: TaskCommand) -> str:
         "model": checkpoint_digest(command.model or BUILTIN, command.revision),
         "detector": None if detector is None else checkpoint_digest(detector),
         "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
+        "inputs": [file_digest(path) for path in command.input_files()],
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args, get_type_hints
 
 from typer import Context, Exit, Option, echo
@@ -34,7 +35,6 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
     name: ClassVar[str]
     example: ClassVar[str]
     plot_names: ClassVar[tuple[str, ...]] = ()  # fields that are arguments of the result's `plot`
-    resumes_videos: ClassVar[bool] = True  # whether a video that was interrupted goes on where it stopped
 
     @property
     def task(self) -> Task:
@@ -59,14 +59,38 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
         """Return the command with defaults that depend on other options."""
         return self
 
+    def input_files(self) -> list[Path]:
+        """Return files that results depend on, beside the sources and the model."""
+        return []
+
+    def segment_settings(self) -> dict[str, object]:
+        """Return what is recorded with the segments of a video beside the digest of all settings."""
+        return {}
+
+    def following(self, source: str, records: Path) -> list[TaskCommand]:
+        """Return commands to run after this one on a video, whose records this one wrote."""
+        return []
+
+    def state_folder(self, files: Mapping[str, Path]) -> Path | None:
+        """Return where the state of a video is kept, given the file of each kind; None to keep none."""
+        return None
+
+    def refined(self) -> tuple[Path, int] | None:
+        """Return the kept state of a video that is changed, and the first frame that changes."""
+        return None
+
     def convert(self, result: Result) -> Result:
         """Convert a result before it is written and drawn."""
         return result
 
-    def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
+    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
         """Draw a result."""
         plot: Callable[..., Image.Image] = result.plot
-        return plot(**self.plot_options(), **options)
+        return plot(**self.plot_options())
+
+    def draw_frame(self, result: Result) -> NDArray[np.uint8] | Image.Image:
+        """Draw the result of a frame of a video, at the size of the frame."""
+        return result.plot_frame(**self.plot_options())
 
 
 def _show_all_help(context: Context, wanted: bool) -> None:

@@ -13,18 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.outputs import FRAME_NUMBER, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
+from vitruvian.cli.output_plan import CROPS, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.files.coco import write_youtube_vis
-from vitruvian.pipelines.video import VideoReport, pipeline_task, run_video
-from vitruvian.results import Result
+from vitruvian.files.video import FRAME_FORMAT
+from vitruvian.pipelines.video import VideoOptions, VideoReport, pipeline_task, run_video
+from vitruvian.pipelines.video.video_segments import segments_path
+from vitruvian.results import Result, Track
 
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun
 
-_LEGENDS = ("parts", "semantic")  # their drawings have a legend beside them, which would change the size of frames
 _PREVIEW_SECONDS = 1.0
 
 
@@ -34,11 +35,12 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
         raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(item)
     frames = _FrameWriter(run.command, files)
-    parts = [path.with_name(path.name + ".parts") for path in result_paths(files)]
-    restart = run.command.overwrite or not run.command.resumes_videos or not any(path.is_dir() for path in parts)
+    begun = any(segments_path(path).is_dir() for path in result_paths(files))
+    restart = run.command.overwrite or not begun
     if restart:
         frames.remove()
-    report = _run_loop(run, pipe, item, frames, restart=restart)
+    keep_state, refine = run.command.state_folder(files), run.command.refined()
+    report = _run_loop(run, pipe, item, frames, restart=restart, keep_state=keep_state, refine=refine)
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
@@ -59,14 +61,21 @@ def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
         raise KeyboardInterrupt
 
 
-def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, restart: bool) -> VideoReport:
+def _run_loop(
+    run: TaskRun,
+    pipe: Any,
+    item: Input,
+    frames: _FrameWriter,
+    *,
+    restart: bool,
+    keep_state: Path | None = None,
+    refine: tuple[Path, int] | None = None,
+) -> VideoReport:
     """Run the video loop over a file or a camera."""
     command = run.command
     max_frames = command.frames if item.kind == "camera" else None
     with run.report.bar(item.name, max_frames) as bar:
-        return run_video(
-            item.path or (item.source if isinstance(item.source, int) else str(item.source)),
-            pipeline_task(pipe, **run.call_options),
+        options = VideoOptions(
             out=frames.movie,
             records=frames.records,
             detector=run.video_detector(),
@@ -78,10 +87,14 @@ def _run_loop(run: TaskRun, pipe: Any, item: Input, frames: _FrameWriter, *, res
             sound=command.sound,
             preview=frames.preview,
             progress=bar.update,
-            settings={"settings": run.settings},
+            settings={"settings": run.settings} | command.segment_settings(),
             overwrite=restart,
             max_frames=max_frames,
+            keep_state=keep_state,
+            refine=refine,
         )
+        source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
+        return run_video(source, pipeline_task(pipe, **run.call_options), options)
 
 
 class _FrameWriter:
@@ -97,27 +110,35 @@ class _FrameWriter:
     def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
         self._command, self.records = command, files.get("json")
         self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
-        self._patterns = [path for path in files.values() if FRAME_NUMBER in path.name]
+        self._crops = files.get(CROPS)
+        self._patterns = [path for kind, path in files.items() if FRAME_FORMAT in path.name and kind != CROPS]
         holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
-        self._plot_options = {"legend": False} if command.name in _LEGENDS else {}
         self.preview = None if command.preview is None else Preview(command.preview)
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
         converted: Any = self._command.convert(result)
-        return np.asarray(converted.rgba() if self.alpha else self._command.draw(converted, **self._plot_options))
+        return np.asarray(converted.rgba() if self.alpha else self._command.draw_frame(converted))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""
         converted = self._command.convert(result)
         for path in self._patterns:
-            converted.save(path.with_name(path.name.replace(FRAME_NUMBER, f"{result.frame or 0:05d}")))
+            converted.save(path.with_name(path.name.replace(FRAME_FORMAT, FRAME_FORMAT % (result.frame or 0))))
+        if self._crops is not None and isinstance(converted, Track):
+            for object_id in converted.object_ids.tolist():
+                crop = converted.crop(object_id)
+                if crop is not None:
+                    name = self._crops.name.replace(FRAME_FORMAT, f"{FRAME_FORMAT % (result.frame or 0)}_{object_id}")
+                    write_image(self._crops.with_name(name), crop)
         return converted.to_dict()
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""
         for file in (file for pattern in self._patterns for file in self._frames(pattern)):
+            file.unlink()
+        for file in [] if self._crops is None else _crop_files(self._crops.parent):
             file.unlink()
 
     def check(self, count: int) -> None:
@@ -129,11 +150,18 @@ class _FrameWriter:
         for path, frames in counts.items():
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
+        if self._crops is not None and not _crop_files(self._crops.parent):
+            raise InputError(f"{self._crops.parent}: no object is visible in any frame. Leave crops out of --save.")
 
     def _frames(self, pattern: Path) -> list[Path]:
-        before, after = (re.escape(part) for part in pattern.name.split(FRAME_NUMBER))
+        before, after = (re.escape(part) for part in pattern.name.split(FRAME_FORMAT))
         form = re.compile(rf"{before}\d{{5,}}{after}")
         return [file for file in pattern.parent.glob("*") if form.fullmatch(file.name)]
+
+
+def _crop_files(folder: Path) -> list[Path]:
+    """List the crops in a folder: FRAME_OBJECT.png."""
+    return [file for file in folder.glob("*.png") if re.fullmatch(r"\d{5,}_\d+\.png", file.name)]
 
 
 class Preview:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import BLACK, RgbImage, image_hw, outline_width
+from vitruvian.draw.canvas import BLACK, image_hw, outline_width
 from vitruvian.draw.palettes import class_colors, identity_colors
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
+from vitruvian.images.types import RgbImage
 
 
 def captions(

@@ -1,4 +1,4 @@
-"""What all drawings share: image types, checks of options, line widths for an image, and blending.
+"""What all drawings share: colors, checks of options, line widths for an image, and blending.
 
 Arrays are not checked here: results check them on construction.
 """
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 
-RgbImage = NDArray[np.uint8]  # [H, W, 3]
 Floats = NDArray[np.float32]
 Color = tuple[int, int, int]
 

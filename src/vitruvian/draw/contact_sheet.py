@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from vitruvian.draw.canvas import INK, WHITE, RgbImage
+from vitruvian.draw.canvas import INK, WHITE
 from vitruvian.draw.text import line_height, text_size, text_width, truncate_text, write_text
+from vitruvian.images.types import RgbImage
 
 
 def contact_sheet(

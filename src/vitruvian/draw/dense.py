@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw.canvas import NEUTRAL, Floats, RgbImage
+from vitruvian.draw.canvas import NEUTRAL, WHITE, Floats, image_hw
 from vitruvian.draw.palettes import turbo_map
+from vitruvian.draw.text import line_height, text_size, text_width, write_text
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 
 _AXES: Final[dict[str, tuple[float, float, float]]] = {"opencv": (1.0, -1.0, -1.0), "opengl": (1.0, 1.0, 1.0)}
 _BAND = 2**16  # pixels of one step: fits into the cache
@@ -75,6 +77,38 @@ def color_depth(
     index = np.clip(scaled, 0, levels - 1).astype(np.int16)
     index[~known] = levels
     return np.take(table, index, axis=0)
+
+
+def add_depth_bar(
+    image: RgbImage, depths: Floats, *, near: float | None = None, far: float | None = None, unit: str = ""
+) -> RgbImage:
+    """Draw the color bar of `color_depth` with its ends into the lower left corner of an image.
+
+    Args:
+        image: What `color_depth` returns, uint8 [H, W, 3].
+        depths: The depths that it shows [N].
+        near: As for `color_depth`.
+        far: As for `color_depth`.
+        unit: Of the depths, written behind the numbers.
+    """
+    height, width = image_hw(image)
+    first, last = _depth_range(depths, near, far)
+    size = text_size((height, width))
+    texts = [f"{depth:.3g}{unit}" for depth in (first, last)]
+    bar_h, bar_w, gap = max(3, size // 2), max(24, width // 4), max(2, size // 3)
+    line = line_height(size)
+    canvas = Image.fromarray(image)
+    left, top = gap, height - gap - bar_h
+    if top - line - gap < 0 or bar_w + 2 * gap > width or sum(text_width(text, size) for text in texts) > bar_w:
+        return np.array(canvas)  # too small to write on
+    backdrop = canvas.crop((0, top - line - gap, bar_w + 2 * gap, height)).point(lambda value: value // 3)
+    canvas.paste(backdrop, (0, top - line - gap))
+    colors = turbo_map(bar_w)[::-1]  # near is red, and at the left
+    canvas.paste(Image.fromarray(np.repeat(colors[None], bar_h, axis=0)), (left, top))
+    write_text(canvas, texts[0], left_top=(left, top - line - gap // 2), size=size, color=WHITE)
+    right = left + bar_w - text_width(texts[1], size)
+    write_text(canvas, texts[1], left_top=(right, top - line - gap // 2), size=size, color=WHITE)
+    return np.array(canvas)
 
 
 def _depth_range(depths: Floats, near: float | None, far: float | None) -> tuple[float, float]:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vitruvian.draw.canvas import INK, WHITE, RgbImage, image_hw
+from vitruvian.draw.canvas import INK, WHITE, image_hw
 from vitruvian.draw.text import line_height, text_size, text_width, write_text
+from vitruvian.images.types import RgbImage
 
 
 def add_legend(image: RgbImage, names: Sequence[str], colors: RgbImage) -> RgbImage:

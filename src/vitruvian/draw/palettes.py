@@ -14,7 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from vitruvian.draw.canvas import Color, RgbImage
+from vitruvian.draw.canvas import Color
+from vitruvian.images.types import RgbImage
 
 LEFT: Final[Color] = (48, 176, 255)
 RIGHT: Final[Color] = (255, 138, 36)

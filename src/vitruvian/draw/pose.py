@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.draw.boxes import draw_boxes, enclosing_boxes
-from vitruvian.draw.canvas import BLACK, WHITE, Color, RgbImage, image_hw
+from vitruvian.draw.canvas import BLACK, WHITE, Color, image_hw
 from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT
 from vitruvian.draw.rasterize import Strokes
 from vitruvian.errors import InputError
 from vitruvian.human import FACE_LINES, KEYPOINTS, Layout
+from vitruvian.images.types import RgbImage
 
 _Kind = Literal["body", "extra", "head", "foot", "hand", "face"]
 _DrawnBone = tuple[_Kind, Color, int, int]

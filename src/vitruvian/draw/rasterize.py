@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import Floats, RgbImage, image_hw
+from vitruvian.draw.canvas import Floats, image_hw
 from vitruvian.images.connected_components import run_positions
+from vitruvian.images.types import RgbImage
 
 _Ints = NDArray[np.int64]
 _Point = Sequence[float] | NDArray[np.float64]  # x, y

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from vitruvian.draw.boxes import captions
-from vitruvian.draw.canvas import BLACK, WHITE, RgbImage, check_opacity, image_hw, outline_width, tint
+from vitruvian.draw.canvas import BLACK, WHITE, check_opacity, image_hw, outline_width, tint
 from vitruvian.draw.legend import add_legend
 from vitruvian.draw.palettes import class_colors, identity_colors
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
-from vitruvian.images.label_maps import count_labels
+from vitruvian.images.class_maps import count_labels
+from vitruvian.images.types import RgbImage
 
 
 def _borders(labels: NDArray[np.generic], *, both: bool = True) -> NDArray[np.bool_]:

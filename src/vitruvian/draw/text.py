@@ -10,7 +10,8 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitruvian.draw.canvas import BLACK, WHITE, Color, RgbImage, image_hw
+from vitruvian.draw.canvas import BLACK, WHITE, Color, image_hw
+from vitruvian.images.types import RgbImage
 
 _MIN_TEXT_SIZE = 10  # pixels
 _Box = tuple[int, int, int, int]  # left, top, right, bottom

@@ -67,7 +67,7 @@ def _short_name(name: str, *, reserved_bytes: int = 0) -> str:
 
 
 def name_key(name: str) -> str:
-    """Return what two names share that some file system takes for one: without letter case, composed."""
+    """Return a key that is equal for names that some file system treats as one: case-folded, NFC."""
     return unicodedata.normalize("NFC", name.casefold())
 
 

@@ -6,13 +6,14 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from vitruvian.atomic import Writer, temporary_path, write_errors
 from vitruvian.errors import ImageError, InputError, MissingExtraError, near_matches, one_line
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
+from vitruvian.images.types import RgbImage
 from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional
@@ -28,9 +30,9 @@ _Stream = Any
 _Packet = Any
 _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
-_RgbImage = NDArray[np.uint8]  # [H, W, 3]
 
-NUMBERED = re.compile(r"%(?:0?(\d+))?d")  # the number in the name of numbered images
+FRAME_FORMAT = "%05d"  # the number of a frame in file names that commands choose
+FRAME_PATTERN = re.compile(r"%(?:0?(\d+))?d")  # where a file name has the number of a frame
 _SEQUENCE_RATE = Fraction(25)  # frames per second of numbered images
 _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
@@ -60,12 +62,28 @@ def open_video(path: str | Path) -> VideoReader | SequenceReader:
     Raises:
         ImageError: No frame can be decoded.
     """
-    if NUMBERED.search(Path(path).name) and not Path(path).exists():
+    if FRAME_PATTERN.search(Path(path).name) and not Path(path).exists():
         return SequenceReader(path)
     return VideoReader(path)
 
 
 # -------------------------------------------------------------------------------------------------------- reading
+
+
+class DecodedFrame(NamedTuple):
+    """A frame of a video as the decoder returns it.
+
+    Attributes:
+        number: Its number.
+        time: Seconds since the first frame.
+        nbytes: Bytes of its RGB image.
+        to_rgb: Converts it to RGB, uint8 [H, W, 3]. May be called from any thread.
+    """
+
+    number: int
+    time: float
+    nbytes: int
+    to_rgb: Callable[[], RgbImage]
 
 
 class VideoReader:
@@ -108,7 +126,7 @@ class VideoReader:
             guess = None if self.duration is None else round(self.duration * self.rate)
             self.count: int | None = stream.frames or guess
 
-    def __iter__(self) -> Iterator[tuple[int, float, _RgbImage]]:
+    def __iter__(self) -> Iterator[tuple[int, float, RgbImage]]:
         return self.frames()
 
     def version(self) -> list[object]:
@@ -116,18 +134,23 @@ class VideoReader:
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
 
-    def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
+    def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
 
         Times are the timestamps of the file, also for a variable frame rate. `start` is exact: by seeking where the
         timestamps of the file allow it, by decoding and skipping otherwise.
         """
+        return ((frame.number, frame.time, frame.to_rgb()) for frame in self.decoded_frames(start))
+
+    def decoded_frames(self, start: int = 0) -> Iterator[DecodedFrame]:
+        """Yield the frames that `frames` yields before their conversion to RGB, which other threads may do."""
         if start < 0:
             raise InputError(f"start: expected a frame number of at least 0, got {start}.")
         self.damaged = 0
         frames = self._seek(start) if start else None
         for index, (time, frame) in enumerate(frames or itertools.islice(self._timed(), start, None), start):
-            yield index, float(time) if time is not None else float(index / self.rate), self._to_rgb(frame)
+            seconds = float(time) if time is not None else float(index / self.rate)
+            yield DecodedFrame(index, seconds, 3 * frame.height * frame.width, partial(self._to_rgb, frame))
 
     @contextmanager
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:
@@ -198,11 +221,11 @@ class VideoReader:
             self._times = sorted(times) if unique else []
         return self._times or None
 
-    def _to_rgb(self, frame: _Frame) -> _RgbImage:
+    def _to_rgb(self, frame: _Frame) -> RgbImage:
         """Convert a decoded frame to upright RGB, uint8 [H, W, 3]."""
         unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the color spaces that swscale supports
         space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
-        image: _RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
+        image: RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
         return np.ascontiguousarray(np.rot90(image, self.rotation // 90)) if self.rotation else image
 
 
@@ -471,8 +494,8 @@ class VideoWriter(Writer):
 def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
     """List the files ``name_%05d.png`` with their numbers, in that order, with or without gaps."""
     path = Path(pattern)
-    number = NUMBERED.search(path.name)
-    if number is None or NUMBERED.search(path.name[number.end() :]):
+    number = FRAME_PATTERN.search(path.name)
+    if number is None or FRAME_PATTERN.search(path.name[number.end() :]):
         raise InputError(f"{path}: expected one %d or %04d in the name.")
     before, after = re.escape(path.name[: number.start()]), re.escape(path.name[number.end() :])
     file_name = re.compile(f"{before}(\\d{{{int(number.group(1) or 1)},}}){after}")
@@ -510,7 +533,7 @@ class SequenceReader:
         latest = max(stat.st_mtime_ns for stat in stats)
         return [str(self.path.resolve()), sum(stat.st_size for stat in stats), latest]
 
-    def frames(self, start: int = 0) -> Iterator[tuple[int, float, _RgbImage]]:
+    def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds, image uint8 [H, W, 3]) from frame `start` on."""
         for index, file in enumerate(self._files[start:], start):
             yield index, float(index / self.rate), np.array(load_image(file))
@@ -524,13 +547,13 @@ class SequenceWriter(Writer):
 
     def __init__(self, path: str | Path, *, start: int = 0) -> None:
         self.path = Path(path)
-        if len(NUMBERED.findall(self.path.name)) != 1:
+        if len(FRAME_PATTERN.findall(self.path.name)) != 1:
             raise InputError(f"{self.path.name}: expected one number such as %05d in the name, got another form.")
         self.count, self._start = 0, start
 
     def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:
         """Write a frame, uint8 [H, W, 3] or [H, W, 4] with straight alpha, as the next file."""
-        name = NUMBERED.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
+        name = FRAME_PATTERN.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
         write_image(self.path.with_name(name), image)
         self.count += 1
 

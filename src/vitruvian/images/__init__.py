@@ -11,8 +11,10 @@ from vitruvian.images.resize import (
     round_up_hw,
     shortest_edge_hw,
 )
-from vitruvian.ops.crop import crop_boxes, crop_params
+from vitruvian.ops.crop import crop_boxes, crop_windows
 from vitruvian.ops.pixel_normalization import rescale_and_normalize
+
+crop_params = crop_windows  # its earlier name
 
 __all__ = [
     "ImageSource",
@@ -20,6 +22,7 @@ __all__ = [
     "center_on_canvas",
     "crop_boxes",
     "crop_params",
+    "crop_windows",
     "fit_inside_hw",
     "image_to_tensor",
     "load_image",

@@ -129,10 +129,12 @@ def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int
     if width < 1 or height < 1:
         raise ImageError(f"{subject}: expected at least one pixel, got {width}×{height}. Pass another image.")
     if width * height > max_pixels:
-        raise ImageError(
+        error = ImageError(
             f"{subject}: expected at most {max_pixels:,} pixels, got {width}×{height} = {width * height:,}. "
             "Make it smaller, or, if you trust it and have the memory, raise max_pixels or the limit image_pixels."
         )
+        error.limit = "image_pixels"
+        raise error
 
 
 def load_pixels(image: Image.Image, *, subject: str) -> None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
+from vitruvian.ops.interpolate import bilinear
 
 _RADIUS = 1  # of the windows, in pixels of the map
 _EPSILON = 1e-3  # variance of colors, from 0 to 1, below which a window has no edges
@@ -137,7 +138,7 @@ def _upsampled_rows(maps: Tensor, rows: slice, size_hw: tuple[int, int]) -> Tens
     above = position.long()
     share = (position - above)[:, None]  # [r, 1]
     mixed = torch.lerp(maps[:, above], maps[:, (above + 1).clamp(max=last)], share)  # [C, r, w]
-    return F.interpolate(mixed[None], (len(centers), size_hw[1]), mode="bilinear", align_corners=False)[0]
+    return bilinear(mixed, (len(centers), size_hw[1]))
 
 
 def _as_float(image: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 
 ResizeMode = Literal["nearest", "nearest-exact", "bilinear", "bicubic"]
-SizeHW = tuple[int, int]
 
 _MODES: tuple[ResizeMode, ...] = ("nearest", "nearest-exact", "bilinear", "bicubic")
 _RESAMPLE_MODES: dict[int, ResizeMode] = {0: "nearest-exact", 2: "bilinear", 3: "bicubic"}

@@ -29,7 +29,7 @@ _Array = npt.NDArray[np.generic]
 
 
 def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]) -> Image.Image:
-    """Return a new RGB image, rotated by its EXIF tag, with alpha composited over `background` and the colour profile.
+    """Return a new RGB image, rotated by its EXIF tag, with alpha composited over `background` and the color profile.
 
     The EXIF block is dropped, so that an image that is read twice is not rotated twice.
     """
@@ -115,7 +115,7 @@ def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]
     if image.has_transparency_data:
         key = image.info.get("transparency")
         if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
-            # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent colour.
+            # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent color.
             image = image.copy()
             image.info["transparency"] = tuple(value >> 8 for value in key)
         straight = image.convert("RGBA")  # premultiplied modes become straight

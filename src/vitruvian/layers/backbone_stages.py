@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitruvian.config import Config, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
@@ -11,18 +12,29 @@ from vitruvian.errors import ConfigError, InputError, near_matches
 if TYPE_CHECKING:  # configurations import no torch
     from torch import Tensor
 
-Size = int | list[int]  # a side, or height and width
+Size = int | list[int] | tuple[int, int]  # a side, or height and width
 
 
-def as_hw(size: Size) -> tuple[int, int]:
-    """Return (height, width) of a size."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def as_hw(size: Size | None) -> tuple[int, int]:
+    """Return (height, width) of a size that is a number (square) or a pair."""
+    if isinstance(size, int):
+        return size, size
+    if size is None or len(size) != 2:
+        raise ConfigError(f"size: expected a number or (height, width), got {size!r}.")
+    return size[0], size[1]
 
 
 def check_pixels(pixel_values: Tensor, channels: int) -> None:
     """Raise `InputError` unless images have the shape [B, C, H, W]."""
     if pixel_values.ndim != 4 or pixel_values.shape[1] != channels:
         raise InputError(f"pixel_values: expected shape [B, {channels}, H, W], got {list(pixel_values.shape)}.")
+
+
+class BackboneType(Enum):
+    """Library whose conventions a backbone follows; those here follow transformers."""
+
+    TIMM = "timm"
+    TRANSFORMERS = "transformers"
 
 
 def channels_by_stage(stem: int, stages: Sequence[int]) -> dict[str, int]:
@@ -119,6 +131,7 @@ class BackboneMixin:
     """Properties of a backbone with a `BackboneConfig`: which stages it returns, and their channels."""
 
     config: BackboneConfig
+    backbone_type: ClassVar[BackboneType] = BackboneType.TRANSFORMERS
 
     @property
     def stage_names(self) -> list[str]:

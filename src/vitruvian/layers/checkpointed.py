@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,33 +12,25 @@ from torch.utils.checkpoint import checkpoint
 
 
 class CheckpointedLayer(nn.Module):
-    """Base of layers that `Model.gradient_checkpointing_enable` recomputes; call them with positional arguments.
+    """Base of layers that `Model.gradient_checkpointing_enable` recomputes. Models call ``checkpointed(layer)(…)``.
 
     Attributes:
+        gradient_checkpointing: Recompute the layer in training rather than store its activations.
         checkpoint_options: Keywords of `torch.utils.checkpoint.checkpoint`.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.gradient_checkpointing = False
         self.checkpoint_options: dict[str, Any] = {"use_reentrant": False}
-        self._stored_forward: Callable[..., Any] | None = None  # what the checkpointed `forward` calls
 
-    @property
-    def gradient_checkpointing(self) -> bool:
-        """Recompute the layer in training rather than store its activations."""
-        return self._stored_forward is not None
 
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, enabled: bool) -> None:
-        # An attribute of the instance hides `forward` of the class, so that layers without it pay nothing.
-        if enabled and self._stored_forward is None:
-            self._stored_forward = self.forward
-            self.forward = self._checkpointed_forward
-        elif not enabled and self._stored_forward is not None:
-            self.forward, self._stored_forward = self._stored_forward, None
+def checkpointed(layer: nn.Module) -> Callable[..., Any]:
+    """Return the layer itself or, in training with `gradient_checkpointing`, a checkpointed call of it.
 
-    def _checkpointed_forward(self, *args: Any) -> Any:
-        assert self._stored_forward is not None
-        if self.training and torch.is_grad_enabled():
-            return checkpoint(self._stored_forward, *args, **self.checkpoint_options)
-        return self._stored_forward(*args)
+    Call it with positional arguments.
+    """
+    assert isinstance(layer, CheckpointedLayer)
+    if layer.gradient_checkpointing and layer.training and torch.is_grad_enabled():
+        return partial(checkpoint, layer, **layer.checkpoint_options)
+    return layer

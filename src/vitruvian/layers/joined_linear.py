@@ -43,7 +43,7 @@ class JoinedLinear:
         return F.linear(x, self.weight, self.bias)
 
     def is_usable(self, *linears: nn.Module) -> bool:
-        """Tell whether the joined matrix may replace the layers: no gradients, no tracing, and still their memory.
+        """Return whether the joined matrix may replace the layers: no gradients, no tracing, and still their memory.
 
         Args:
             linears: The layers of the model now, which may be in adapters since.

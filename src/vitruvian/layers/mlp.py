@@ -55,6 +55,21 @@ class MLP(nn.Module):
         return out
 
 
+class FeedForward(nn.Module):
+    """Two linear layers, named fc1 and fc2, with an activation and dropout between."""
+
+    def __init__(self, channels: int, hidden: int, *, act: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(channels, hidden)
+        self.fc2 = nn.Linear(hidden, channels)
+        self.act, self.drop_rate = activation(act), dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., C] to [..., C]."""
+        out: Tensor = self.fc2(F.dropout(self.act(self.fc1(x)), self.drop_rate, self.training))
+        return out
+
+
 class GatedMLP(nn.Module):
     """SwiGLU: an activated gate times a linear branch, projected back.
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from vitruvian.ops.cache import cached_tensors
+from vitruvian.tensor_cache import cached_tensors
 
 TEMPERATURE = 10000.0
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.losses import terms
+from vitruvian.ops.interpolate import bilinear
 
 # Shorter predictions are not normalized, so that the gradient of a zero vector stays finite and small.
 _MIN_NORMAL = 1e-3
@@ -48,9 +49,7 @@ def segmentation_loss(
             weights.
     """
     _check_labels(labels, logits, ignore_index=ignore_index)
-    logits = logits.float()
-    if logits.shape[-2:] != labels.shape[-2:]:
-        logits = F.interpolate(logits, size=labels.shape[-2:], mode="bilinear", align_corners=False)  # [B, K, H, W]
+    logits = bilinear(logits.float(), labels.shape[-2:])  # [B, K, H, W]
     labels = labels.long()
     functions = {
         "cross_entropy": lambda: cross_entropy(logits, labels, ignore_index=ignore_index, class_weights=class_weights),

@@ -28,7 +28,6 @@ from torch.utils.checkpoint import checkpoint
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
-from vitruvian.layers.no_compile import no_compile
 from vitruvian.losses.focal_dice import (
     FOCAL_ALPHA,
     class_cost,
@@ -46,6 +45,8 @@ from vitruvian.losses.point_sampling import (
 )
 from vitruvian.losses.terms import LossTerms, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign
+from vitruvian.ops.interpolate import bilinear
+from vitruvian.ops.no_compile import no_compile
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
 
@@ -309,7 +310,7 @@ class _PixelLosses(torch.autograd.Function):
         ctx.labels = (targets, pairs, frame_hw)
         sums = torch.zeros(2, device=logits.device)
         for image, queries, expected in _mask_chunks(targets, pairs, frame_hw):
-            flat = _upsample(logits[image, queries].float(), frame_hw).flatten(1)  # [m, H·W]
+            flat = bilinear(logits[image, queries].float(), frame_hw).flatten(1)  # [m, H·W]
             probability, loss, error = _pixel_parts(flat, expected)
             loss = loss.mul_(error).mul_(error)
             both, whole = _overlaps(probability, expected)
@@ -328,7 +329,7 @@ class _PixelLosses(torch.autograd.Function):
         for image, queries, expected in _mask_chunks(targets, pairs, frame_hw):
             with torch.enable_grad():
                 small = logits[image, queries].float().requires_grad_()
-                large = _upsample(small, frame_hw)  # [m, H, W]
+                large = bilinear(small, frame_hw)  # [m, H, W]
             flat = large.detach().flatten(1)
             probability, loss, error = _pixel_parts(flat, expected)
             both, whole = _overlaps(probability, expected)
@@ -366,11 +367,6 @@ def _mask_chunks(
         for start in range(0, len(queries), step):
             expected = target.masks[objects[start : start + step]].float()  # [m, H, W]
             yield image, queries[start : start + step], F.pad(expected, (0, right, 0, bottom)).flatten(1)
-
-
-def _upsample(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Resize maps [m, h, w] to [m, H, W], bilinearly."""
-    return F.interpolate(maps[:, None], size=size_hw, mode="bilinear", align_corners=False)[:, 0]
 
 
 def _compare_points(logits: Tensor, images: Tensor, queries: Tensor, points: Tensor, expected: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.losses import terms
+from vitruvian.ops.interpolate import bilinear
 
 _PYRAMID_LEVELS = 5
 _MID_GRAY = 0.5
@@ -73,7 +74,7 @@ def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_L
     bands: list[Tensor] = []
     while len(bands) < levels - 1 and min(level.shape[-2:]) > 1:
         coarser = _halve(level)  # [B, C, h/2, w/2]
-        smooth = F.interpolate(coarser, size=level.shape[-2:], mode="bilinear", align_corners=False)  # [B, C, h, w]
+        smooth = bilinear(coarser, level.shape[-2:])  # [B, C, h, w]
         bands.append(level - smooth)
         level = coarser
     bands.append(level)

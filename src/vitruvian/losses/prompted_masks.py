@@ -10,7 +10,8 @@ the others can represent other meanings of an ambiguous prompt; the IoU loss is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,49 @@ from vitruvian.losses.focal_dice import mask_dice_loss, sigmoid_focal_loss
 from vitruvian.losses.terms import LossTerms, weighted_mean, weighted_sum
 
 PROMPTED_MASK_WEIGHTS = {"focal": 20.0, "dice": 1.0, "iou": 1.0, "object_score": 1.0}  # of the training of SAM 2
+
+
+class MaskPrediction(NamedTuple):
+    """What a video model predicts for O objects in a frame.
+
+    Attributes:
+        logits: K masks of each object [K, h, w]. K differs among objects; it is 0 for an object with a mask prompt.
+        ious: Their predicted IoU [K].
+        scores: Logits for whether each object is visible [O, 1].
+    """
+
+    logits: list[Tensor]
+    ious: list[Tensor]
+    scores: Tensor
+
+
+def clip_loss(
+    predictions: Sequence[tuple[MaskPrediction, Tensor]], *, weights: Mapping[str, float] | None = None
+) -> LossTerms:
+    """Sum `prompted_mask_loss` over all predictions of a clip; each is a mean over its objects.
+
+    Args:
+        predictions: Predictions with the true masks of their frames [O, H, W], to whose size masks are enlarged.
+        weights: Weights of terms other than `PROMPTED_MASK_WEIGHTS`.
+    """
+    total: Tensor | None = None
+    terms: dict[str, Tensor] = {}
+    for prediction, truth in predictions:
+        for count in sorted({len(one) for one in prediction.logits} - {0}):  # objects with as many masks
+            chosen = [number for number, one in enumerate(prediction.logits) if len(one) == count]
+            logits = torch.stack([prediction.logits[number] for number in chosen]).float()  # [O', K, h, w]
+            large = F.interpolate(logits, size=truth.shape[-2:], mode="bilinear", align_corners=False)
+            ious = torch.stack([prediction.ious[number] for number in chosen])
+            found = prompted_mask_loss(
+                large[None], ious[None], prediction.scores[None, chosen], truth[None, chosen], weights=weights
+            )
+            share = len(chosen) / len(prediction.logits)
+            total = found.total * share if total is None else total + found.total * share
+            for name, value in found.terms.items():
+                terms[name] = terms[name] + value * share if name in terms else value * share
+    if total is None:
+        raise InputError("predictions: expected at least one mask that was not a prompt, got none.")
+    return LossTerms(total, terms)
 
 
 def prompted_mask_loss(

@@ -1,6 +1,6 @@
 """Operations that models are built from, one file each.
 
 A file holds the plain torch version (the definition: differentiable, traceable, for every device), the Triton version
-under it where there is one, and the function that models call. `dispatch` decides which version runs. `cache`,
-`cuda_graphs`, `pinned_copy` and `split_softmax` are not operations: the others and `Model` use them.
+under it where there is one, and the function that models call. `dispatch` decides which version runs;
+`no_compile` excludes functions from compiled graphs, and `split_softmax` is shared by two kernels.
 """

@@ -24,7 +24,7 @@ _MAX_SCORE_FLOAT16 = 14.0  # float16 holds 2^±15 with full precision
 
 
 def has_bounded_scores(q_weight: Tensor, k_weight: Tensor) -> bool:
-    """Tell whether `bounded_attention` is safe after RMS norms with these weights [D]. Synchronizes the device."""
+    """Return whether `bounded_attention` is safe after RMS norms with these weights [D]. Synchronizes the device."""
     bound = float(q_weight.abs().max()) * float(k_weight.abs().max()) * math.sqrt(len(q_weight)) * math.log2(math.e)
     return bound < (_MAX_SCORE_FLOAT16 if q_weight.dtype == torch.float16 else _MAX_SCORE)
 

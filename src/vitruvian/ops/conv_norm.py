@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.dispatch import use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, instance_norm_silu
 from vitruvian.ops.pointwise_conv import pointwise_conv_norm, suits_pointwise
 from vitruvian.ops.winograd import WinogradConv, suits_winograd
+from vitruvian.tensor_cache import WeightCache
 
 Conv = nn.Conv2d | nn.ConvTranspose2d
 
@@ -71,7 +71,7 @@ def fastest_memory_format(
 
 
 def _suits_winograd(x: Tensor, conv: Conv, *, batch: int, transposed: bool) -> bool:
-    """Tell whether the convolution is one of those of `WinogradConv`, and faster as such."""
+    """Return whether the convolution is one of those of `WinogradConv`, and faster as such."""
     stride = (2, 2) if transposed else (1, 1)
     return (conv.padding, conv.stride) == ((1, 1), stride) and suits_winograd(
         x, conv.weight, batch=batch, transposed=transposed

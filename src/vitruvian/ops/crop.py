@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.ops.pixel_normalization import ChannelValues, channel_constants, rescale_and_normalize
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -73,14 +73,16 @@ def crop_boxes(
 # -------------------------------------------------------------------------------------------------------- geometry
 
 
-def crop_params(boxes_xywh: Tensor, output_hw: tuple[int, int], padding: float = 1.25) -> tuple[Tensor, Tensor]:
+def crop_windows(boxes_xywh: Tensor, output_hw: tuple[int, int], padding: float = 1.25) -> tuple[Tensor, Tensor]:
     """Return the crop windows of boxes [N, 4]: centers [N, 2] (x, y) and sizes [N, 2] (width, height) in pixels."""
-    center_xy, size_wh = crop_windows(boxes_xywh.detach().float().cpu().numpy(), output_hw, padding=padding)
+    center_xy, size_wh = crop_windows_numpy(boxes_xywh.detach().float().cpu().numpy(), output_hw, padding=padding)
     return torch.from_numpy(center_xy).to(boxes_xywh.device), torch.from_numpy(size_wh).to(boxes_xywh.device)
 
 
-def crop_windows(boxes_xywh: Floats, output_hw: tuple[int, int], *, padding: float = 1.25) -> tuple[Floats, Floats]:
-    """Return what `crop_params` returns, as NumPy arrays and without any call of torch.
+def crop_windows_numpy(
+    boxes_xywh: Floats, output_hw: tuple[int, int], *, padding: float = 1.25
+) -> tuple[Floats, Floats]:
+    """Return what `crop_windows` returns, as NumPy arrays and without any call of torch.
 
     A call of torch holds the GIL for microseconds even for four numbers, which threads that feed a GPU compete for.
     """
@@ -103,7 +105,7 @@ def sample_positions(boxes_xywh: Floats, output_hw: tuple[int, int], *, padding:
 
     A row is 1 where the crop is enlarged and 0 where not, then x of each output column, then y of each output row.
     """
-    center_xy, size_wh = crop_windows(boxes_xywh, output_hw, padding=padding)
+    center_xy, size_wh = crop_windows_numpy(boxes_xywh, output_hw, padding=padding)
     height, width = output_hw
     table: Floats = np.empty((len(size_wh), 1 + width + height), np.float32)
     zoom = np.float32(1) / size_wh * np.array([width - 1, height - 1], np.float32)  # [N, 2]

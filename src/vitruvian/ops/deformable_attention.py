@@ -18,8 +18,8 @@ from torch import Tensor, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton, wants_grad
+from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton

@@ -28,7 +28,7 @@ _interpreting = False  # whether `interpret_triton` is on
 
 
 def use_triton(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)) -> bool:
-    """Tell whether the Triton version of an operation runs for these tensors.
+    """Return whether the Triton version of an operation runs for these tensors.
 
     Args:
         name: Name of the operation, by which VITRUVIAN_NO_TRITON and `disable_triton` switch it off.
@@ -41,7 +41,7 @@ def use_triton(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (t
 
 
 def use_cpu(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
-    """Tell whether the version for the CPU of an operation runs for these tensors. Arguments as in `use_triton`.
+    """Return whether the version for the CPU of an operation runs for these tensors. Arguments as in `use_triton`.
 
     It writes into preallocated memory, so gradients must be disabled, and it ignores autocast.
     """
@@ -55,12 +55,12 @@ def _is_enabled(name: str, tensors: tuple[Tensor, ...]) -> bool:
 
 
 def wants_grad(*tensors: Tensor) -> bool:
-    """Tell whether autograd records an operation on these tensors."""
+    """Return whether autograd records an operation on these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def is_tracing() -> bool:
-    """Tell whether torch.compile, torch.export or torch.jit.trace records the call."""
+    """Return whether torch.compile, torch.export or torch.jit.trace records the call."""
     return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
@@ -97,3 +97,11 @@ def triton_jit(function: Callable[..., Any] | None = None, **options: Any) -> An
     import triton
 
     return triton.jit(function, **options)
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Return whether a tensor wraps others, as a quantized weight of torchao or a DTensor does.
+
+    Such a weight supports the calls of its layer, and few other operations.
+    """
+    return hasattr(tensor, "__tensor_flatten__")

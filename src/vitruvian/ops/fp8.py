@@ -42,13 +42,13 @@ class Fp8Rows(NamedTuple):
         return self.values.float() * self.scales
 
 
-def missing_for_fp8(device: torch.device, dtype: torch.dtype) -> str:
-    """Return what products in fp8 lack for a model of this device and data type, or an empty string."""
+def fp8_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return what products in fp8 need and a model of this device and data type lacks; None if they can run."""
     if not hasattr(F, "scaled_mm"):
         return f"torch.nn.functional.scaled_mm, which torch {torch.__version__} does not have"
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
         return f"an NVIDIA GPU of the Hopper generation or newer, got a model on {device}"
-    return "" if dtype == torch.bfloat16 else f"a model in bfloat16, got {dtype}"
+    return None if dtype == torch.bfloat16 else f"a model in bfloat16, got {dtype}"
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:

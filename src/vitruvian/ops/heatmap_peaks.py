@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.ops.cache import constant
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.tensor_cache import constant
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -56,7 +56,7 @@ def decode_heatmaps(heatmaps: Tensor, *, kernel_size: int = 11) -> tuple[Tensor,
 
 
 def decodes_without_sync(like: Tensor, *, kernel_size: int) -> bool:
-    """Tell whether `decode_heatmaps` runs as one kernel and does not synchronize the device.
+    """Return whether `decode_heatmaps` runs as one kernel and does not synchronize the device.
 
     Args:
         like: A tensor with the device, the data type and at least the width of the heatmaps [..., W].

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
-from vitruvian.ops.cache import cached_tensors
-from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.tensor_cache import cached_tensors
 
 ChannelValues = float | Sequence[float] | Tensor
 

@@ -1,7 +1,7 @@
-"""1×1 convolutions of feature maps with a deferred norm.
+"""1×1 convolutions: of plain maps (`conv1x1`), and of feature maps with a deferred norm (`pointwise_conv`).
 
-The version for the CPU takes a few rows of pixels at a time: the norm and SiLU of the input, the product and the
-statistics of the output are computed while the rows are in the cache, so that maps are read and written once.
+The version of the latter for the CPU takes a few rows of pixels at a time: the norm and SiLU of the input, the product
+and the statistics of the output are computed while the rows are in the cache, so that maps are read and written once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
 _PIXELS = 768  # of a thread at a time
 
 
+def conv1x1(convolution: nn.Conv2d, maps: Tensor) -> Tensor:
+    """Apply a 1×1 convolution: [B, C, h, w] -> [B, C', h, w], on the CPU as one matrix product over the channels."""
+    if maps.device.type != "cpu" or torch.compiler.is_exporting() or type(convolution) is not nn.Conv2d:
+        out: Tensor = convolution(maps)
+        return out
+    rows = F.linear(maps.permute(0, 2, 3, 1), convolution.weight.flatten(1), convolution.bias)  # [B, h, w, C']
+    return rows.permute(0, 3, 1, 2)  # [B, C', h, w]
+
+
 def suits_pointwise(maps: FeatureMaps, conv: nn.Module) -> bool:
-    """Tell whether the version for the CPU can run a convolution: a 1×1 kernel, inference."""
+    """Return whether the version for the CPU can run a convolution: a 1×1 kernel, inference."""
     return (
         isinstance(conv, nn.Conv2d)
         and (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))

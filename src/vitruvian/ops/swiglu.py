@@ -63,7 +63,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def suits_fused_kernel(x: Tensor, weight: Tensor, depth: int) -> bool:
-    """Tell whether `launch_gated_linear` accepts x [..., K] and weight [2F, K], with `depth` channels of a tile.
+    """Return whether `launch_gated_linear` accepts x [..., K] and weight [2F, K], with `depth` channels of a tile.
 
     Tiles are loaded by tensor descriptors, which Hopper GPUs and newer have, and Triton's interpreter.
     """

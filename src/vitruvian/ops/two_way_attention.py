@@ -18,9 +18,9 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.cache import cached_tensors
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, is_wrapped, triton_jit, use_triton
 from vitruvian.ops.split_softmax import merge_splits, split_keys
+from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -243,9 +243,9 @@ def _weight_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
     """Return weight [F, C] and bias [F] of a linear layer; the bias is 0 where it has none.
 
     A module around a linear layer, such as an adapter of peft, is evaluated at the unit vectors: its own `weight` would
-    leave the adapter out. Such a module has `in_features`.
+    leave the adapter out. Such a module has `in_features`. So is a layer with a quantized weight.
     """
-    if type(linear) is nn.Linear:
+    if type(linear) is nn.Linear and not is_wrapped(linear.weight):
         bias: Tensor | None = linear.bias
         return linear.weight, linear.weight.new_zeros(len(linear.weight)) if bias is None else bias
     reference: Tensor = linear.weight  # type: ignore[assignment]
@@ -263,7 +263,7 @@ def _scale(weights: CrossAttentionWeights) -> float:
 
 
 def _use_triton(heads: int, tokens: int, image: Tensor, *tensors: Tensor) -> bool:
-    """Tell whether the kernels run for an image [B, P | 1, M, C] and prompts of this many tokens."""
+    """Return whether the kernels run for an image [B, P | 1, M, C] and prompts of this many tokens."""
     if not use_triton("two_way_attention", image, *tensors):
         return False
     columns = heads * _padded_tokens(tokens)

@@ -20,8 +20,8 @@ from torch import Tensor, unflatten
 from torch.autograd.function import FunctionCtx
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.cache import cached_tensors
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton

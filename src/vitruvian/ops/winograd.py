@@ -94,7 +94,7 @@ _TRANSFORMS = {  # by the number of taps
 
 
 def suits_winograd(x: Tensor, weight: Tensor, *, batch: int, transposed: bool = False) -> bool:
-    """Tell whether Winograd is faster than a plain convolution in inference, and worth its memory.
+    """Return whether Winograd is faster than a plain convolution in inference, and worth its memory.
 
     Products saved grow with C · N, memory traffic with C + N, for N output channels before a shuffle. At 650 TFLOP/s
     and 4.3 TB/s the two balance where C · N / (C + N) is 80 for 3×3 and 170 for transposed convolutions; the limits are

@@ -17,15 +17,17 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
+from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, HUB_KEYWORDS
+from vitruvian.images.data_format import pixels_of
+from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
-from vitruvian.pipelines.engine.cuda_streams import PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Unit
 from vitruvian.pipelines.options import Options, replace_options
 from vitruvian.pipelines.people.detectors import (
     DetectorSpec,
@@ -39,7 +41,6 @@ from vitruvian.pipelines.people.detectors import (
 from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, PeopleOptions, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
-from vitruvian.processor import as_tensor
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
@@ -74,13 +75,14 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    blocking_decode: ClassVar[bool] = False  # whether `decode` synchronizes with the device
+    # Options that `forward` reads; units of calls that agree on them can share a batch. None: `forward` reads others.
+    forward_options: ClassVar[tuple[str, ...] | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "task" in vars(cls):
             row = TASKS[cls.task]
-            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_task)
+            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_key)
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
@@ -145,6 +147,12 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Device of the model."""
         return torch.device(self.model.device)
 
+    @functools.cached_property
+    def packed_tasks(self) -> tuple[str, ...]:
+        """The tasks of the model's checkpoint under their Sapiens2 names, if it has several. Read once."""
+        source = self.model.config.name_or_path
+        return local_packed_tasks(source) if source else ()
+
     @property
     def name(self) -> str:
         """Name of the model in results."""
@@ -178,7 +186,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
 
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
         """Same as calling the pipeline, and available for every task, whatever else its call returns."""
-        call = self._for_call(options)
+        call = self.for_call(options)
         write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)
         if opened.single:
@@ -202,21 +210,23 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return what a call for many images returns."""
         return Results(results, count=source.count, video=source.video)
 
-    def _for_call(self, changes: Mapping[str, object]) -> Self:
+    def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call. It shares the model, the processor and open detectors."""
         options = replace_options(self.options, changes)
+        self._prepare_model(options)
+        call = copy.copy(self)
+        call.options = options
+        call.detector = self.choose_detector(options)
+        call.detects_people = call.detector is not None
+        return call
+
+    def _prepare_model(self, options: OptionsT) -> None:
+        """Optimize the model if that is to be done and is not done yet, and open the upload stream of its device."""
         if not self.model.optimized and (
             options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
         ):
             self.model.optimize(cuda_graphs=self.fixed_input_size)
         self.upload_stream = upload_stream(self.device, self.upload_stream)
-        call = copy.copy(self)
-        call.options = options
-        call.detector = self.choose_detector(options)
-        call.detects_people = call.detector is not None
-        on_host = self.device.type == "cpu" and self.upload_stream is None
-        call.decodes_in_workers = self.blocking_decode or on_host or call.forward_decodes()
-        return call
 
     def batch_size(self, options: OptionsT, *, live: bool) -> BatchSize:
         """Return the batch size of a call. Later calls use what "auto" shrank to."""
@@ -232,7 +242,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions):
             return None
-        spec = detector_spec(options, self.model.config.name_or_path)
+        own = self.model.config.name_or_path if "people" in self.packed_tasks else None
+        spec = detector_spec(options, own)
         return None if spec is None else self.open_detector(spec, threshold=options.detect_threshold)
 
     def open_detector(self, spec: DetectorSpec, *, threshold: float | None = None) -> PeopleDetector:
@@ -265,9 +276,11 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         height, width = self.processor.size_hw
         return height, width
 
-    def forward_decodes(self) -> bool:
-        """Return whether `forward` queues all device work of `decode` too."""
-        return False
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread calls `decode`. Tasks whose `decode` waits for the device return "worker"."""
+        if self.upload_stream is not None:
+            return "stream"
+        return "worker" if self.device.type == "cpu" else "consumer"
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""
@@ -305,7 +318,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         if count > _MAX_EAGER_UNITS:
             return _lazy_units(pixels, count, make)
         return [Unit(one) for one in make(pixels, slice(count))]

@@ -20,19 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian import hub
-from vitruvian.auto import AutoConfig, packed_tasks
+from vitruvian.auto import AutoConfig
 from vitruvian.draw import contact_sheet, draw_boxes
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_image
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
+from vitruvian.images.types import RgbImage
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_ending
 
-DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.head and task.pipeline)
+DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.sapiens2_head and task.has_pipeline)
 _IMAGES = hub.BUILTIN_FOLDER  # beside the model
 _TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
 _ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
@@ -87,7 +88,7 @@ def run_demo(
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
     models = _choose_models(model)
     if detect is None:
-        detect = next((one for one in models.values() if one is not None and "people" in packed_tasks(one)), None)
+        detect = next((one for one in models.values() if one is not None and "people" in local_packed_tasks(one)), None)
     if detect is None and hub.has_builtin():
         detect = hub.BUILTIN
     detector = None if detect is None else open_detector(detect, device=device, dtype=dtype)
@@ -137,8 +138,8 @@ class _Row:
         for kind in TASKS[task].image_files:
             self.files.append(output_path(self.folder, self.stem, f"_{task}{file_ending(kind)}"))
             save_as(kind, result, self.files[-1], draw=lambda one: one.plot())
-        options = {"legend": False} if task == "parts" else {}  # too small to read on the sheet
-        self.drawings[task] = np.asarray(result.plot(**options).convert("RGB"))
+        # A legend would be too small to read on the sheet.
+        self.drawings[task] = np.asarray(result.plot_frame().convert("RGB"))
 
 
 def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
@@ -176,8 +177,8 @@ def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Chec
             if task not in DEMO_TASKS:
                 near = near_matches(task, DEMO_TASKS)
                 raise InputError(f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near}")
-    elif heads := packed_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
-        models = {task: model for task in DEMO_TASKS if TASKS[task].head in heads}
+    elif heads := local_packed_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
+        models = {task: model for task in DEMO_TASKS if TASKS[task].sapiens2_head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)
     if not models:
@@ -189,7 +190,7 @@ def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
     """Return the models in the folder of a training run; empty for anything else."""
     folder = Path(model).expanduser()
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    folders = {task: folder / str(TASKS[task].head) for task in DEMO_TASKS}
+    folders = {task: folder / str(TASKS[task].sapiens2_head) for task in DEMO_TASKS}
     return {task: path for task, path in folders.items() if (path / hub.CONFIG_FILE).is_file()}
 
 
@@ -207,7 +208,7 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
     from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
     from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
-    name = str(TASKS[task].head)
+    name = str(TASKS[task].sapiens2_head)
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 2, "num_key_value_attention_heads": 1}
     sizes |= {"num_first_full_attention_layers": 1, "num_last_full_attention_layers": 1}

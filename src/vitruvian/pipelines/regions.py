@@ -22,13 +22,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.images.resize import resize
-from vitruvian.limits import get_limits
-from vitruvian.ops.crop import crop_windows
-from vitruvian.ops.pinned_copy import pinned_copy
-from vitruvian.pipelines.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE, get_limits
+from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.results.base import People
 
 Blend = Literal["mean", "unit", "alpha", "labels"]
@@ -54,7 +53,7 @@ class Region(NamedTuple):
         return pixels[:, top : top + height, left : left + width]
 
     def pixels(self, size_hw: tuple[int, int]) -> tuple[range, range]:
-        """Return the rows and columns of an image whose centres are in the region."""
+        """Return the rows and columns of an image whose centers are in the region."""
         rows, columns = (
             range(max(0, math.ceil(start - 0.5)), min(side, math.ceil(start + length - 0.5)))
             for start, length, side in zip(self[:2], self[2:], size_hw, strict=True)
@@ -71,8 +70,8 @@ def boxes_xywh(people: People) -> NDArray[np.float32]:
 
 def crop_regions(people: People, input_hw: tuple[int, int]) -> list[Region]:
     """Return the regions [P] that `vitruvian.images.crop_boxes` samples for inputs of `input_hw`."""
-    center_xy, size_wh = crop_windows(boxes_xywh(people), input_hw)  # [P, 2] each
-    # The first and last samples are on the edges of the crop, in coordinates where pixel x has its centre at x; the
+    center_xy, size_wh = crop_windows_numpy(boxes_xywh(people), input_hw)  # [P, 2] each
+    # The first and last samples are on the edges of the crop, in coordinates where pixel x has its center at x; the
     # areas around these samples extend half a step further.
     step_xy = size_wh / np.maximum(1, np.array(input_hw[::-1]) - 1)  # [P, 2]
     start_xy = center_xy - size_wh / 2 - step_xy / 2 + 0.5  # [P, 2]
@@ -120,7 +119,7 @@ class RegionBlender:
         size_hw: Size of the image.
         regions: All regions, whose maps are added one by one.
         channels: Channels of the maps.
-        blend: ``"mean"`` for colours, points and other values; ``"unit"`` for unit vectors; ``"alpha"`` for mattes,
+        blend: ``"mean"`` for colors, points and other values; ``"unit"`` for unit vectors; ``"alpha"`` for mattes,
             with alpha as the last channel and the others premultiplied; ``"labels"`` for class probabilities, of which
             the first is background.
         boxes_xyxy: Boxes of the people in the regions [P, 4], on which their weight is one. None for tiles.
@@ -247,9 +246,9 @@ class RegionBlender:
             first, last = (float(self._boxes[index][1 - axis + 2 * end]) for end in (0, 1))
             # A core remains even if box and region hardly overlap.
             low, high = min(max(low, first), high), max(min(high, last), low)
-        centres = torch.arange(pixels.start, pixels.stop) + 0.5  # [n]
-        rising = torch.ones_like(centres) if start <= 0 else (centres - start) / max(low - start, 1e-6)
-        falling = torch.ones_like(centres) if stop >= side else (stop - centres) / max(stop - high, 1e-6)
+        centers = torch.arange(pixels.start, pixels.stop) + 0.5  # [n]
+        rising = torch.ones_like(centers) if start <= 0 else (centers - start) / max(low - start, 1e-6)
+        falling = torch.ones_like(centers) if stop >= side else (stop - centers) / max(stop - high, 1e-6)
         ramp = torch.minimum(rising, falling).clamp(0, 1)
         return pinned_copy((ramp * ramp * (3 - 2 * ramp)).clamp(min=_MIN_WEIGHT), self.device)
 
@@ -316,9 +315,9 @@ def _sample_at(patch: Tensor, down: Tensor, across: Tensor) -> Tensor:
 
 
 def _grid_coordinates(pixels: range, start: float, length: float, count: int) -> Tensor:
-    """Divide pixels into `count` cells; return their centres in a span, from -1 at its start to 1 at its end: [n]."""
-    centres = pixels.start + (torch.arange(count, dtype=torch.float64) + 0.5) * (len(pixels) / count)  # [n]
-    return ((centres - start) * (2 / length) - 1).float()
+    """Divide pixels into `count` cells; return their centers in a span, from -1 at its start to 1 at its end: [n]."""
+    centers = pixels.start + (torch.arange(count, dtype=torch.float64) + 0.5) * (len(pixels) / count)  # [n]
+    return ((centers - start) * (2 / length) - 1).float()
 
 
 def is_much_smaller(one: Tensor, size_hw: tuple[float, ...]) -> bool:

@@ -40,7 +40,8 @@ def open_writer(
 ) -> tuple[_Write | None, Source]:
     """Return the function that the option `save` stands for, and the source to run it with.
 
-    A file name pattern must know the names of all images in order: those that repeat get a number.
+    With a pattern, the source announces each name in order, so that repeated names are numbered the same way in every
+    run.
     """
     if save is None or isinstance(save, ResultWriter):
         return None if save is None else save.write, source

@@ -25,12 +25,12 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, VitruvianError, one_line
-from vitruvian.files.video import NUMBERED, VideoReader, import_av, numbered_files
+from vitruvian.files.video import FRAME_PATTERN, DecodedFrame, VideoReader, import_av, numbered_files
 from vitruvian.images import load_image
 from vitruvian.images.download import download, is_url, redacted_url
-from vitruvian.pipelines.exif_focal import exif_focal
+from vitruvian.images.exif_focal import exif_focal
+from vitruvian.images.types import RgbImage
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -204,7 +204,7 @@ def _from_text(text: str) -> Source:
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _from_video(path)
     if not os.path.exists(path):
-        if NUMBERED.search(path.name):
+        if FRAME_PATTERN.search(path.name):
             return _from_sequence(path)
         if glob.has_magic(text):
             return _from_files(glob_files(str(path)))
@@ -340,10 +340,18 @@ def _from_video(path: Path) -> Source:
     reader = VideoReader(path)
 
     def loaders() -> Iterator[FrameLoader]:
-        for number, seconds, image in reader:
-            yield _memory_loader(Frame(image=image, name=str(path), path=path, frame=number, time=seconds))
+        return (_video_loader(path, decoded) for decoded in reader.decoded_frames())
 
     return Source(loaders, count=reader.count, video=reader)
+
+
+def _video_loader(path: Path, decoded: DecodedFrame) -> FrameLoader:
+    """Return a loader that converts a frame of a video to RGB."""
+
+    def load() -> Frame:
+        return Frame(image=decoded.to_rgb(), name=str(path), path=path, frame=decoded.number, time=decoded.time)
+
+    return FrameLoader(name=str(path), path=path, load=load, decoded_bytes=decoded.nbytes)
 
 
 def _from_camera(number: int) -> Source:

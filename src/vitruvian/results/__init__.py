@@ -6,13 +6,14 @@ Each has `plot()` (an image to look at), `save(path)` (the suffix selects the fo
 from vitruvian.results.albedo import Albedo
 from vitruvian.results.base import People, Result
 from vitruvian.results.embedding import Embedding
-from vitruvian.results.label_maps import Parts, Semantic
 from vitruvian.results.masks import Masks
 from vitruvian.results.matte import Matte
 from vitruvian.results.normals import Normals
 from vitruvian.results.panoptic import Panoptic, Segment
+from vitruvian.results.parts import Parts
 from vitruvian.results.pointmap import Pointmap
 from vitruvian.results.pose import Keypoint, PersonPose, Pose
+from vitruvian.results.semantic import Semantic
 from vitruvian.results.track import Track
 
 __all__ = [

@@ -7,28 +7,31 @@ column x and row y is the point (x, y). P people, H W pixels.
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
 import os
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, ClassVar, Self, overload
+from typing import IO, Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
+from vitruvian.files.labels import write_png_zip
+from vitruvian.images.types import RgbImage
 from vitruvian.text_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
+T = TypeVar("T")
 
 
 def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type[np.generic], tuple[int | str, ...]]]:
@@ -39,6 +42,29 @@ def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type
     return {"array": (dtype, shape)}
 
 
+def accept_earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator for dataclasses whose constructor takes fields under earlier names too.
+
+    Args:
+        names: The name of a field by its earlier name.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def initialize(self: T, **values: Any) -> None:
+            for earlier in values.keys() & names.keys():
+                values[names[earlier]] = values.pop(earlier)
+            construct(self, **values)
+
+        setattr(cls, "__init__", initialize)  # noqa: B010 - mypy refuses the assignment
+        return cls
+
+    return decorate
+
+
+@accept_earlier_names(finder="detector")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:
     """The people that a task was run on.
@@ -49,6 +75,7 @@ class People:
         ids: Identities in a video, int64 [P].
         detector: "given", "whole image", or the name of the detector.
         note: What a reader should know, for instance that no person was detected and the whole image was used.
+        fallback: Whether no one was detected, and the only person is the whole image instead.
     """
 
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", 4))
@@ -56,6 +83,7 @@ class People:
     ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "P"))
     detector: str
     note: str | None = None
+    fallback: bool = False
 
     def __post_init__(self) -> None:
         _check_arrays(self, {}, prefix="people.")
@@ -123,6 +151,11 @@ class Result:
     def plot(self) -> Image:
         """Draw the result, over its image where that helps, at the size of the source."""
         raise NotImplementedError
+
+    def plot_frame(self, **options: Any) -> Image:
+        """Draw the result as `plot` does with these options, but always at the size of the source: without a legend."""
+        plot: Callable[..., Image] = self.plot
+        return plot(**options)
 
     @overload
     def save(self, path: str | Path, format: str | None = None) -> Path: ...
@@ -192,7 +225,9 @@ class Result:
         This base class writes NPZ (every array by its name, all else as JSON in the text ``info``), JSON of `to_dict`,
         and other endings as an image of `plot`.
         """
-        if ending == ".npz":
+        if ending == ".crops.zip":
+            write_png_zip(path, {f"{number:02d}": image for number, image in enumerate(self.crops(), 1) if image.size})
+        elif ending == ".npz":
             write_npz(path, {**self.arrays(), "info": np.array(json_text(self.info()))})
         elif ending == ".json":
             write_json(path, self.to_dict())
@@ -220,6 +255,11 @@ class Result:
             },
         }
 
+    def crops(self) -> list[NDArray[np.uint8]]:
+        """Return the part of the source image in the bounding box of each person: uint8 [h, w, 3]."""
+        boxes = () if self.people is None else self.people.boxes_xyxy
+        return [self.canvas()[box_window(box, self.size_hw)] for box in boxes]
+
     def without_image(self) -> Self:
         """Return the same result without its source image, to save memory."""
         return replace(self, image=None)
@@ -241,6 +281,14 @@ class Result:
     def __repr__(self) -> str:
         maps = ", ".join(f"{name} {list(value.shape)}" for name, value in self.arrays().items())
         return f"{type(self).__name__}({self.source or 'array'}, {self.size_hw[0]}×{self.size_hw[1]}: {maps})"
+
+
+def box_window(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> tuple[slice, slice]:
+    """Return the rows and columns of an image that a box touches; empty for a box without area."""
+    height, width = size_hw
+    left, top = np.floor(box_xyxy[:2]).clip(0).astype(int).tolist()
+    right, bottom = np.ceil(box_xyxy[2:]).clip(0, [width, height]).astype(int).tolist()
+    return slice(top, max(top, bottom)), slice(left, max(left, right))
 
 
 def with_format(path: str | Path, format: str | None) -> Path:

@@ -8,35 +8,47 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from vitruvian.draw import class_colors, draw_masks
-from vitruvian.draw.canvas import RgbImage
+from vitruvian.draw import class_colors, draw_boxes, draw_masks, draw_points
 from vitruvian.errors import InputError
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
+from vitruvian.files.labels import write_lines, yolo_segment_lines
+from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
-from vitruvian.results.base import Result, array_of, check_array, check_choice, rounded_list
+from vitruvian.images.types import RgbImage
+from vitruvian.results.base import (
+    Result,
+    accept_earlier_names,
+    array_of,
+    box_window,
+    check_array,
+    check_choice,
+    rounded_list,
+)
 from vitruvian.results.supervision import to_detections
 from vitruvian.text_files import JsonObject
 
 if TYPE_CHECKING:
     import supervision
 
-MasksKind = Literal["segment", "mask-generation", "instance", "track"]
+MasksKind = Literal["segment", "masks", "instances", "track"]
+_EARLIER_KINDS = {"mask-generation": "masks", "instance": "instances"}
 # name in the mask-generation pipeline of transformers -> attribute
-_TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "runs", "bounding_boxes": "boxes_xyxy"}
+_TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "rles", "bounding_boxes": "boxes_xyxy"}
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
+@accept_earlier_names(runs="rles")
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Masks(Result):
     """Masks of N objects; they may overlap.
 
     Attributes:
-        kind: The task: "segment" (by prompts), "mask-generation" (everything), "instance" (by class) or "track".
-        runs: The masks as COCO RLE, N of them, counts as strings. The constructor also takes RLE of any form or an
+        kind: The task: "segment" (by prompts), "masks" (everything), "instances" (by class) or "track".
+        rles: The masks as COCO RLE, N of them, counts as strings. The constructor also takes RLE of any form or an
             array bool [N, H, W]; `masks` decodes them.
         scores: Confidence of the model, float32 [N].
         boxes_xyxy: Corners, float32 [N, 4].
@@ -45,25 +57,26 @@ class Masks(Result):
     """
 
     task = "segment"
-    endings = (".json", ".npz", ".png")
+    endings = (".json", ".npz", ".png", ".txt", ".crops.zip")
     info_fields = ("label_names",)
 
     kind: MasksKind
-    runs: Sequence[Rle] | NDArray[np.bool_]
+    rles: Sequence[Rle] | NDArray[np.bool_]
     scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "N"))
     boxes_xyxy: NDArray[np.float32] = field(metadata=array_of(np.float32, "N", 4))
     label_ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "N"))
     label_names: tuple[str, ...] | None = None
 
     def _normalize_fields(self) -> dict[str, int]:
+        object.__setattr__(self, "kind", _EARLIER_KINDS.get(self.kind, self.kind))
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # several tasks share this class
-        object.__setattr__(self, "runs", _as_runs(self.runs, self.size_hw))
-        return {"N": len(self.runs)}
+        object.__setattr__(self, "rles", _as_rles(self.rles, self.size_hw))
+        return {"N": len(self.rles)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = len(self.runs)
+        count = len(self.rles)
         if self.label_names is not None and (self.label_ids is None or len(self.label_names) != count):
             raise InputError(
                 f"label_names: expected one for each of the {count} masks beside label_ids, "
@@ -71,7 +84,7 @@ class Masks(Result):
             )
 
     def __len__(self) -> int:
-        return len(self.runs)
+        return len(self.rles)
 
     def __iter__(self) -> Iterator[NDArray[np.bool_]]:
         return (self.mask(index) for index in range(len(self)))
@@ -87,7 +100,7 @@ class Masks(Result):
 
     def mask(self, index: int) -> NDArray[np.bool_]:
         """Return one mask, bool [H, W]."""
-        return decode_rle(self.runs[index]).numpy()
+        return decode_rle(self.rles[index]).numpy()
 
     @property
     def masks(self) -> NDArray[np.bool_]:
@@ -95,9 +108,27 @@ class Masks(Result):
         return np.stack(list(self)) if len(self) else np.zeros((0, *self.size_hw), bool)
 
     @property
+    def runs(self) -> Sequence[Rle] | NDArray[np.bool_]:
+        """`rles` under its earlier name."""
+        return self.rles
+
+    @property
     def areas(self) -> NDArray[np.int64]:
         """Pixels of each mask, int64 [N]."""
-        return np.array([rle_area(rle) for rle in self.runs], np.int64)
+        return np.array([rle_area(rle) for rle in self.rles], np.int64)
+
+    def polygons(self, index: int, *, tolerance: float = 1.0) -> list[Polygon]:
+        """Return the outlines of one mask's parts, the largest first: float32 [N, 2] in pixels, without holes."""
+        return mask_polygons(self.mask(index), tolerance=tolerance)
+
+    def crops(self) -> list[NDArray[np.uint8]]:
+        """Return the bounding box of each object with the object cut out: RGBA, uint8 [h, w, 4]."""
+        cut = []
+        for mask, box in zip(self, self.boxes_xyxy, strict=True):
+            window = box_window(box, self.size_hw)
+            alpha = mask[window][..., None].astype(np.uint8) * np.uint8(255)
+            cut.append(np.concatenate([self.canvas()[window], alpha], axis=-1))
+        return cut
 
     def index_map(self) -> NDArray[np.uint16]:
         """Return 1 + index of each pixel's mask, the smallest where they overlap, 0 for none: uint16 [H, W]."""
@@ -108,21 +139,52 @@ class Masks(Result):
             numbers[self.mask(int(index))] = index + 1
         return numbers
 
-    def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image.Image:
-        """Draw the masks over the image, large ones below, with class and score where there are classes."""
+    def plot(
+        self,
+        *,
+        opacity: float = 0.5,
+        outline: bool = True,
+        boxes: bool = False,
+        points: ArrayLike | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> Image.Image:
+        """Draw the masks over the image, large ones below, with class, score and identity where there are some.
+
+        Args:
+            opacity: Of the colors.
+            outline: Whether to draw outlines.
+            boxes: Whether to draw the bounding boxes.
+            points: Points [N, 2] to mark, such as those that were clicked.
+            labels: 1 for points on an object, the default, and 0 for points off it.
+        """
+        ids = self._ids()
+        numbers = None if ids is None else ids.tolist()
         drawn = draw_masks(
             self.canvas(),
             iter(self),
             labels=self.label_names,
             scores=None if self.label_ids is None else self.scores.tolist(),
+            ids=numbers,
             opacity=opacity,
             outline=outline,
         )
+        if boxes:
+            drawn = draw_boxes(drawn, self.boxes_xyxy, ids=numbers)
+        if points is not None:
+            table = np.asarray(points, np.float64).reshape(-1, 2)  # [N, 2]
+            drawn = draw_points(drawn, table, [1] * len(table) if labels is None else labels)
         return Image.fromarray(drawn)
 
     def write(self, path: Path, ending: str) -> None:
-        """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), or `index_map` as PNG."""
-        if ending == ".png":
+        """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), `index_map` as PNG, or labels.
+
+        TXT is YOLO's segment labels: the class (0 without classes) and the largest outline of each object.
+        """
+        if ending == ".txt":
+            outlines = (next(iter(self.polygons(index)), None) for index in range(len(self)))
+            classes = [0] * len(self) if self.label_ids is None else self.label_ids.tolist()
+            write_lines(path, yolo_segment_lines(outlines, classes, self.size_hw))
+        elif ending == ".png":
             numbers = self.index_map()
             colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
             write_label_png(path, numbers, colors)
@@ -146,7 +208,7 @@ class Masks(Result):
                 "label_id": None if self.label_ids is None else int(self.label_ids[index]),
                 "label": None if self.label_names is None else self.label_names[index],
             }
-            for index, (rle, area, score, box) in enumerate(zip(self.runs, areas, scores, boxes, strict=True))
+            for index, (rle, area, score, box) in enumerate(zip(self.rles, areas, scores, boxes, strict=True))
         ]
         return super().to_dict() | {"objects": objects}
 
@@ -160,7 +222,7 @@ class Masks(Result):
                 category_id=_OBJECT_CATEGORY if self.label_ids is None else int(self.label_ids[index]),
                 score=float(self.scores[index]),
             )
-            for index, rle in enumerate(self.runs)
+            for index, rle in enumerate(self.rles)
         ]
 
     def coco_categories(self) -> list[JsonObject]:
@@ -187,18 +249,18 @@ class Masks(Result):
         return None
 
 
-def _as_runs(runs: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:
+def _as_rles(rles: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:
     """Return masks, bool [N, H, W] or RLE of any form, as RLE with counts as strings."""
-    if isinstance(runs, np.ndarray):
-        check_array("runs", runs, dtype=np.bool_, shape=("N", *size_hw))
-        return tuple(encode_rles(runs, compress=True))
-    if not isinstance(runs, (list, tuple)):
-        raise InputError(f"runs: expected a list of RLE or bool [N, H, W], got {type(runs).__name__}.")
+    if isinstance(rles, np.ndarray):
+        check_array("rles", rles, dtype=np.bool_, shape=("N", *size_hw))
+        return tuple(encode_rles(rles, compress=True))
+    if not isinstance(rles, (list, tuple)):
+        raise InputError(f"rles: expected a list of RLE or bool [N, H, W], got {type(rles).__name__}.")
     encoded = []
-    for rle in runs:
+    for rle in rles:
         height, width, counts = read_rle(rle)
         if (height, width) != size_hw:
-            raise InputError(f"runs: expected masks of {size_hw[0]}×{size_hw[1]} pixels, got {height}×{width}.")
+            raise InputError(f"rles: expected masks of {size_hw[0]}×{size_hw[1]} pixels, got {height}×{width}.")
         text = rle["counts"] if isinstance(rle["counts"], str) else compress_counts(counts)
         encoded.append(Rle(size=[height, width], counts=text))
     return tuple(encoded)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageOps
 
 from vitruvian.draw import checkerboard, composite
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.results.base import Result, array_of, check_array
+from vitruvian.images.types import RgbImage
+from vitruvian.results.base import Result, array_of, box_window, check_array
 from vitruvian.text_files import JsonObject
 
 
@@ -36,7 +36,7 @@ class Matte(Result):
     """
 
     task = "matte"
-    endings = (".png", ".webp", ".npz", ".exr")
+    endings = (".png", ".webp", ".npz", ".exr", ".crops.zip")
     refused_endings = dict.fromkeys(
         (".jpg", ".jpeg"),
         " JPEG has no alpha: choose .png, or put the person over a color with over() and save that.",
@@ -67,6 +67,12 @@ class Matte(Result):
     def rgba(self) -> NDArray[np.uint8]:
         """Return straight RGBA in 8 bits, uint8 [H, W, 4]."""
         return np.round(self.straight() * 255).astype(np.uint8)
+
+    def crops(self) -> list[NDArray[np.uint8]]:
+        """Return the bounding box of each person with the background cut out: straight RGBA, uint8 [h, w, 4]."""
+        rgba = self.rgba()
+        boxes = () if self.people is None else self.people.boxes_xyxy
+        return [rgba[box_window(box, self.size_hw)] for box in boxes]
 
     def over(self, background: str | Path | tuple[int, int, int] | RgbImage | Image.Image) -> RgbImage:
         """Composite the person over a background: uint8 [H, W, 3].

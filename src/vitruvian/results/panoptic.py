@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.draw import draw_panoptic
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.files.coco import box_xywh
 from vitruvian.files.images import write_image
-from vitruvian.images.label_maps import count_labels
+from vitruvian.images.class_maps import count_labels
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import Result, array_of
 from vitruvian.results.supervision import to_detections
 from vitruvian.text_files import JsonObject

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional as F
 
-from vitruvian.draw import color_depth
-from vitruvian.draw.canvas import RgbImage
+from vitruvian.draw import add_depth_bar, color_depth
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import array_of, check_choice, with_format
 from vitruvian.results.camera import CameraMap
 from vitruvian.text_files import JsonObject
@@ -177,9 +177,17 @@ class Pointmap(CameraMap):
         else:
             super().write(path, ending)
 
-    def plot(self, *, near: float | None = None, far: float | None = None) -> Image.Image:
-        """Show depth in colors, warm near and cold far; `near` and `far` set the ends, in the unit of the points."""
-        return Image.fromarray(color_depth(self.depth, self._usable(), near=near, far=far))
+    def plot(self, *, near: float | None = None, far: float | None = None, color_bar: bool = False) -> Image.Image:
+        """Show depth in colors, warm near and cold far; `near` and `far` set the ends, in the unit of the points.
+
+        With `color_bar`, the colors and the depths at both ends are drawn into the lower left corner.
+        """
+        usable = self._usable()
+        drawn = color_depth(self.depth, usable, near=near, far=far)
+        if color_bar:
+            unit = " m" if self.metric else ""
+            drawn = add_depth_bar(drawn, self.depth[usable], near=near, far=far, unit=unit)
+        return Image.fromarray(drawn)
 
     def to_dict(self) -> JsonObject:
         """Return the camera and the range of depth; the points are in NPZ, EXR, PLY and GLB."""

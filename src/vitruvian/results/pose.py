@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from vitruvian.draw import draw_pose, enclosing_boxes
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import keypoint_category, keypoint_record
+from vitruvian.files.labels import write_lines, yolo_pose_lines
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
 from vitruvian.results.base import Result, array_of, rounded_list
 from vitruvian.results.supervision import to_key_points
@@ -66,7 +68,7 @@ class Pose(Result):
     """
 
     task = "pose"
-    endings = (".json", ".npz", ".png", ".jpg", ".jpeg", ".webp")
+    endings = (".json", ".npz", ".png", ".jpg", ".jpeg", ".webp", ".txt", ".crops.zip")
 
     keypoints: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", "J", 2))
     scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", "J"))
@@ -172,6 +174,13 @@ class Pose(Result):
             for person in self
         ]
         return super().to_dict() | {"poses": people}
+
+    def write(self, path: Path, ending: str) -> None:
+        """Write what any result can be, or as TXT the pose labels of YOLO in the layout of this result."""
+        if ending == ".txt":
+            write_lines(path, yolo_pose_lines(self.keypoints, self.scores, self.boxes_xyxy, self.size_hw))
+        else:
+            super().write(path, ending)
 
     def to_coco(self, *, image_id: int = 1, first_id: int = 1, threshold: float = 0.3) -> list[JsonObject]:
         """Return a COCO annotation for each person; see `vitruvian.files.coco` for how points are stored.

@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from vitruvian.draw import draw_masks
 from vitruvian.errors import InputError
-from vitruvian.results.base import array_of, rounded_list
+from vitruvian.results.base import accept_earlier_names, array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
 from vitruvian.text_files import JsonObject
 
 _MAX_ID = 65535  # of a pixel in a 16-bit PNG
 
 
+@accept_earlier_names(runs="rles")
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Track(Masks):
     """Masks of the N tracked objects of a frame; empty where an object is occluded or out of the frame.
@@ -65,11 +64,6 @@ class Track(Masks):
         window = np.s_[top:bottom, left:right]
         inside = self.mask(index)[window][..., None]  # [h, w, 1]
         return np.concatenate([self.canvas()[window], inside.astype(np.uint8) * np.uint8(255)], axis=-1)
-
-    def plot(self, *, opacity: float = 0.5, outline: bool = True) -> Image.Image:
-        """Draw the masks over the image in the colors of their identities, with their ids."""
-        ids = self.object_ids.tolist()
-        return Image.fromarray(draw_masks(self.canvas(), iter(self), ids=ids, opacity=opacity, outline=outline))
 
     def to_dict(self) -> JsonObject:
         """Return everything: a list of objects with id, presence, mask (COCO RLE), score and box."""

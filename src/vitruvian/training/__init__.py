@@ -1,12 +1,12 @@
 """Training and evaluation of Sapiens2, and the synthetic people that it is trained on.
 
-    TrainConfig ─▶ loop.train: models.build_model, datasets, objectives, optimizer, ema, checkpoints, log, evaluation
+    TrainConfig ─▶ loop.train: task_models, datasets, objectives, optimizer, ema, checkpoints, log, evaluation
 
 | where is decided | file |
 |---|---|
 | which settings a run has | `config` |
 | which losses a task trains with, and their weights | `objectives`; the losses are in `vitruvian.losses` |
-| what a model starts from, and how it is saved for use | `models` |
+| what a model starts from, and how it is saved for use | `task_models` |
 | learning rate, weight decay, AdamW or Muon | `optimizer` |
 | what a step does; when to log, evaluate, save and stop | `loop` |
 | what a checkpoint holds, which are kept, how a run resumes | `checkpoints` |

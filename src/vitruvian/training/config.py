@@ -21,7 +21,8 @@ from vitruvian.config import Settings, bounded, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.text_files import read_json_object, read_text
 
-TASKS = tuple(task.head for task in tasks.TASKS.values() if task.head is not None)  # as Sapiens2 names them
+# Tasks under the names that Sapiens2 has for them.
+TASKS = tuple(task.sapiens2_head for task in tasks.TASKS.values() if task.sapiens2_head is not None)
 
 
 @settings
@@ -96,15 +97,17 @@ class AugmentConfig(ConfigTable):
         flip: Probability of mirroring; left and right labels are swapped.
         scale: Largest change of size, as a share: 0.25 is ÷1.25 to ×1.25.
         shift: Largest shift, as a share of the crop.
-        colour: Strength of changes of brightness, contrast, saturation and hue of the light.
-        grey: Probability of a greyscale image.
+        color: Strength of changes of brightness, contrast, saturation and hue of the light.
+        gray: Probability of a grayscale image.
     """
+
+    attribute_map: ClassVar[dict[str, str]] = {"colour": "color", "grey": "gray"}
 
     flip: float = bounded(0.5, ge=0, le=1)
     scale: float = bounded(0.25, ge=0, le=1)
     shift: float = bounded(0.08, ge=0, le=1)
-    colour: float = bounded(0.2, ge=0, le=1)
-    grey: float = bounded(0.05, ge=0, le=1)
+    color: float = bounded(0.2, ge=0, le=1)
+    gray: float = bounded(0.05, ge=0, le=1)
 
 
 @settings
@@ -145,7 +148,7 @@ class DataConfig(ConfigTable):
         validation: Another dataset, to evaluate on.
         batch_size: Images a batch on each device.
         workers: Prefetching threads; 0 reads in the main thread.
-        view: "person" crops each person, as for pose estimation; "picture" takes whole images.
+        view: "person" crops each person, as for pose estimation; "image" takes whole images.
         heatmap_sigma: Sigma of keypoints in heatmap pixels; by default 6 at 256 rows, and in proportion.
         augment: Random changes of images.
     """
@@ -155,9 +158,14 @@ class DataConfig(ConfigTable):
     validation: str | None = None
     batch_size: int = bounded(8, ge=1)
     workers: int = bounded(4, ge=0)
-    view: Literal["person", "picture"] = "person"
+    view: Literal["person", "image"] = "person"
     heatmap_sigma: float | None = bounded(None, gt=0)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Accept the earlier name of whole images, "picture"."""
+        return values | {"view": "image"} if values.get("view") == "picture" else values
 
     def validate(self) -> None:
         """Check that there is one source, and the ring buffer."""
@@ -266,12 +274,14 @@ class EvaluationConfig(ConfigTable):
 
     Args:
         every: Steps between evaluations; there is always one at the end, if there is a validation dataset.
-        pictures: Number of crops of the validation dataset; None for all.
+        images: Number of crops of the validation dataset; None for all.
         batch_size: Images a batch.
     """
 
+    attribute_map: ClassVar[dict[str, str]] = {"pictures": "images"}
+
     every: int = bounded(1000, ge=1)
-    pictures: int | None = bounded(None, ge=1)
+    images: int | None = bounded(None, ge=1)
     batch_size: int = bounded(16, ge=1)
 
 
@@ -389,7 +399,10 @@ def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
     hints = typing.get_type_hints(cls)
     known = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "extra"}
     fields: dict[str, Any] = {}
-    for name, value in values.items():
+    for alias, name in cls.attribute_map.items():
+        if alias in values and name in values:
+            raise ConfigError(f"{path}{alias}: is the earlier name of {name}, which is set too. Leave one out.")
+    for name, value in cls.upgrade(dict(values)).items():
         if name not in known:
             raise ConfigError(f"{path}{name}: there is no such setting.{near_matches(name, known)}")
         hint = known[name]

@@ -84,7 +84,7 @@ class RunLog:
     def train(self, step: int, values: Mapping[str, float]) -> None:
         """Log the values of training after `step` steps."""
         self._write("train", step, values)
-        short = "  ".join(f"{name} {values[name]:.4g}" for name in ("loss", "lr", "pictures/s") if name in values)
+        short = "  ".join(f"{name} {values[name]:.4g}" for name in ("loss", "lr", "images/s") if name in values)
         if self.progress is not None:
             self.progress.update(self.bar, completed=step, values=short)
         else:

@@ -33,12 +33,12 @@ from vitruvian.training.datasets.stream import SyntheticStream
 from vitruvian.training.ema import ExponentialMovingAverage
 from vitruvian.training.evaluation.evaluate import Evaluate, make_validation
 from vitruvian.training.log import RunLog
-from vitruvian.training.models import build_model, compile_parts, head_strides, save_models
 from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
 from vitruvian.training.synthetic.pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.task_models import build_model, compile_parts, head_strides, save_models
 
 
 class Batches(Protocol):
@@ -151,7 +151,7 @@ class _Run:
         self.nonfinite_in_a_row.fill_(self.state.bad_in_a_row)
         self.skipped.fill_(self.state.skipped)
         self.saved = checkpoint
-        changed = differences(before, self.config.to_dict())
+        changed = differences(TrainConfig.from_dict(before).to_dict(), self.config.to_dict())
         return [f"resuming from {checkpoint.name}", *(f"changed since then: {line}" for line in changed)]
 
     def run(self) -> TrainResult:
@@ -240,7 +240,7 @@ class _Run:
             "skipped": float(self.state.skipped),
         }
         if self.images_since_log:
-            values["pictures/s"] = self.images_since_log * self.accelerator.num_processes / seconds
+            values["images/s"] = self.images_since_log * self.accelerator.num_processes / seconds
         self.log.train(step, values)
         self.sums, self.counts = {}, {}
         self.steps_since_log, self.images_since_log, self.last_log_time = 0, 0, time.perf_counter()
@@ -271,7 +271,7 @@ class _Run:
             )
             if models and isinstance(self.model, Sapiens2MultiTask):
                 with self.ema_weights():
-                    save_models(self.model, self.folder / "model", pad=self.config.data.view == "picture")
+                    save_models(self.model, self.folder / "model", pad=self.config.data.view == "image")
         self.accelerator.wait_for_everyone()
 
     def run_evaluation(self, step: int) -> None:
@@ -292,7 +292,7 @@ class _Run:
         return contextlib.nullcontext() if self.ema is None else self.ema.applied(self.objective)
 
     def should_stop(self, stopped: threading.Event, step: int) -> bool:
-        """Tell whether a signal asked to stop; several processes agree on it when they log."""
+        """Return whether a signal asked to stop; several processes agree on it when they log."""
         if self.accelerator.num_processes == 1:
             return stopped.is_set()
         if step % self.config.log.every:

@@ -17,16 +17,16 @@ from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.ops.cache import cached_tensors, constant
+from vitruvian.tensor_cache import cached_tensors, constant
 from vitruvian.training.config import ModelConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
 from vitruvian.training.datasets.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes
 from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, to_model_axes
 from vitruvian.training.datasets.stream import StreamBatch
-from vitruvian.training.models import head_strides
 from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg
 from vitruvian.training.synthetic.render import VISIBLE
 from vitruvian.training.synthetic.rng import Rng
+from vitruvian.training.task_models import head_strides
 
 
 class FolderObjective(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitruvian.cli import _option_names, program, run
+from vitruvian.cli.app import _option_names, program, run
 from vitruvian.cli.options import MessageGroup
 from vitruvian.cli.report import Report, error_text, json_line, option_names, printable
 from vitruvian.errors import InputError, MissingExtraError
@@ -99,7 +100,7 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
     pty = pytest.importorskip("pty")
     code = (
         "import time, warnings\n"
-        "from vitruvian.cli import _show_warning\n"
+        "from vitruvian.cli.app import _show_warning\n"
         "from vitruvian.cli.options import MessageGroup\n"
         "from vitruvian.cli.report import Report\n"
         "from vitruvian.errors import VitruvianWarning\n"
@@ -124,3 +125,16 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
     assert "opening" in before
     assert before.endswith("\x1b[2K")  # the line of the spinner is erased first
     assert after.startswith("\r\n")
+
+
+def test_progress_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for progress in (True, False):
+        report = Report(MessageGroup(json=True, progress=progress, quiet=True))
+        with report.bar("clip.mp4", None) as bar:
+            for frame in range(1, 9):
+                bar.update(frame, 8)
+        lines = [json.loads(line)["progress"] for line in capsys.readouterr().out.splitlines()]
+        assert bool(lines) is progress
+        if lines:  # the first and the last; those between come once a second
+            assert [line["done"] for line in (lines[0], lines[-1])] == [1, 8]
+            assert lines[0] == {"source": "clip.mp4", "done": 1, "total": 8}

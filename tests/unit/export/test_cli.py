@@ -60,7 +60,7 @@ def test_a_task_of_several(tmp_path: Path) -> None:
     assert Signature.read(tmp_path / "out").model == "Sapiens2ForNormalEstimation"
 
 
-def test_costs_are_measured_on_other_pictures() -> None:
+def test_costs_are_measured_on_other_images() -> None:
     samples = [{"pixel_values": torch.full((1,), number)} for number in range(20)]
     some, others = held_out(samples)
     assert len(some) == 16

@@ -116,7 +116,7 @@ def test_bfloat16_only_for_int8_and_where_the_machine_has_it(folder: Path, tmp_p
         OpenVinoModel(tmp_path, precision="int4")
 
 
-def test_int8_needs_pictures(folder: Path, tmp_path: Path) -> None:
+def test_int8_needs_images(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("nncf")
     pytest.importorskip("openvino")
     with pytest.raises(InputError, match="at least one"):
@@ -141,7 +141,7 @@ def test_cost_of_each_task() -> None:
     assert _peaks(heatmaps).tolist() == [[[4, 3], [6, 5]]]
     found = Sapiens2PoseEstimatorOutput(heatmaps=moved), Sapiens2PoseEstimatorOutput(heatmaps=heatmaps)
     assert task_errors(*found)["keypoints moved, mean of heatmap pixels"] == pytest.approx((2 + 6) / 2)
-    heatmaps[0, 1] *= 0.1  # a keypoint that is not in the picture counts in the first number alone
+    heatmaps[0, 1] *= 0.1  # a keypoint that is not in the image counts in the first number alone
     assert task_errors(*found)["sure keypoints moved, mean of heatmap pixels"] == pytest.approx(2)
     normals = torch.zeros(1, 3, 2, 2)
     normals[:, 2] = 1

@@ -18,7 +18,7 @@ from vitruvian.pipelines import pipeline
 PROCESSOR = Sapiens2ImageProcessor(size={"height": 64, "width": 48})
 
 
-def picture() -> Image.Image:
+def image() -> Image.Image:
     noise = np.random.default_rng(0).integers(0, 255, (9, 7, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((60, 80))
 
@@ -26,13 +26,13 @@ def picture() -> Image.Image:
 @pytest.mark.parametrize("kind", [OnnxModel, OpenVinoModel])
 def test_results_are_those_of_the_model(kind: type[OnnxModel | OpenVinoModel], folder: Path) -> None:
     pytest.importorskip("onnxruntime" if kind is OnnxModel else "openvino")
-    want = pipeline("pose", build(), processor=PROCESSOR)(picture(), detect="whole")
+    want = pipeline("pose", build(), processor=PROCESSOR)(image(), detect="whole")
     exported = exported_pipeline("pose", kind(folder), processor=PROCESSOR, detect="whole")
-    found = exported(picture())
+    found = exported(image())
     np.testing.assert_allclose(found.keypoints, want.keypoints, atol=0.01)
     np.testing.assert_allclose(found.scores, want.scores, atol=1e-4)
     assert found.model == str(folder)
-    several = list(exported([picture(), picture()]))
+    several = list(exported([image(), image()]))
     np.testing.assert_allclose(several[1].keypoints, want.keypoints, atol=0.01)
 
 

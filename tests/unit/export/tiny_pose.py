@@ -1,4 +1,4 @@
-"""A pose model of one layer, and pictures for it."""
+"""A pose model of one layer, and images for it."""
 
 from __future__ import annotations
 

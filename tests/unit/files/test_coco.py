@@ -147,7 +147,7 @@ class TestWriter:
         data = json.loads((tmp_path / "a.json").read_text())
         assert (data["images"], data["annotations"], data["categories"]) == ([], [], [])
 
-    def test_panoptic_pictures_lie_beside_it(self, tmp_path: Path) -> None:
+    def test_panoptic_images_lie_beside_it(self, tmp_path: Path) -> None:
         class Stuff(Thing):
             def panoptic_image(self) -> np.ndarray:
                 return np.full((*self.size_hw, 3), 7, np.uint8)

@@ -65,12 +65,12 @@ def test_masks(kind: str, tmp_path: Path) -> None:
 
 
 def test_image_ids(tmp_path: Path) -> None:
-    truth, _ = write(tmp_path, sample("instance"), ["b.jpg", "0012.jpg", "x/0012.jpg", "c.jpg", "0.jpg"])
+    truth, _ = write(tmp_path, sample("instances"), ["b.jpg", "0012.jpg", "x/0012.jpg", "c.jpg", "0.jpg"])
     images = json.loads(truth.read_text())["images"]
     assert [image["id"] for image in images] == [1, 12, 13, 14, 0]
 
 
 def test_nothing_found(tmp_path: Path) -> None:
-    none: dict[str, Any] = {"runs": [], "scores": np.zeros(0, np.float32), "boxes_xyxy": np.zeros((0, 4), np.float32)}
+    none: dict[str, Any] = {"rles": [], "scores": np.zeros(0, np.float32), "boxes_xyxy": np.zeros((0, 4), np.float32)}
     _, results = write(tmp_path, Masks(kind="segment", size_hw=(20, 30), **none), ["b.jpg"])
     assert json.loads(results.read_text()) == []

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.unit.files.clips import SIZE, av, make_clip, packets, shade
 from vitruvian.errors import ImageError, InputError
 from vitruvian.files.video import SequenceWriter, Sound, VideoReader, VideoWriter, _exact_rate
-from vitruvian.pipelines.video.segments import _join_videos
+from vitruvian.pipelines.video.video_segments import _join_videos
 
 QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 
@@ -235,7 +235,7 @@ class TestWholeOrNot:
 @pytest.mark.parametrize(
     "image", [np.zeros((48, 64, 4), np.uint8), np.zeros((48, 65, 3), np.uint8), np.zeros((48, 64, 3)), "no"]
 )
-def test_pictures_that_do_not_fit(tmp_path: Path, image: object) -> None:
+def test_images_that_do_not_fit(tmp_path: Path, image: object) -> None:
     writer = VideoWriter(tmp_path / "a.mp4", 25, SIZE)
     with pytest.raises(InputError, match=r"image: expected uint8 \[48, 64, 3\], got"):
         writer.write(image)  # type: ignore[arg-type]

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from tests.unit.ops.versions import assert_close, every_version, randn
 from vitruvian.ops import winograd
-from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format
 from vitruvian.ops.instance_norm import FeatureMaps
 from vitruvian.ops.winograd import WinogradConv
+from vitruvian.tensor_cache import WeightCache
 
 
 @every_version

@@ -14,7 +14,7 @@ from tests.unit.images.samples import photo
 from tests.unit.ops.versions import every_version
 from vitruvian.errors import InputError
 from vitruvian.images import image_to_tensor
-from vitruvian.ops.crop import crop_boxes, crop_params, crop_windows, sample_positions
+from vitruvian.ops.crop import crop_boxes, crop_windows, crop_windows_numpy, sample_positions
 from vitruvian.ops.pixel_normalization import rescale_and_normalize
 
 IMAGENET = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -39,7 +39,7 @@ def image(height=100, width=80, channels=3):
 def dense(pixels, boxes, output_hw, padding=1.25):
     """The same windows from a full sampling grid, in float64."""
     height, width = output_hw
-    center, size = crop_params(boxes.double(), output_hw, padding)
+    center, size = crop_windows(boxes.double(), output_hw, padding)
     center, size = center.double(), size.double()
     crops = []
     for (cx, cy), (box_w, box_h) in zip(center, size, strict=True):
@@ -169,12 +169,12 @@ def test_no_boxes_and_single_pixel_outputs():
     assert ours.flatten().tolist() == image()[:, 20, 10].tolist()  # the center of the box
 
 
-def test_crop_params_pad_and_grow():
+def test_crop_windows_pad_and_grow():
     boxes = torch.tensor([[10.0, 20.0, 40.0, 40.0], [0.0, 0.0, 30.0, 80.0], [0.0, 0.0, 60.0, 80.0]])
-    center, size = crop_params(boxes, (64, 48))
+    center, size = crop_windows(boxes, (64, 48))
     assert center.tolist() == [[30, 40], [15, 40], [30, 40]]
     torch.testing.assert_close(size, torch.tensor([[50.0, 50 / 0.75], [75.0, 100.0], [75.0, 100.0]]))
-    assert crop_params(boxes, (64, 48), padding=1.0)[1][2].tolist() == [60, 80]
+    assert crop_windows(boxes, (64, 48), padding=1.0)[1][2].tolist() == [60, 80]
 
 
 @pytest.mark.parametrize("size_hw", [(1024, 768), (300, 200), (7, 5), (1, 1)], ids=str)
@@ -187,7 +187,7 @@ def test_windows_and_positions_are_those_of_float32_torch(size_hw):
     aspect = width / height
     size = torch.stack([box_width.maximum(box_height * aspect), box_height.maximum(box_width / aspect)], dim=-1)
     center = given[:, :2] + 0.5 * given[:, 2:]
-    center_xy, size_wh = crop_windows(boxes, size_hw)
+    center_xy, size_wh = crop_windows_numpy(boxes, size_hw)
     np.testing.assert_array_equal(center_xy, center.numpy())
     np.testing.assert_array_equal(size_wh, size.numpy())
     positions = sample_positions(boxes, size_hw)

@@ -11,10 +11,10 @@ from tests.unit.ops.versions import assert_close, every_version, randn
 from vitruvian.ops.fp8 import (
     Fp8Rows,
     add_rms_norm_fp8,
+    fp8_obstacle,
     gated_linear_bound,
     gated_linear_fp8,
     linear_fp8,
-    missing_for_fp8,
     quantize_rows,
 )
 
@@ -69,7 +69,7 @@ def test_products(has_bias: bool) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_products_on_a_gpu(has_bias: bool) -> None:
-    if missing_for_fp8(torch.device("cuda"), torch.bfloat16):
+    if fp8_obstacle(torch.device("cuda"), torch.bfloat16):
         pytest.skip("needs fp8")
     x, weight = (quantize_rows(randn(*shape, seed=1).cuda().bfloat16()) for shape in ((2, 100, 128), (512, 128)))
     bias = randn(512, seed=3).cuda().bfloat16() if has_bias else None
@@ -101,4 +101,4 @@ def test_no_gate_exceeds_its_bound(has_bias: bool) -> None:
 
 
 def test_requirements_are_named() -> None:
-    assert "Hopper" in missing_for_fp8(torch.device("cpu"), torch.bfloat16)
+    assert "Hopper" in str(fp8_obstacle(torch.device("cpu"), torch.bfloat16))

@@ -1,4 +1,4 @@
-"""1×1 convolutions of maps with a deferred norm, a few rows at a time."""
+"""1×1 convolutions of plain maps, and of maps with a deferred norm."""
 
 from __future__ import annotations
 
@@ -39,3 +39,20 @@ def test_where_it_is_used() -> None:
         with disable_triton("pointwise_conv"):
             assert not pointwise_conv.suits_pointwise(maps, conv)
     assert not pointwise_conv.suits_pointwise(maps, conv)  # gradients
+
+
+def test_a_pointwise_convolution_is_a_matrix_product() -> None:
+    convolution = nn.Conv2d(5, 7, 1)
+    for maps in (torch.randn(2, 5, 3, 4), torch.randn(2, 12, 5).transpose(1, 2).unflatten(2, (3, 4))):
+        found = pointwise_conv.conv1x1(convolution, maps)
+        torch.testing.assert_close(found, convolution(maps))
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_are_those_of_the_convolution() -> None:
+    convolution, maps = nn.Conv2d(5, 7, 1).double(), torch.randn(2, 5, 3, 4, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, 7, 3, 4, dtype=torch.float64)
+    inputs = [maps, *convolution.parameters()]
+    found = torch.autograd.grad((pointwise_conv.conv1x1(convolution, maps) * weights).sum(), inputs)
+    want = torch.autograd.grad((convolution(maps) * weights).sum(), inputs)
+    torch.testing.assert_close(found, want)

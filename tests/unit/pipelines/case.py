@@ -1,4 +1,4 @@
-"""Pipelines at toy size: every task with a tiny model, and pictures for them."""
+"""Pipelines at toy size: every task with a tiny model, and images for them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from vitruvian import (
     SwinConfig,
     pipeline,
 )
-from vitruvian.draw.canvas import RgbImage
+from vitruvian.images.types import RgbImage
 from vitruvian.tasks import find_task
 
-# task -> what tests/tiny.py calls its model, and whether its pictures are padded
+# task -> what tests/tiny.py calls its model, and whether its images are padded
 SAPIENS = {
     "pose": ("pose", False),
     "parts": ("semantic", False),
@@ -44,7 +44,7 @@ SAPIENS = {
 DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
 QUERIES = ("semantic", "instances", "panoptic")
 TASKS = (*SAPIENS, *QUERIES, "segment", "masks", "embed")
-# What a call needs beside the picture, or to find something with random weights.
+# What a call needs beside the image, or to find something with random weights.
 NEEDS: dict[str, dict[str, Any]] = {
     "segment": {"points": [[9, 7]]},
     "instances": {"threshold": 0.0},
@@ -53,8 +53,8 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 
 
-def picture(seed: int = 0, size_hw: tuple[int, int] = (40, 56)) -> np.ndarray:
-    """A smooth picture: what resizing does to it hardly depends on how."""
+def sample_image(seed: int = 0, size_hw: tuple[int, int] = (40, 56)) -> np.ndarray:
+    """A smooth image: what resizing does to it hardly depends on how."""
     generator = np.random.default_rng(seed)
     coarse = torch.from_numpy(generator.uniform(0, 255, (1, 3, 4, 5)))
     large = torch.nn.functional.interpolate(coarse, size=size_hw, mode="bicubic")[0].clamp(0, 255)
@@ -65,7 +65,7 @@ def leeway(name: str, *, atol: float, rtol: float) -> dict[str, float]:
     """How far values of a result may lie apart when the order of sums differs, as other batches and threads have it.
 
     Heatmaps of random weights are nearly flat: the last digits move their peaks, whose refinement divides by a
-    curvature near zero. Other people and other pictures lie much farther apart.
+    curvature near zero. Other people and other images lie much farther apart.
     """
     return {"atol": 0.5, "rtol": 1e-2} if name == "keypoints" else {"atol": atol, "rtol": rtol}
 
@@ -99,12 +99,12 @@ def parts_of(task: str) -> tuple[Any, Any]:
         )
         size = {"shortest_edge": 64, "longest_edge": 96}
         return Mask2FormerForUniversalSegmentation(config), Mask2FormerImageProcessor(size=size, num_labels=3)
-    pictures = Sam2ImageProcessor(
+    images = Sam2ImageProcessor(
         size={"height": SIDE, "width": SIDE}, mask_size={"height": SIDE // 4, "width": SIDE // 4}
     )
     if task == "track":
-        return tracking_model(), Sam2VideoProcessor(pictures, Sam2VideoVideoProcessor(size=pictures.size))
-    return Sam2Model(tiny()), Sam2Processor(pictures)
+        return tracking_model(), Sam2VideoProcessor(images, Sam2VideoVideoProcessor(size=images.size))
+    return Sam2Model(tiny()), Sam2Processor(images)
 
 
 def tracking_model() -> Sam2VideoModel:

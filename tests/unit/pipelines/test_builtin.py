@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from tests.tiny_packed import install, tiny_multitask
-from tests.unit.pipelines.case import picture
+from tests.unit.pipelines.case import sample_image
 from vitruvian import InputError, VitruvianWarning, hub, pipeline
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError
+from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.packed import pack_multitask
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
@@ -51,7 +51,7 @@ def nothing_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Seen:
-    """Stands in for the model of a detector: sees what it is told, where the picture is bright."""
+    """Stands in for the model of a detector: sees what it is told, where the image is bright."""
 
     def __init__(self) -> None:
         self.sizes: list[tuple[int, int]] = []
@@ -79,7 +79,7 @@ def stand_in(**options: Any) -> tuple[Sapiens2Detector, Seen]:
 
 
 def with_spot(size_hw: tuple[int, int], *, x: int, y: int, side: int = 8) -> RgbImage:
-    """A black picture with a white square around (x, y)."""
+    """A black image with a white square around (x, y)."""
     made = np.zeros((*size_hw, 3), np.uint8)
     made[y - side // 2 : y + side // 2, x - side // 2 : x + side // 2] = 255
     return made
@@ -91,7 +91,7 @@ class TestDefaults:
         with pytest.warns(VitruvianWarning, match=f'{task}, .*"builtin".*a large checkpoint'):
             pipe = pipeline(task)
         assert pipe.name == "builtin"
-        result = pipe(picture())
+        result = pipe(sample_image())
         assert result.model == "builtin"
         assert result.size_hw == (40, 56)
 
@@ -123,27 +123,27 @@ class TestDefaults:
 
     def test_poses_look_for_people(self, inside: Path) -> None:
         pipe = pipeline("pose", "builtin", device="cpu")
-        found = pipe(picture())
+        found = pipe(sample_image())
         assert found.people.detector == "builtin"
-        assert pipe(picture(), detect="whole").people.detector == "whole image"
-        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.detector == "given"
+        assert pipe(sample_image(), detect="whole").people.detector == "whole image"
+        assert pipe(sample_image(), boxes=[[3, 4, 30, 38]]).people.detector == "given"
 
     @pytest.mark.parametrize("task", DENSE)
     def test_maps_look_for_people(self, task: str, inside: Path) -> None:
         pipe = pipeline(task, "builtin", device="cpu")
         assert pipe.processor.do_pad  # in proportion, as the model was trained
-        assert pipe(picture()).people.detector == "builtin"
-        assert pipe(picture(), detect="whole").people.detector == "whole image"
-        assert pipe(picture(), boxes=[[3, 4, 30, 38]]).people.detector == "given"
+        assert pipe(sample_image()).people.detector == "builtin"
+        assert pipe(sample_image(), detect="whole").people.detector == "whole image"
+        assert pipe(sample_image(), boxes=[[3, 4, 30, 38]]).people.detector == "given"
 
     def test_a_packed_folder_does_as_much(self, packed: Path) -> None:
-        found = pipeline("pose", packed, device="cpu")(picture())
+        found = pipeline("pose", packed, device="cpu")(sample_image())
         assert found.people.detector == "mine"
 
     def test_without_people_among_its_tasks(self, tmp_path: Path) -> None:
         pack_multitask(tiny_multitask("pose", "seg"), tmp_path)
         for task in ("pose", "parts"):
-            assert pipeline(task, tmp_path)(picture()).people.detector == "builtin"
+            assert pipeline(task, tmp_path)(sample_image()).people.detector == "builtin"
 
 
 @pytest.mark.parametrize("task", ["normals", "pointmap", "albedo"])
@@ -152,9 +152,9 @@ class TestMaskedBackground:
 
     @pytest.mark.parametrize("options", [{"people": "whole"}, {"boxes": [[3, 4, 30, 38]]}, {"tile": 32}])
     def test_by_the_matte(self, task: str, options: dict[str, Any], packed: Path) -> None:
-        alpha = pipeline("matte", packed, device="cpu")(picture(), **options).alpha
+        alpha = pipeline("matte", packed, device="cpu")(sample_image(), **options).alpha
         pipe = pipeline(task, packed, device="cpu")
-        result, kept = pipe(picture(), **options), pipe(picture(), background="keep", **options)
+        result, kept = pipe(sample_image(), **options), pipe(sample_image(), background="keep", **options)
         person = alpha >= 0.5
         assert 0 < person.sum() < person.size
         inside = person if kept.mask is None else person & kept.mask
@@ -167,15 +167,15 @@ class TestMaskedBackground:
         assert (np.asarray(result.plot())[~inside] == 128).all()
 
     def test_without_mattes_the_map_is_whole(self, task: str, tmp_path: Path) -> None:
-        head = str(find_task(task).head)
+        head = str(find_task(task).sapiens2_head)
         pack_multitask(tiny_multitask(head, "people"), tmp_path)
-        result = pipeline(task, tmp_path, device="cpu")(picture(), detect="whole")
+        result = pipeline(task, tmp_path, device="cpu")(sample_image(), detect="whole")
         assert result.mask is None or result.mask.any()
 
     def test_the_encoder_runs_once(self, task: str, packed: Path) -> None:
         pipe, calls = pipeline(task, packed, device="cpu"), []
         pipe.model.model.register_forward_hook(lambda *_: calls.append(1))
-        pipe(picture(), detect="whole")
+        pipe(sample_image(), detect="whole")
         assert len(calls) == 1
 
     def test_no_such_choice(self, task: str, packed: Path) -> None:
@@ -189,7 +189,7 @@ class TestDetector:
         assert isinstance(detector, Sapiens2Detector)
         assert isinstance(detector.model, Sapiens2ForPeopleDetection)
         assert (detector.name, detector.threshold) == ("builtin", 0.0)
-        people = detector.find(picture())
+        people = detector.find(sample_image())
         assert len(people) > 0  # random weights, any score will do
         assert (np.diff(people.scores) <= 0).all()
         assert people.boxes_xyxy.min() >= 0
@@ -217,14 +217,14 @@ class TestDetector:
         assert abs((top + bottom) / 2 - y) <= cell_y
         assert (right - left, bottom - top) == pytest.approx((4 * cell_x, 4 * cell_y), rel=1e-3)
 
-    def test_long_pictures_are_looked_at_in_pieces(self) -> None:
+    def test_long_images_are_looked_at_in_pieces(self) -> None:
         wide = with_spot((300, 1800), x=950, y=120, side=40)
         detector, model = stand_in()
         found = detector.find(wide)
         assert len(model.sizes) > 3
         assert all(size == (288, 384) for size in model.sizes[1:])
         widths = found.boxes_xyxy[:, 2] - found.boxes_xyxy[:, 0]
-        near = found.boxes_xyxy[widths < 50]  # seen in pieces: cells of the whole picture have 37 pixels
+        near = found.boxes_xyxy[widths < 50]  # seen in pieces: cells of the whole image have 37 pixels
         assert len(near) > 0
         assert (abs((near[:, 0] + near[:, 2]) / 2 - 950) < 25).all()
 
@@ -248,13 +248,13 @@ ENDINGS = (
 
 
 class TestDemo:
-    def test_pictures_ship_with_the_package(self, inside: Path) -> None:
+    def test_images_ship_with_the_package(self, inside: Path) -> None:
         assert {path.name for path in _demo_images()} >= {"astronaut.jpg", "standing.jpg"}
 
     def test_everything_is_written(self, inside: Path, tmp_path: Path) -> None:
-        Image.fromarray(picture()).save(tmp_path / "one.png")
+        Image.fromarray(sample_image()).save(tmp_path / "one.png")
         told: list[str] = []
-        report = run_demo([tmp_path / "one.png", picture(1)], tmp_path / "out", device="cpu", progress=told.append)
+        report = run_demo([tmp_path / "one.png", sample_image(1)], tmp_path / "out", device="cpu", progress=told.append)
         assert report.sheet == tmp_path / "out" / "sheet.png"
         assert all(path.is_file() for path in report.files)
         names = {path.name for path in report.files}
@@ -271,16 +271,16 @@ class TestDemo:
     def test_without_a_model_weights_are_random_and_it_says_so(self, nothing_inside: None, tmp_path: Path) -> None:
         told: list[str] = []
         with pytest.warns(VitruvianWarning, match="this installation has none inside.*random weights"):
-            report = run_demo([picture()], tmp_path / "one", device="cpu", progress=told.append)
+            report = run_demo([sample_image()], tmp_path / "one", device="cpu", progress=told.append)
         assert [line.split(":")[0] for line in told] == list(DEMO_TASKS)
         assert {path.name.partition("_")[2] for path in report.files[:-1]} == {*ENDINGS} - {"people.png"}
         assert all(path.is_file() for path in report.files)
         torch.manual_seed(9)
         with pytest.warns(VitruvianWarning):
-            again = run_demo([picture()], tmp_path / "two", device="cpu")
+            again = run_demo([sample_image()], tmp_path / "two", device="cpu")
         assert again.sheet.read_bytes() == report.sheet.read_bytes()  # random, but the same at every run
         with pytest.raises(CheckpointError, match="this installation has none"):
-            run_demo([picture()], tmp_path / "three", model="builtin")
+            run_demo([sample_image()], tmp_path / "three", model="builtin")
 
     def test_random_weights_leave_chance_alone(self) -> None:
         torch.manual_seed(3)
@@ -290,7 +290,7 @@ class TestDemo:
         assert torch.equal(torch.rand(2), expected)
 
     def test_maps_of_a_packed_model_end_where_people_do(self, packed: Path, tmp_path: Path) -> None:
-        run_demo([picture()], tmp_path, model=packed, device="cpu")
+        run_demo([sample_image()], tmp_path, model=packed, device="cpu")
         (alpha,) = (np.asarray(Image.open(path))[..., 3] for path in tmp_path.glob("*_matte.png"))
         (albedo,) = (np.asarray(Image.open(path)) for path in tmp_path.glob("*_albedo.png"))
         outside = alpha < 120
@@ -298,11 +298,11 @@ class TestDemo:
         assert (albedo[outside] == 128).all()
         assert (albedo != 128).any()
 
-    def test_a_picture_that_cannot_be_read(self, inside: Path, tmp_path: Path) -> None:
-        (tmp_path / "bad.png").write_bytes(b"no picture")
+    def test_a_image_that_cannot_be_read(self, inside: Path, tmp_path: Path) -> None:
+        (tmp_path / "bad.png").write_bytes(b"no image")
         with pytest.raises(InputError, match=r"bad\.png"):
             run_demo(tmp_path / "bad.png", tmp_path / "out")
-        report = run_demo([tmp_path / "bad.png", picture()], tmp_path / "out", device="cpu")
+        report = run_demo([tmp_path / "bad.png", sample_image()], tmp_path / "out", device="cpu")
         assert [Path(name).name for name in report.failures] == ["bad.png"]
         assert report.sheet.is_file()
 
@@ -324,4 +324,4 @@ class TestDemo:
     def test_the_folder_must_be_one(self, inside: Path, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(InputError, match="expected a folder to write into"):
-            run_demo([picture()], tmp_path / "file")
+            run_demo([sample_image()], tmp_path / "file")

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.unit.pipelines.case import NEEDS, TASKS, arrays, leeway, opened, parts_of, picture, write_clip
+from tests.unit.pipelines.case import NEEDS, SAPIENS, TASKS, arrays, leeway, opened, parts_of, sample_image, write_clip
 from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines import Failure, Results, _warn_about_builtin, default_model, pipeline, pipeline_class
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.tasks import PIPELINE_TASKS, find_task
 
-PICTURES = [picture(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
+IMAGES = [sample_image(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
 
 
 def assert_same(one: Any, other: Any, *, at_most: float = 1e-4) -> None:
@@ -46,30 +46,30 @@ def test_every_task_has_a_pipeline() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 class TestEveryTask:
-    def test_one_picture(self, task: str) -> None:
-        result = opened(task).run(PICTURES[0])
-        assert result.size_hw == PICTURES[0].shape[:2]
+    def test_one_image(self, task: str) -> None:
+        result = opened(task).run(IMAGES[0])
+        assert result.size_hw == IMAGES[0].shape[:2]
         assert result.source == "array"
-        assert result.image is PICTURES[0]
+        assert result.image is IMAGES[0]
         assert (result.frame, result.time) == (None, None)
         assert find_task(getattr(result, "kind", result.task)).name == task
 
-    def test_many_pictures_as_one_by_one(self, task: str) -> None:
+    def test_many_images_as_one_by_one(self, task: str) -> None:
         pipe = opened(task)
-        found = pipe.run(PICTURES, **({} if task == "masks" else {"batch_size": 3}))
+        found = pipe.run(IMAGES, **({} if task == "masks" else {"batch_size": 3}))
         assert isinstance(found, Results)
-        assert found.count == len(PICTURES)
+        assert found.count == len(IMAGES)
         results = list(found)
-        assert [result.size_hw for result in results] == [one.shape[:2] for one in PICTURES]
-        for result, one in zip(results, PICTURES, strict=True):
+        assert [result.size_hw for result in results] == [one.shape[:2] for one in IMAGES]
+        for result, one in zip(results, IMAGES, strict=True):
             assert_same(result, pipe.run(one))
 
     def test_without_the_image(self, task: str) -> None:
-        assert opened(task, keep_image=False).run(PICTURES[0]).image is None
+        assert opened(task, keep_image=False).run(IMAGES[0]).image is None
 
     def test_saved_in_the_background(self, task: str, tmp_path: Path) -> None:
         names = [tmp_path / f"p{number}.png" for number in range(3)]
-        for name, one in zip(names, PICTURES, strict=False):
+        for name, one in zip(names, IMAGES, strict=False):
             Image.fromarray(one).save(name)
         results = list(opened(task).run(names, save=str(tmp_path / "out" / "{stem}.npz")))
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["p0.npz", "p1.npz", "p2.npz"]
@@ -79,7 +79,7 @@ class TestEveryTask:
         with pytest.raises(InputError, match=r"keep_imag: no such option\. Did you mean keep_image"):
             opened(task, keep_imag=True)
         with pytest.raises(InputError, match="no such option"):
-            opened(task).run(PICTURES[0], colour="red")
+            opened(task).run(IMAGES[0], colour="red")
 
     def test_without_a_model(self, task: str) -> None:
         if default_model(task) == BUILTIN:
@@ -107,10 +107,11 @@ class TestEveryTask:
         assert (pipe.device, pipe.model.dtype) == (torch.device("cpu"), torch.float32)
         assert not pipe.model.training
         assert pipe.name == str(tmp_path)
-        assert_same(pipe.run(PICTURES[0], **NEEDS.get(task, {})), opened(task).run(PICTURES[0]))
+        options = NEEDS.get(task, {}) | ({"detect": "whole"} if task in SAPIENS else {})
+        assert_same(pipe.run(IMAGES[0], **options), opened(task).run(IMAGES[0]))
 
     def test_in_half_precision(self, task: str) -> None:
-        result = opened(task, dtype="bfloat16").run(PICTURES[0])
+        result = opened(task, dtype="bfloat16").run(IMAGES[0])
         assert all(np.isfinite(values).all() for name, values in arrays(result).items() if values.dtype.kind == "f")
 
 
@@ -149,18 +150,18 @@ class TestOpening:
     )
     def test_options_that_make_no_sense(self, options: dict[str, Any]) -> None:
         with pytest.raises(InputError, match=next(iter(options))):
-            opened("normals").run(PICTURES[0], **options)
+            opened("normals").run(IMAGES[0], **options)
 
 
 class TestFailures:
-    def test_one_bad_picture_raises(self, tmp_path: Path) -> None:
+    def test_one_bad_image_raises(self, tmp_path: Path) -> None:
         (tmp_path / "bad.png").write_bytes(b"")
         with pytest.raises(ImageError, match="empty file"):
             opened("normals")(tmp_path / "bad.png")
 
     def test_among_many_it_is_named(self, tmp_path: Path) -> None:
         for number in range(6):
-            Image.fromarray(PICTURES[0]).save(tmp_path / f"{number}.jpg")
+            Image.fromarray(IMAGES[0]).save(tmp_path / f"{number}.jpg")
         (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:200])
         found = list(opened("normals")(tmp_path))
         assert [isinstance(one, Failure) for one in found] == [False, False, False, True, False, False]
@@ -185,23 +186,23 @@ class TestMemory:
 
         monkeypatch.setattr(pipe.model, "forward", tight)
         boxes = [[2, 2, 30, 38], [20, 4, 50, 36]]
-        found = list(pipe(PICTURES[:1] * 9, boxes=boxes, patience=60.0))
+        found = list(pipe(IMAGES[:1] * 9, boxes=boxes, patience=60.0))
         assert sizes[:4] == [1, 2, 4, 2]
         assert max(sizes[3:]) == 2
         assert pipe._auto_batch.size == 2
         monkeypatch.undo()
-        alone = pipe(PICTURES[0], boxes=boxes)
+        alone = pipe(IMAGES[0], boxes=boxes)
         for result in found:
             assert_same(result, alone)
         sizes.clear()
-        pipe(PICTURES[:1] * 2, boxes=boxes)
+        pipe(IMAGES[:1] * 2, boxes=boxes)
         assert pipe._auto_batch.size == 2  # what fits is remembered
 
     def test_constant_over_many_images(self) -> None:
         """40 images of 3 MB, each with 12 MB of normals: 600 MB in all, of which a few are alive at a time."""
         pipe = opened("normals", keep_image=False, batch_size=2, workers=2)
         process = psutil.Process()
-        large = picture(1, (1000, 1000))
+        large = sample_image(1, (1000, 1000))
         for _ in pipe(large.copy() for _ in range(8)):
             pass
         before = peak = process.memory_info().rss
@@ -216,18 +217,18 @@ class TestMemory:
     def test_no_thread_is_left(self) -> None:
         before = threading.active_count()
         for task in ("pose", "semantic"):
-            stream = opened(task)(PICTURES * 3)
+            stream = opened(task)(IMAGES * 3)
             next(stream)
             stream.close()
-            with opened(task)(PICTURES * 3) as stream:
+            with opened(task)(IMAGES * 3) as stream:
                 next(stream)
-            assert len(list(opened(task)(PICTURES))) == len(PICTURES)
+            assert len(list(opened(task)(IMAGES))) == len(IMAGES)
         assert threading.active_count() == before
 
 
-class TestMovingPictures:
+class TestVideos:
     def test_a_video(self, tmp_path: Path) -> None:
-        path = write_clip(tmp_path / "clip.mp4", [picture(number, (48, 64)) for number in range(5)])
+        path = write_clip(tmp_path / "clip.mp4", [sample_image(number, (48, 64)) for number in range(5)])
         found = opened("pose")(path)
         assert found.video is not None
         assert found.video.size_hw == (48, 64)
@@ -237,9 +238,9 @@ class TestMovingPictures:
         assert {result.source for result in results} == {str(path)}
 
     def test_a_generator(self) -> None:
-        found = opened("matte")(one for one in PICTURES)
+        found = opened("matte")(one for one in IMAGES)
         assert found.count is None
-        assert len(list(found)) == len(PICTURES)
+        assert len(list(found)) == len(IMAGES)
 
 
 def test_the_repr_says_what_it_is() -> None:

@@ -103,7 +103,7 @@ class TestExactness:
         blocks = fine[0].reshape(6, 15, 6, 15).mean((1, 3)).numpy()
         np.testing.assert_allclose(arrays(blender).values[10:16, 10:16, 0], blocks, atol=0.08)
 
-    def test_window_outside_the_picture_changes_nothing(self) -> None:
+    def test_window_outside_the_image_changes_nothing(self) -> None:
         blender = RegionBlender(SIZE, [Region(-50, -50, 20, 20), Region(400, 500, 9, 9)], channels=1)
         blender.add(0, torch.ones((1, 4, 4)))
         blender.add(1, torch.ones((1, 4, 4)))

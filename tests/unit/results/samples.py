@@ -48,8 +48,8 @@ def masks_fields() -> dict[str, Any]:
     masks = np.zeros((3, *HW), bool)
     masks[0, :15, :20], masks[1, 10:, 15:], masks[2, 2:5, 3:7] = True, True, True
     return {
-        "kind": "instance",
-        "runs": masks,
+        "kind": "instances",
+        "rles": masks,
         "scores": np.array([0.9, 0.8, 0.7], np.float32),
         "boxes_xyxy": np.array([[0, 0, 20, 15], [15, 10, 30, 20], [3, 2, 7, 5]], np.float32),
         "label_ids": np.array([4, 2, 4]),
@@ -100,7 +100,7 @@ SAMPLES: dict[str, tuple[type[results.Result], dict[str, Any]]] = {
     ),
     "matte": (results.Matte, matte_fields()),
     "albedo": (results.Albedo, {"albedo": IMAGE.astype(np.float32) / 255, "mask": MIDDLE}),
-    "instance": (results.Masks, masks_fields()),
+    "instances": (results.Masks, masks_fields()),
     "semantic": (results.Semantic, {"labels": np.indices(HW, np.int32)[0], "id2label": {0: "wall"}}),
     "panoptic": (results.Panoptic, panoptic_fields()),
     "embed": (

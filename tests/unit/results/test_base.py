@@ -39,6 +39,10 @@ class TestPeople:
             "boxes_xyxy": [[1, 2, 11, 14]], "scores": [0.9], "ids": [0], "detector": "test", "note": "a note",
         }  # fmt: skip
 
+    def test_detector_under_its_earlier_name(self) -> None:
+        given = results.People(boxes_xyxy=np.zeros((1, 4), np.float32), scores=np.ones(1, np.float32), finder="mine")
+        assert given.detector == given.finder == "mine"
+
 
 @pytest.mark.parametrize("task", EVERY)
 class TestEveryResult:
@@ -71,6 +75,7 @@ class TestEveryResult:
         assert image.mode == "RGB"
         assert image.size[0] >= 30
         assert image.size[1] >= 20
+        assert result.plot_frame().size == (30, 20)
 
     def test_npz_holds_every_array(self, task: str, tmp_path: Path) -> None:
         result = sample(task)
@@ -132,13 +137,13 @@ WRONG = [
     ("matte", {"foreground": VECTORS * np.nan}, "foreground: expected values from 0 to 1, got nan"),
     ("matte", {"alpha": VECTORS}, "alpha: "),
     ("albedo", {"albedo": MAP}, "albedo: "),
-    ("instance", {"runs": np.zeros((3, 5, 5), bool)}, r"runs: .*\[N, 20, 30\]"),
-    ("instance", {"runs": [{"size": [5, 5], "counts": [25]}]}, "masks of 20×30 pixels, got 5×5"),
-    ("instance", {"runs": [{"size": [20, 30], "counts": [7]}]}, "add up to"),
-    ("instance", {"runs": 5}, "runs: expected a list"),
-    ("instance", {"scores": np.zeros(1, np.float32)}, "scores: "),
-    ("instance", {"kind": "things"}, "kind: expected one of segment, mask-generation, instance"),
-    ("instance", {"label_names": ("one",)}, "label_names: expected one for each of the 3 masks"),
+    ("instances", {"rles": np.zeros((3, 5, 5), bool)}, r"rles: .*\[N, 20, 30\]"),
+    ("instances", {"rles": [{"size": [5, 5], "counts": [25]}]}, "masks of 20×30 pixels, got 5×5"),
+    ("instances", {"rles": [{"size": [20, 30], "counts": [7]}]}, "add up to"),
+    ("instances", {"rles": 5}, "rles: expected a list"),
+    ("instances", {"scores": np.zeros(1, np.float32)}, "scores: "),
+    ("instances", {"kind": "things"}, "kind: expected one of segment, masks, instances"),
+    ("instances", {"label_names": ("one",)}, "label_names: expected one for each of the 3 masks"),
     ("semantic", {"labels": np.full(HW, -1, np.int32)}, "labels: expected numbers from 0"),
     ("panoptic", {"segmentation": np.full(HW, 9, np.int32)}, r"got \[9\] too"),
     ("panoptic", {"segmentation": np.full(HW, -1, np.int32)}, "from 0, got -1"),

@@ -102,7 +102,7 @@ class TestNormals:
         with pytest.raises(InputError, match="convention"):
             normals.to_convention("dx")
 
-    def test_pictures_have_the_usual_colors(self, tmp_path: Path) -> None:
+    def test_images_have_the_usual_colors(self, tmp_path: Path) -> None:
         png = pytest.importorskip("png")
         normals = sample("normals")
         expected = (np.array([0.6, 0, 0.8]) + 1) / 2

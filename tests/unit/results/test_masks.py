@@ -16,32 +16,49 @@ from vitruvian.files import CocoWriter
 from vitruvian.images.rle import encode_rles
 from vitruvian.results import Masks, Panoptic
 
-TRUTH = masks_fields()["runs"]
+TRUTH = masks_fields()["rles"]
 
 
 class TestMasks:
     @pytest.mark.parametrize("form", ["array", "lists", "strings"])
     def test_masks_come_in_any_form(self, form: str) -> None:
-        runs = TRUTH if form == "array" else encode_rles(TRUTH, compress=form == "strings")
-        masks = sample("instance", runs=runs)
-        assert [type(rle["counts"]) for rle in masks.runs] == [str] * 3
+        rles = TRUTH if form == "array" else encode_rles(TRUTH, compress=form == "strings")
+        masks = sample("instances", rles=rles)
+        assert [type(rle["counts"]) for rle in masks.rles] == [str] * 3
         np.testing.assert_array_equal(masks.masks, TRUTH)
         np.testing.assert_array_equal(np.stack(list(masks)), TRUTH)
         np.testing.assert_array_equal(masks.mask(1), TRUTH[1])
         np.testing.assert_array_equal(masks.areas, TRUTH.sum((1, 2)))
         assert len(masks) == 3
 
-    @pytest.mark.parametrize("kind", ["segment", "mask-generation", "instance"])
+    @pytest.mark.parametrize("kind", ["segment", "masks", "instances"])
     def test_the_task_is_its_kind(self, kind: str) -> None:
-        assert sample("instance", kind=kind).task == kind
-        assert sample("instance", kind=kind).to_dict()["task"] == kind
+        assert sample("instances", kind=kind).task == kind
+        assert sample("instances", kind=kind).to_dict()["task"] == kind
+
+    @pytest.mark.parametrize(("earlier", "kind"), [("mask-generation", "masks"), ("instance", "instances")])
+    def test_earlier_kinds_are_accepted(self, earlier: str, kind: str) -> None:
+        assert sample("instances", kind=earlier).kind == kind
+
+    def test_rles_under_their_earlier_name(self) -> None:
+        masks = sample("instances")
+        assert masks.runs is masks.rles
+        fewer = replace(
+            masks,
+            runs=TRUTH[:1],
+            scores=masks.scores[:1],
+            boxes_xyxy=masks.boxes_xyxy[:1],
+            label_ids=None,
+            label_names=None,
+        )
+        np.testing.assert_array_equal(fewer.masks, TRUTH[:1])
 
     def test_none_at_all(self, tmp_path: Path) -> None:
-        for runs in ([], np.zeros((0, *HW), bool)):
+        for rles in ([], np.zeros((0, *HW), bool)):
             none = Masks(
                 size_hw=HW,
                 kind="segment",
-                runs=runs,
+                rles=rles,
                 scores=np.zeros(0, np.float32),
                 boxes_xyxy=np.zeros((0, 4), np.float32),
             )
@@ -53,7 +70,7 @@ class TestMasks:
             assert np.asarray(Image.open(tmp_path / "a.png")).max() == 0
 
     def test_small_ones_lie_on_top_in_the_png(self, tmp_path: Path) -> None:
-        masks = sample("instance")
+        masks = sample("instances")
         masks.save(tmp_path / "a.png")
         actual = np.asarray(Image.open(tmp_path / "a.png"))
         assert (actual[0, 0], actual[3, 4], actual[12, 16], actual[19, 29], actual[19, 0]) == (1, 3, 2, 2, 0)
@@ -62,14 +79,14 @@ class TestMasks:
         many = np.zeros((300, *HW), bool)
         many.reshape(300, -1)[np.arange(300), np.arange(300)] = True
         Masks(
-            size_hw=HW, kind="mask-generation", runs=many, scores=np.ones(300, np.float32),
+            size_hw=HW, kind="masks", rles=many, scores=np.ones(300, np.float32),
             boxes_xyxy=np.ones((300, 4), np.float32),
         ).save(tmp_path / "a.png")  # fmt: skip
         assert np.asarray(Image.open(tmp_path / "a.png")).ravel()[:300].tolist() == list(range(1, 301))
 
     def test_json(self, tmp_path: Path) -> None:
         mask_tools = pytest.importorskip("pycocotools.mask")
-        sample("instance").save(tmp_path / "a.json")
+        sample("instances").save(tmp_path / "a.json")
         objects = json.loads((tmp_path / "a.json").read_text())["objects"]
         assert [(one["label"], one["label_id"], one["score"]) for one in objects][1] == ("dog", 2, 0.8)
         for one, truth in zip(objects, TRUTH, strict=True):
@@ -78,7 +95,7 @@ class TestMasks:
     def test_coco(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         coco = pytest.importorskip("pycocotools.coco")
         with CocoWriter(tmp_path / "a.json") as writer:
-            writer.add(sample("instance"))
+            writer.add(sample("instances"))
         dataset = coco.COCO(str(tmp_path / "a.json"))
         capsys.readouterr()
         assert {one["id"]: one["name"] for one in dataset.cats.values()} == {2: "dog", 4: "cat"}
@@ -88,13 +105,13 @@ class TestMasks:
         assert dataset.getAnnIds(catIds=[4]) == [1, 3]
 
     def test_masks_without_classes_are_objects(self) -> None:
-        masks = sample("instance", kind="segment", label_ids=None, label_names=None)
+        masks = sample("instances", kind="segment", label_ids=None, label_names=None)
         assert {record["category_id"] for record in masks.to_coco()} == {1}
         assert [category["name"] for category in masks.coco_categories()] == ["object"]
 
     def test_supervision(self) -> None:
         pytest.importorskip("supervision")
-        actual = sample("instance").to_supervision()
+        actual = sample("instances").to_supervision()
         np.testing.assert_array_equal(actual.mask, TRUTH)
         assert actual.data["class_name"].tolist() == ["cat", "dog", "cat"]
 
@@ -143,3 +160,14 @@ class TestPanoptic:
         sample("panoptic").save(tmp_path / "a.json")
         actual = json.loads((tmp_path / "a.json").read_text())["segments"]
         assert [(one["id"], one["label"], one["area"]) for one in actual] == [(1, "sky", 300), (300, "person", 100)]
+
+
+def test_boxes_and_clicks_are_drawn() -> None:
+    masks = sample("instances")
+    plain = np.asarray(masks.plot())
+    boxed = np.asarray(masks.plot(boxes=True))
+    clicked = np.asarray(masks.plot(points=[[20, 10], [8, 10]], labels=[1, 0])).astype(int)
+    assert (plain != boxed).any()
+    assert clicked[12, 18, 1] > clicked[12, 18, 0] + 50  # green beside the plus
+    assert clicked[13, 8, 0] > clicked[13, 8, 1] + 50  # red below the minus
+    np.testing.assert_array_equal(plain[:, 28:], clicked[:, 28:])

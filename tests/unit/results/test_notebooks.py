@@ -91,7 +91,7 @@ def _result(task: str) -> Any:
         return sample(task)
     masks = np.zeros((1, 6, 8), bool)
     masks[0, 2:4, 3:7] = True
-    common: dict[str, Any] = {"size_hw": (6, 8), "runs": masks, "scores": np.ones(1, np.float32)}
+    common: dict[str, Any] = {"size_hw": (6, 8), "rles": masks, "scores": np.ones(1, np.float32)}
     common["boxes_xyxy"] = np.array([[3, 2, 7, 4]], np.float32)
     if task == "segment":
         return Masks(kind="segment", **common)

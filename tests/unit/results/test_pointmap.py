@@ -160,3 +160,18 @@ class TestFiles:
         actual = json.loads((tmp_path / "a.json").read_text())
         assert actual["intrinsics"] == [[25, 0, 14.5], [0, 25, 9.5], [0, 0, 1]]
         assert actual["convention"] == "opencv"
+
+
+def test_color_bar() -> None:
+    depth = np.full((200, 300), 2.0, np.float32)
+    depth[:, 150:] = 4
+    everywhere = np.ones((200, 300), bool)
+    result = sample("pointmap", size_hw=(200, 300), points=flat_points(depth, 250.0), mask=everywhere, image=None)
+    plain, drawn = np.asarray(result.plot()).astype(int), np.asarray(result.plot(color_bar=True)).astype(int)
+    changed = np.argwhere((plain != drawn).any(-1))
+    assert changed.min(0)[0] > 150  # in the lower left corner
+    assert changed.max(0)[1] < 150
+    gap = 3
+    bar = drawn[changed.max(0)[0] - gap, : changed.max(0)[1]]  # [w, 3], the last row of the bar
+    assert bar[gap + 3, 0] > bar[gap + 3, 2]  # red at the near end
+    assert bar[-gap - 3, 2] > bar[-gap - 3, 0]  # blue at the far end

@@ -125,7 +125,7 @@ def test_coco(tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_supervision_is_asked_for_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "supervision", None)
-    for task in ("pose", "instance", "panoptic"):
+    for task in ("pose", "instances", "panoptic"):
         with pytest.raises(MissingExtraError, match=r'to_supervision.*"vitruvian\[supervision\]"'):
             sample(task).to_supervision()
 

@@ -13,11 +13,11 @@ from tests.unit.results.samples import HW, IMAGE, masks_fields, people, sample
 from vitruvian.errors import InputError
 from vitruvian.results import Track
 
-MASKS = masks_fields()["runs"]
+MASKS = masks_fields()["rles"]
 
 
 def track(**fields: Any) -> Track:
-    plain = {name: value for name, value in masks_fields().items() if name in ("runs", "scores", "boxes_xyxy")}
+    plain = {name: value for name, value in masks_fields().items() if name in ("rles", "scores", "boxes_xyxy")}
     ids, presence = np.array([7, 300, 2]), np.array([0.9, 0.2, 0.6], np.float32)
     return Track(**({"size_hw": HW, "image": IMAGE, "object_ids": ids, "presence": presence} | plain | fields))
 
@@ -53,12 +53,12 @@ def test_cut_outs() -> None:
     assert crop is not None
     assert crop.shape == (3, 4, 4)
     assert (crop[..., :3] == IMAGE[2:5, 3:7]).all()
-    assert track(runs=np.zeros_like(MASKS), boxes_xyxy=np.zeros((3, 4), np.float32)).crop(2) is None
+    assert track(rles=np.zeros_like(MASKS), boxes_xyxy=np.zeros((3, 4), np.float32)).crop(2) is None
 
 
 def test_colors_follow_identities() -> None:
     order = [2, 0, 1]
-    other = track(runs=MASKS[order], object_ids=np.array([7, 300, 2])[order])
+    other = track(rles=MASKS[order], object_ids=np.array([7, 300, 2])[order])
     assert (np.asarray(other.plot()) == np.asarray(track().plot())).all()
 
 
@@ -74,7 +74,7 @@ def test_supervision_keeps_the_ids() -> None:
     masks[0, :3], masks[1, 3:] = True, True
     track = Track(
         size_hw=(6, 8),
-        runs=masks,
+        rles=masks,
         scores=np.ones(2, np.float32),
         boxes_xyxy=np.array([[0, 0, 8, 3], [0, 3, 8, 6]], np.float32),
         object_ids=np.array([7, 2]),

@@ -48,6 +48,15 @@ def test_written_configurations_read_back(tmp_path: Path):
     assert json.loads(path.read_text())["ema"]["decay"] == 0.5
 
 
+def test_earlier_names_of_settings_are_accepted():
+    earlier = {"data": {"view": "picture", "augment": {"colour": 0.3, "grey": 0}}, "evaluation": {"pictures": 5}}
+    config = TrainConfig.from_dict(earlier)
+    assert (config.data.view, config.data.augment.color, config.data.augment.gray) == ("image", 0.3, 0)
+    assert config.to_dict()["evaluation"]["images"] == 5
+    with pytest.raises(ConfigError, match=r"data\.augment\.grey: is the earlier name of gray, which is set too"):
+        with_changes(config, ["data.augment.grey=1"])
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

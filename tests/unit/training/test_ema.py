@@ -8,7 +8,7 @@ from tests.unit.training.tiny_runs import model_table
 from vitruvian.errors import CheckpointError
 from vitruvian.training.config import ModelConfig
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
-from vitruvian.training.models import build_model
+from vitruvian.training.task_models import build_model
 
 
 class Dot(nn.Module):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.training.datasets.test_stream import SIZE, stream
+from tests.unit.training.datasets.test_stream import SIZE, make_stream
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.objectives import StreamObjective, _scale_heads
+from vitruvian.training.synthetic.pack import Pack
 
 
 def test_scale_heads_changes_predictors_only() -> None:
@@ -50,8 +51,8 @@ class TestStreamObjective:
         mean = sum(weights["normal"] for weights in drawn) / len(drawn)
         assert mean == pytest.approx(objective.weights["normal"], rel=0.15)
 
-    def test_terms_of_the_chosen_tasks(self) -> None:
-        batch = stream().batch(0)
+    def test_terms_of_the_chosen_tasks(self, pack: Pack) -> None:
+        batch = make_stream(pack).batch(0)
         loss, terms = self.objective(1)(batch, torch.Generator().manual_seed(0))
         assert {"seg", "people", "scene_seg", "crowd_seg"} <= terms.keys()
         assert len(terms.keys() & {"normal", "matting", "albedo"}) == 1

@@ -11,7 +11,6 @@ from tests.unit.training.tiny_runs import model_table
 from vitruvian import Sapiens2Backbone, Sapiens2Model
 from vitruvian.training.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from vitruvian.training.loop import _update_weights
-from vitruvian.training.models import build_model
 from vitruvian.training.objectives import FolderObjective
 from vitruvian.training.optimizer import (
     MuonAdamW,
@@ -22,6 +21,7 @@ from vitruvian.training.optimizer import (
     named_weights,
     set_learning_rate,
 )
+from vitruvian.training.task_models import build_model
 
 
 def scales(model: nn.Module, layer_decay: float = 0.5) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,12 @@ ENCODER = {
 }
 
 
+tube_people = functools.cache(procedural_pack)  # packs are never changed
+
+
 def make_set(folder: Path, count: int = 10, *, seed: int = 0, **options: Any) -> Path:
     """Write a set of tube people and return its folder."""
-    write_dataset(folder, count, seed=seed, pack=procedural_pack(0), options=DatasetOptions(render=PLAIN, **options))
+    write_dataset(folder, count, seed=seed, pack=tube_people(0), options=DatasetOptions(render=PLAIN, **options))
     return folder
 
 

@@ -38,21 +38,23 @@ def bench(
 
     from rich.console import Console
 
-    from vitruvian.benchmarking import models
+    from vitruvian.benchmarking import workloads
     from vitruvian.benchmarking.timing import describe_machine, product_ceiling
     from vitruvian.cli.report import format_seconds
     from vitruvian.errors import InputError, near_matches
 
     if available:
-        typer.echo("\n".join(models.benchmark_names()))
+        typer.echo("\n".join(workloads.benchmark_names()))
         return
     target = cuda_or_cpu(device)
     kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
     for kind in kinds:
-        if kind not in models.DTYPES:
-            raise InputError(f"--dtype: expected one of {', '.join(models.DTYPES)}.{near_matches(kind, models.DTYPES)}")
-    chosen = [models.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
-    compare = models.has_reference() if reference is None else reference
+        if kind not in workloads.DTYPES:
+            raise InputError(
+                f"--dtype: expected one of {', '.join(workloads.DTYPES)}.{near_matches(kind, workloads.DTYPES)}"
+            )
+    chosen = [workloads.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
+    compare = workloads.has_reference() if reference is None else reference
     options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
     options["variants"] = ("reference",) if compare else ()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -66,9 +68,9 @@ def bench(
         if not console.is_terminal:
             console.print(line)
 
-    measured: list[models.Measurement] = []
-    workloads = [
-        (one, models.Workload(images, size_hw, count, models.DTYPES[kind], target))
+    measured: list[workloads.Measurement] = []
+    runs = [
+        (one, workloads.Workload(images, size_hw, count, workloads.DTYPES[kind], target))
         for kind in kinds
         for one in chosen
         for images in batch or [1]
@@ -77,15 +79,15 @@ def bench(
     ]
     with console.status("starting") as status:
         show("measuring the machine")
-        ceilings = {kind: product_ceiling(target, models.DTYPES[kind]) for kind in kinds}
-        for number, (one, workload) in enumerate(workloads, 1):
+        ceilings = {kind: product_ceiling(target, workloads.DTYPES[kind]) for kind in kinds}
+        for number, (one, workload) in enumerate(runs, 1):
             kind = str(workload.dtype).removeprefix("torch.")
             height, width = workload.size_hw
-            title = f"{number} of {len(workloads)}: {one.name}, batch {workload.batch}, {height}×{width}, {kind}"
+            title = f"{number} of {len(runs)}: {one.name}, batch {workload.batch}, {height}×{width}, {kind}"
             progress = functools.partial(lambda title, step: show(f"{title}, {step}"), title)
-            cell = models.measure(one, workload, ceiling=ceilings[kind], progress=progress, **options)
+            cell = workloads.measure(one, workload, ceiling=ceilings[kind], progress=progress, **options)
             measured.append(cell)
-    typer.echo(models.markdown_table(measured))
+    typer.echo(workloads.markdown_table(measured))
     if json_file is not None:
         report = {"machine": describe_machine(target), "cells": [one.to_dict() for one in measured]}
         json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")

@@ -27,6 +27,7 @@ _CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", 
 # extra -> (modules it brings, what it enables)
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "video": (("av",), "videos and cameras"),
+    "serve": (("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "vitruvian serve"),
     "heif": (("pillow_heif",), "HEIC images of phones"),
     "exr": (("OpenEXR",), "EXR files"),
     "detect": (("onnxruntime",), "detecting people with ONNX models"),
@@ -60,7 +61,7 @@ def doctor(
 
 
 def _has(module: str) -> bool:
-    """Whether a module is installed; it is not imported."""
+    """Return whether a module is installed; it is not imported."""
     return importlib.util.find_spec(module) is not None
 
 

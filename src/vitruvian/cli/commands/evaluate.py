@@ -16,8 +16,13 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="Folder of a run, of its model, or a Sapiens2 checkpoint of a task.")],
     folder: Annotated[Path, typer.Argument(help="A dataset that `vitruvian synthesize` wrote.")],
     task: Annotated[list[str] | None, typer.Option(help="Evaluate this task alone. Repeat for more.")] = None,
-    view: Annotated[Literal["person", "picture"], typer.Option(help="Crops of people, or whole images.")] = "person",
-    pictures: Annotated[int | None, typer.Option(help="Evaluate the first so many crops.", min=1)] = None,
+    view: Annotated[
+        Literal["person", "image", "picture"],
+        typer.Option(help="Crops of people, or whole images (picture is the earlier name of image)."),
+    ] = "person",
+    images: Annotated[
+        int | None, typer.Option("--images", "--pictures", help="Evaluate the first so many crops.", min=1)
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Crops in a batch.", min=1)] = 16,
     device: CudaDevice = None,
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the model.")] = "float32",
@@ -31,7 +36,7 @@ def evaluate(
     from vitruvian.errors import InputError, near_matches
     from vitruvian.training.datasets.folder import PeopleFolder
     from vitruvian.training.evaluation.evaluate import evaluate_folder
-    from vitruvian.training.models import open_models
+    from vitruvian.training.task_models import open_models
 
     target = cuda_or_cpu(device)
     models = open_models(model)
@@ -42,7 +47,9 @@ def evaluate(
     sizes = {one.config.image_hw for one in chosen.values()}
     if len(sizes) > 1:
         raise InputError(f"{model}: expected tasks for images of one size, got {sorted(sizes)}. Choose one --task.")
-    people = PeopleFolder(folder, size_hw=sizes.pop(), tasks=list(chosen), view=view)
+    people = PeopleFolder(
+        folder, size_hw=sizes.pop(), tasks=list(chosen), view="person" if view == "person" else "image"
+    )
     console = Console()
     with Progress(console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task("crops", total=None)
@@ -51,7 +58,7 @@ def evaluate(
             people,
             tasks=list(chosen),
             batch_size=batch_size,
-            pictures=pictures,
+            images=images,
             device=target,
             precision=precision,
             title=f"{model} on {folder}",

@@ -19,7 +19,9 @@ def export(
     calibrate: Annotated[
         Path | None, typer.Option(help="Folder of images like those the model will see; a dozen or two do.")
     ] = None,
-    pictures: Annotated[int, typer.Option(help="Calibrate with so many images at most.", min=1)] = 16,
+    images: Annotated[
+        int, typer.Option("--images", "--pictures", help="Calibrate with so many images at most.", min=1)
+    ] = 16,
     task: Annotated[
         str | None, typer.Option(help="What to open it for, where it has several: pose, parts, normals, …")
     ] = None,
@@ -54,9 +56,9 @@ def export(
         return
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(opened, folder, size_hw=size_hw, check=check)
-        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=pictures + HELD_OUT)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=images + HELD_OUT)
         samples, others = held_out(samples)
-        written = quantize_int8(folder, out, samples, most=pictures)
+        written = quantize_int8(folder, out, samples, most=images)
     processor.save_pretrained(out)
     typer.echo(str(written))
     print_costs(opened, OpenVinoModel(out), others, show=typer.echo)

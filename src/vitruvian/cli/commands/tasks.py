@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from typer import Option
 
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.options import (
     Background,
     BatchGroup,
@@ -22,10 +22,10 @@ from vitruvian.cli.options import (
     ThresholdGroup,
     TileGroup,
     read_numbers,
+    read_points,
 )
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
-from vitruvian.hub import BUILTIN
 from vitruvian.text_files import read_json
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
     """Find 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
 
-    --save takes json, npz, png, jpg, webp, plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json, npz, png, jpg, jpeg, webp, txt (YOLO pose labels), crops.zip (an image of each person), plot,
+    plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "pose"
@@ -73,8 +74,8 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
 class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
     """Segment 29 parts of the body and clothing. With Sapiens2.
 
-    --save takes png (the numbers, with colours as palette), npz, json (areas and masks), plot, plot.jpg; of videos also
-    mp4, webm, mov.
+    --save takes png (the numbers, with colors as palette), npz, json (areas and masks), parts.zip (a mask of each
+    part), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "parts"
@@ -91,7 +92,7 @@ class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
 class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Estimate the surface normal of each pixel. With Sapiens2.
 
-    --save takes png (the usual colours), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
+    --save takes png (the usual colors), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
     """
 
     name = "normals"
@@ -129,6 +130,10 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     convention: Convention = "opencv"
     background: Background = "mask"
 
+    def plot_options(self) -> dict[str, object]:
+        """Draw the color bar."""
+        return {"color_bar": True}
+
     def call_options(self) -> dict[str, object]:
         """Add the camera matrix."""
         matrix = None if self.intrinsics is None else _read_intrinsics(self.intrinsics)
@@ -137,10 +142,10 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Cut people out, hair and all: the opacity and the colour of each pixel. With Sapiens2.
+    """Cut people out, hair and all: the opacity and the color of each pixel. With Sapiens2.
 
-    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, plot, plot.jpg; of videos webm and mov
-    with alpha, mp4 over a ground, json.
+    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out), plot,
+    plot.jpg; of videos webm and mov with alpha, mp4 over a background, json.
     """
 
     name = "matte"
@@ -151,14 +156,14 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     over: Annotated[
         str | None,
         Option(
-            help="In drawings, put people over this: a colour (white, #00ff00) or an image, rather than a "
+            help="In drawings, put people over this: a color (white, #00ff00) or an image, rather than a "
             "checkerboard. Videos then come as mp4."
         ),
     ] = None
 
     def with_defaults(self) -> Self:
         """With --over, save the drawing too."""
-        from vitruvian.cli.outputs import OUT, file_kind
+        from vitruvian.cli.output_plan import OUT, file_kind
 
         if self.over is None or self.save is not None or self.to_stdout:
             return self
@@ -171,18 +176,22 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
         """Whether nothing is put behind people."""
         return self.over is None
 
-    def draw(self, result: Result, **options: object) -> NDArray[np.uint8] | Image.Image:
-        """Draw people over a colour or an image, or over the checkerboard."""
+    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
+        """Draw people over a color or an image, or over the checkerboard."""
         from vitruvian.results import Matte
 
         if self.over is None or not isinstance(result, Matte):
-            return super().draw(result, **options)
+            return super().draw(result)
         return result.over(self.over)
+
+    def draw_frame(self, result: Result) -> NDArray[np.uint8] | Image.Image:
+        """Draw a frame of a video as an image."""
+        return self.draw(result)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the colour of each surface without light and shadow. With Sapiens2.
+    """Estimate the color of each surface without light and shadow. With Sapiens2.
 
     --save takes png, npz, exr (linear), plot, plot.jpg; of videos also mp4, webm, mov, json.
     """
@@ -213,7 +222,8 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 
     Points and boxes are pixels of the upright image, and hold for every image and frame.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "segment"
@@ -235,13 +245,19 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     max_hole_area: HoleArea = 0.0
     max_sprinkle_area: IslandArea = 0.0
 
+    def plot_options(self) -> dict[str, object]:
+        """Draw the boxes that were given, and mark the points."""
+        rows = [row for text in self.points or () for row in read_points(text)]
+        labels = [int(row[2]) if len(row) == 3 else 1 for row in rows]
+        return {"boxes": bool(self.boxes), "points": [row[:2] for row in rows], "labels": labels}
+
     def call_options(self) -> dict[str, object]:
         """Add the prompts."""
         if not self.points and not self.boxes:
             raise InputError('prompts: expected --points or --boxes, got none. Add --points "x,y", say.')
         options = super().call_options()
         if self.points:
-            objects = [_read_points(text) for text in self.points]
+            objects = [read_points(text) for text in self.points]
             options["points"] = [[row[:2] for row in rows] for rows in objects]
             options["labels"] = [[int(row[2]) if len(row) == 3 else 1 for row in rows] for rows in objects]
         if self.boxes:
@@ -253,7 +269,8 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 class MasksCommand(CocoGroup, TaskCommand):
     """Segment everything in an image, without prompts. With SAM 2.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "masks"
@@ -280,76 +297,6 @@ class MasksCommand(CocoGroup, TaskCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackCommand(TaskCommand):
-    """Track objects through videos, from points and boxes in any frame. With SAM 2.
-
-    A prompt begins with the object's number and the frame's, from 0: 1@0:220,120 is a point on object 1 in frame 0.
-    Objects that are added later, and corrections, are prompts on later frames. An interrupted video starts again.
-
-    --save takes mp4, webm, mov (masks over the video), json (a line a frame, masks as COCO RLE), png (a folder of
-    numbered images whose pixels are the objects' numbers, as in DAVIS), npz, vis.json (one YouTube-VIS file).
-    """
-
-    name = "track"
-    example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
-    panel = "Prompts and masks"
-    basic: ClassVar[tuple[str, ...]] = ("points", "box", "everyone", "cutout")
-    call_names = ("detect_every", "max_people", "max_hole_area", "max_sprinkle_area", "non_overlapping_masks")
-    plot_names = ("opacity",)
-    resumes_videos = False
-
-    points: Annotated[
-        list[str] | None,
-        Option(help='Points on an object: "ID@FRAME:x,y x,y"; "x,y,0" lies off it. Repeat for more.'),
-    ] = None
-    box: Annotated[list[str] | None, Option(help="Box around an object: ID@FRAME:x1,y1,x2,y2. Repeat for more.")] = None
-    everyone: Annotated[bool, Option("--everyone", help="Detect people, and track each.")] = False
-    finder: Annotated[str | None, Option(help="What detects people for --everyone: see vitruvian pose --help.")] = None
-    detect_every: Annotated[
-        int,
-        Option(help="With --everyone, look for new people in every so many frames; 0: until someone is found.", min=0),
-    ] = 0
-    max_people: Annotated[int | None, Option(help="Detect no more people than this, by score.", min=1)] = None
-    cutout: Annotated[
-        bool, Option("--cutout", help="Write the objects cut out, a video with alpha (webm, mov), not drawn over.")
-    ] = False
-    opacity: Opacity = 0.5
-    max_hole_area: HoleArea = 0.0
-    max_sprinkle_area: IslandArea = 0.0
-    non_overlapping_masks: Annotated[bool, Option("--no-overlap", help="Give each pixel to one object at most.")] = (
-        False
-    )
-
-    @property
-    def transparent(self) -> bool:
-        """Whether objects are cut out."""
-        return self.cutout
-
-    def with_defaults(self) -> Self:
-        """With --cutout, save a video that has alpha."""
-        return dataclasses.replace(self, save="webm,json") if self.cutout and self.save is None else self
-
-    def call_options(self) -> dict[str, object]:
-        """Add the prompts and the people detector."""
-        if not self.points and not self.box and not self.everyone:
-            raise InputError('prompts: expected --points, --box or --everyone, got none. Add --points "1@0:x,y", say.')
-        from vitruvian.pipelines.tasks.track import TrackPrompt
-
-        prompts = []
-        for text in self.box or ():
-            object_id, frame, rest = _read_address("--box", text)
-            prompts.append(TrackPrompt(object_id=object_id, frame=frame, box=read_numbers("--box", rest, 4)))
-        for text in self.points or ():  # after boxes, which replace points
-            object_id, frame, rest = _read_address("--points", text)
-            rows = _read_points(rest)
-            labels = [int(row[2]) if len(row) == 3 else 1 for row in rows]
-            points = [row[:2] for row in rows]
-            prompts.append(TrackPrompt(object_id=object_id, frame=frame, points=points, labels=labels))
-        finder = (self.finder or BUILTIN) if self.everyone else None
-        return super().call_options() | {"prompts": prompts, "finder": finder, "interactive": False}
-
-
-@dataclass(frozen=True, kw_only=True)
 class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
     """Find the class of each pixel. With Mask2Former or MaskFormer.
 
@@ -368,7 +315,8 @@ class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
 class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     """Find objects: a mask, a class and a score each. With Mask2Former or MaskFormer.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; of videos also mp4, webm, mov.
     """
 
     name = "instances"
@@ -379,7 +327,7 @@ class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
 class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     """Divide images into objects, one by one, and regions such as sky. With Mask2Former or MaskFormer.
 
-    --save takes png (COCO's numbers as colours), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
+    --save takes png (COCO's numbers as colors), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
     mov.
     """
 
@@ -417,22 +365,6 @@ def _read_intrinsics(text: str) -> list[list[float]]:
     if table.shape != (3, 3):
         raise InputError(f"{path}: expected a camera matrix [3, 3], got the shape {list(table.shape)}.")
     rows: list[list[float]] = table.tolist()
-    return rows
-
-
-def _read_address(option: str, text: str) -> tuple[int, int, str]:
-    """Read the object and the frame of a prompt, and return the rest."""
-    found = re.fullmatch(r"(\d+)@(\d+):(.+)", text)
-    if not found:
-        raise InputError(f"{option}: expected ID@FRAME:numbers such as 1@0:220,120, got {text!r}.")
-    return int(found[1]), int(found[2]), found[3]
-
-
-def _read_points(text: str) -> list[list[float]]:
-    """Read the points on one object: x, y, and whether they lie on it."""
-    rows = [read_numbers("--points", word, 2, 3) for word in text.split()]
-    if not rows or any(len(row) == 3 and row[2] not in (0, 1) for row in rows):
-        raise InputError(f'--points: expected "x,y" or "x,y,1" on the object and "x,y,0" off it, got {text!r}.')
     return rows
 
 

@@ -23,6 +23,7 @@ from vitruvian.models.mask_classification.modeling import (
     MaskClassificationPreTrainedModel,
 )
 from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
+from vitruvian.models.swin.encoder import NAMES_FROM_FILES, NAMES_TO_FILES
 from vitruvian.outputs import OutputFlags
 
 
@@ -62,6 +63,14 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
 
     config_class: ClassVar[type[Config]] = Mask2FormerConfig
     config: Mask2FormerConfig
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
+        *NAMES_FROM_FILES,
+        (r"(pixel_level_module\.encoder)\.(embeddings|encoder\.layers)\.", r"\1.swin.\2."),
+    )
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (
+        *NAMES_TO_FILES,
+        (r"(pixel_level_module\.encoder)\.swin\.", r"\1."),
+    )
     # The last norm of the bare Swin is not part of the backbone.
     ignored_keys: ClassVar[tuple[str, ...]] = (
         *MaskClassificationPreTrainedModel.ignored_keys,

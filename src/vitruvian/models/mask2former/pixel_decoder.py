@@ -14,18 +14,20 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
-from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu, pointwise
+from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu
 from vitruvian.models.mask_classification.modeling import PixelLevelModule
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.modeling import SwinBackbone
 from vitruvian.ops.deformable_attention import LevelSizes, deformable_attention
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.ops.layer_norm import layer_norm_of_sum, layer_norm_of_sum_and_positions
+from vitruvian.ops.pointwise_conv import conv1x1
 
 LEVELS = 3  # coarsest maps, which go through deformable attention
 _POINTS = 4  # sampled points of a head in each level
@@ -84,9 +86,9 @@ class PixelDecoder(nn.Module):
         current = levels[-1]
         for number in range(self.laterals, 0, -1):
             lateral = self.get_submodule(f"adapter_{number}")(maps[number - 1])  # [B, C, h, w]
-            upsampled = F.interpolate(current, size=lateral.shape[-2:], mode="bilinear", align_corners=False)
+            upsampled = bilinear(current, lateral.shape[-2:])
             current = self.get_submodule(f"layer_{number}")(lateral + upsampled)
-        return levels, pointwise(self.mask_projection, current)
+        return levels, conv1x1(self.mask_projection, current)
 
 
 class DeformableEncoder(nn.Module):
@@ -100,7 +102,7 @@ class DeformableEncoder(nn.Module):
         """Map tokens [B, N, C] with positions [N, C] to the same."""
         with_positions = tokens + positions  # [B, N, C]
         for layer in self.layers:
-            tokens, with_positions = layer(tokens, with_positions, positions, level_hw)
+            tokens, with_positions = checkpointed(layer)(tokens, with_positions, positions, level_hw)
         return tokens
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vitruvian.config import settings
-from vitruvian.models.mask_classification.mask_grid import SizeHW
+from vitruvian.images.types import SizeHW
 from vitruvian.models.mask_classification.processing import MaskProcessor
 
 

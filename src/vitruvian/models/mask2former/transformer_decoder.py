@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
@@ -20,6 +20,7 @@ from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import LEVELS
 from vitruvian.models.mask_classification.layers import QueryAttention, mask_head, mask_logits
 from vitruvian.models.mask_classification.outputs import DecoderOutput
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.masked_attention import masked_attention
 
@@ -93,7 +94,7 @@ class Decoder(nn.Module):
         all predictions, not only the last.
         """
         # Resizing and scoring are linear: scoring resized embeddings gives the resized masks.
-        resized = [] if all_masks else [_resize(pixels.detach(), size).flatten(2) for size in sizes_hw]
+        resized = [] if all_masks else [bilinear(pixels.detach(), size).flatten(2) for size in sizes_hw]
         output = DecoderOutput()
         queries = output.add_state(queries)
         output.normed.append(self.layernorm(queries))
@@ -102,10 +103,12 @@ class Decoder(nn.Module):
             embeddings = self._mask_embeddings(output)
             if all_masks:
                 output.masks.append(mask_logits(embeddings, pixels))
-                logits = _resize(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
+                logits = bilinear(output.masks[-1].detach(), sizes_hw[level]).flatten(2)  # [B, Q, h·w]
             else:
                 logits = embeddings.detach() @ resized[level]  # [B, Q, h·w]
-            queries, weights = layer(queries, query_positions, tokens[level], keys[level], logits, need_weights)
+            queries, weights = checkpointed(layer)(
+                queries, query_positions, tokens[level], keys[level], logits, need_weights
+            )
             queries = output.add_state(queries)
             output.normed.append(self.layernorm(queries))
             if weights is not None:
@@ -191,8 +194,3 @@ class MaskedAttention(nn.Module):
         """Initialize the joined projections."""
         nn.init.xavier_uniform_(self.in_proj_weight, gain=gain)
         nn.init.zeros_(self.in_proj_bias)
-
-
-def _resize(maps: Tensor, size_hw: Sequence[int]) -> Tensor:
-    """Resize maps [B, C, H, W] to [B, C, h, w], bilinear without antialiasing, as the models were trained."""
-    return F.interpolate(maps, size=tuple(size_hw), mode="bilinear", align_corners=False)

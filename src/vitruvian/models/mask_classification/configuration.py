@@ -71,7 +71,7 @@ class MaskClassificationConfig(Config):
         return super().from_dict({key: value for key, value in values.items() if key not in stale}, **overrides)
 
     def crops_padding(self, *, has_labels: bool) -> bool:
-        """Tell whether images are computed without their padding; see `use_pixel_mask`."""
+        """Return whether images are computed without their padding; see `use_pixel_mask`."""
         return not has_labels if self.use_pixel_mask is None else self.use_pixel_mask
 
     def _read_backbone(self) -> Any:

@@ -9,23 +9,13 @@ faster, and 3×3 convolutions take them as they are.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn, unflatten
-from torch.nn import functional as F
 
 from vitruvian.layers.init import InitKind, with_init
 from vitruvian.ops.attention import attention
+from vitruvian.ops.pointwise_conv import conv1x1
 
 _NORM_GROUPS = 32
-
-
-def pointwise(convolution: nn.Conv2d, maps: Tensor) -> Tensor:
-    """Apply a 1×1 convolution: [B, C, h, w] -> [B, C', h, w], on the CPU as one matrix product over the channels."""
-    if maps.device.type != "cpu" or torch.compiler.is_exporting() or type(convolution) is not nn.Conv2d:
-        out: Tensor = convolution(maps)
-        return out
-    rows = F.linear(maps.permute(0, 2, 3, 1), convolution.weight.flatten(1), convolution.bias)  # [B, h, w, C']
-    return rows.permute(0, 3, 1, 2)  # [B, C', h, w]
 
 
 class PointwiseNorm(nn.Sequential):
@@ -39,7 +29,7 @@ class PointwiseNorm(nn.Sequential):
         """Map [B, C, h, w] to [B, C', h, w]."""
         convolution, norm = self
         assert isinstance(convolution, nn.Conv2d)
-        out: Tensor = norm(pointwise(convolution, maps))
+        out: Tensor = norm(conv1x1(convolution, maps))
         return out
 
 
@@ -50,16 +40,28 @@ def conv_norm_relu(inputs: int, outputs: int, *, init: InitKind = "normal") -> n
 
 
 class QueryAttention(nn.Module):
-    """Multi-head attention of queries to themselves or to other tokens, with separate projections."""
+    """Multi-head attention of queries to themselves or to other tokens, with separate projections.
 
-    def __init__(self, channels: int, heads: int, *, dropout: float = 0.0, init: InitKind = "normal") -> None:
+    `output_name` is the parameter name of the output projection.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        *,
+        dropout: float = 0.0,
+        init: InitKind = "normal",
+        output_name: str = "out_proj",
+    ) -> None:
         super().__init__()
         self.heads, self.drop_rate = heads, dropout
         self.attn_implementation = "sdpa"
         self.q_proj = with_init(nn.Linear(channels, channels), init)
         self.k_proj = with_init(nn.Linear(channels, channels), init)
         self.v_proj = with_init(nn.Linear(channels, channels), init)
-        self.out_proj = with_init(nn.Linear(channels, channels), init)
+        self.output_name = output_name
+        self.add_module(output_name, with_init(nn.Linear(channels, channels), init))
 
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, *, need_weights: bool = False
@@ -69,7 +71,7 @@ class QueryAttention(nn.Module):
         q, k, v = (unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in projected)  # [B, A, Q | N, D]
         dropout, implementation = self.drop_rate if self.training else 0.0, self.attn_implementation
         out, weights = attention(q, k, v, implementation=implementation, dropout=dropout, need_weights=need_weights)
-        return self.out_proj(out.transpose(1, 2).flatten(2)), weights  # [B, Q, C]
+        return self.get_submodule(self.output_name)(out.transpose(1, 2).flatten(2)), weights  # [B, Q, C]
 
 
 def mask_head(channels: int, outputs: int, *, init: InitKind = "xavier") -> nn.Sequential:

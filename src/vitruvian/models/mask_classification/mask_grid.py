@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianWarning
+from vitruvian.images.types import SizeHW
 
-SizeHW = tuple[int, int]
 Window = tuple[int, int, int, int]  # top, bottom, left, right in pixels; bottom and right exclusive
 
 # Pixels of a strip: small enough for the cache of a CPU, large enough for a GPU.

@@ -4,8 +4,6 @@ pixel_values [B, 3, H, W] ─▶ PixelLevelModule (backbone, pixel decoder) ─�
 a batch of mixed sizes    ─▶ once for each size, without padding ─▶ merged into one batch
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self, Unpack
@@ -23,7 +21,6 @@ from vitruvian.models.mask_classification.configuration import MaskClassificatio
 from vitruvian.models.mask_classification.outputs import DecoderOutput, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
 from vitruvian.models.resnet.modeling import ResNetBackbone
-from vitruvian.models.swin.encoder import RENAMED_KEYS
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
 
@@ -76,14 +73,8 @@ class MaskClassificationPreTrainedModel(Model):
     config: MaskClassificationConfig
     base_model_prefix: ClassVar[str] = "model"
     no_split_modules: ClassVar[tuple[str, ...]] = (
-        "Embeddings", "SwinLayer", "Block", "PixelDecoder", "TransformerModule",
+        "Embeddings", "SwinLayer", "MaskFormerSwinLayer", "Block", "PixelDecoder", "TransformerModule",
     )  # fmt: skip
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *RENAMED_KEYS,
-        (r"(pixel_level_module\.encoder)\.swin\.", r"\1."),
-        (r"(decoder\.layers\.\d+\.\w+_attn)\.o_proj\.", r"\1.out_proj."),
-        (r"(decoder\.layers\.\d+)\.mlp\.(fc[12])\.", r"\1.\2."),
-    )
     # Class weights follow from the configuration, whatever a file says.
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
     optional_keys: ClassVar[tuple[str, ...]] = (
@@ -120,7 +111,7 @@ class MaskClassificationPreTrainedModel(Model):
         Labels are matched on the CPU, and padding splits the batch. A mask without padding is left out.
         """
         arguments = inspect.signature(type(self).forward).bind(self, *args, **kwargs).arguments
-        arguments |= arguments.pop("options", {})
+        arguments |= arguments.pop("kwargs", {})
         del arguments["self"]
         mask = arguments.pop("pixel_mask", None)
         check_pixel_mask(arguments["pixel_values"], mask)
@@ -136,16 +127,16 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
     pixel_level_module: PixelLevelModule
 
     def forward(
-        self, pixel_values: Tensor, pixel_mask: Tensor | None = None, **options: Unpack[OutputOptions]
+        self, pixel_values: Tensor, pixel_mask: Tensor | None = None, **kwargs: Unpack[OutputOptions]
     ) -> ModelOutput:
         """Compute queries and pixel embeddings.
 
         Args:
             pixel_values: Normalized images [B, 3, H, W] of any size.
             pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskClassificationConfig.use_pixel_mask`.
-            options: See `OutputOptions`. Attention weights are those of the queries to each other.
+            kwargs: See `OutputOptions`. Attention weights are those of the queries to each other.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         features, decoded = self.compute(pixel_values, pixel_mask, need_weights=flags.attentions)
         return self.format_output(self.build_output(features, decoded, flags), flags.return_dict)
 
@@ -250,7 +241,7 @@ class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
         pixel_mask: Tensor | None = None,
         *,
         output_auxiliary_logits: bool | None = None,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> QueryPredictions:
         """Predict a class and a mask for each query; returns the model's `output_class`.
 
@@ -261,12 +252,12 @@ class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
             pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskClassificationConfig.use_pixel_mask`.
             output_auxiliary_logits: Also return the predictions before the last. MaskFormer has them with
                 `MaskFormerConfig.use_auxiliary_loss` only.
-            options: See `OutputOptions`. Attention weights are those of the queries to each other.
+            kwargs: See `OutputOptions`. Attention weights are those of the queries to each other.
         """
         has_labels = mask_labels is not None
         if has_labels != (class_labels is not None):
             raise InputError("mask_labels and class_labels: expected both for a loss, got one. Give both or neither.")
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         auxiliary_loss = has_labels and self.config.use_auxiliary_loss
         return_auxiliary = self.resolve_flag("output_auxiliary_logits", output_auxiliary_logits)
         features, decoded = self.model.compute(

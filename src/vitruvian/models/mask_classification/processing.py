@@ -30,10 +30,12 @@ from vitruvian.images import (
     resize,
     round_up_hw,
 )
+from vitruvian.images.data_format import in_data_format, is_channels_last, size_of
 from vitruvian.images.rle import Rle, encode_rles
+from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
-from vitruvian.models.mask_classification.label_maps import masks_from_map, read_label_map
-from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, cells_from_pixel_mask, cells_from_sizes
+from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, cells_from_pixel_mask, cells_from_sizes
 from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
 from vitruvian.models.mask_classification.reference_results import (
     InstanceKind,
@@ -60,11 +62,8 @@ from vitruvian.processor import (
     as_pixels,
     check_count,
     height_width,
-    in_data_format,
-    is_channels_last,
     scaled_hw,
     size_list,
-    size_of,
     size_table,
     use_legacy,
 )
@@ -501,7 +500,10 @@ def _with_segments(segmentation: object, segments: Sequence[Segment]) -> Segment
 
 
 def _as_rgb_array(image: object, input_data_format: str | None, convert_rgb: bool, channels: int) -> object:
-    """Convert arrays of integers other than uint8, by their white level, or with alpha, over white; return the rest."""
+    """Return uint8 for wider integers (scaled by their white level) and for RGBA (blended over white).
+
+    Other images are returned unchanged.
+    """
     if not isinstance(image, (np.ndarray, Tensor)) or channels not in (1, 3):
         return image
     floating = image.is_floating_point() if isinstance(image, Tensor) else image.dtype.kind == "f"

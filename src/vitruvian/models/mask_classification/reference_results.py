@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.images.types import SizeHW
 from vitruvian.models.mask_classification.outputs import SegmentationResult
 from vitruvian.models.mask_classification.segments import Thresholds
+from vitruvian.ops.interpolate import bilinear
 
-SizeHW = tuple[int, int]
 InstanceKind = Literal["map", "rle", "masks"]
 
 
@@ -119,6 +120,4 @@ def binary_mask_to_rle(mask: Tensor | NDArray[Any]) -> list[int]:
 
 def _resize(planes: Tensor, size_hw: SizeHW | None) -> Tensor:
     """Resize planes [N, h, w] bilinearly; without a size, return them."""
-    if size_hw is None:
-        return planes
-    return F.interpolate(planes[None], size=size_hw, mode="bilinear", align_corners=False)[0]
+    return planes if size_hw is None else bilinear(planes, size_hw)

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import Rle, compress_counts, run_lengths
-from vitruvian.models.mask_classification.mask_grid import MaskGrid, SizeHW, Window
+from vitruvian.images.types import SizeHW
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, Window
 
 # Tolerance of bounds: rounding in float32 is far below it, and a class or window too many only costs time.
 MARGIN = 1e-4

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
-from vitruvian.layers.mlp import activation
+from vitruvian.layers.mlp import FeedForward
 from vitruvian.layers.sine_positions import sine_positions
-from vitruvian.models.mask_classification.layers import QueryAttention, pointwise
+from vitruvian.models.mask_classification.layers import QueryAttention
 from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.models.maskformer.configuration import DetrConfig
 from vitruvian.ops.layer_norm import layer_norm_of_sum
+from vitruvian.ops.pointwise_conv import conv1x1
 
 
 class TransformerModule(nn.Module):
@@ -34,7 +35,7 @@ class TransformerModule(nn.Module):
     def forward(self, features: Tensor, *, norm_all: bool, need_weights: bool) -> DecoderOutput:
         """Attend from the queries to a map [B, C', h, w]; with `norm_all`, norm the queries of every layer."""
         if self.input_projection is not None:
-            features = pointwise(self.input_projection, features)  # [B, C, h, w]
+            features = conv1x1(self.input_projection, features)  # [B, C, h, w]
         tokens = features.flatten(2).transpose(1, 2)  # [B, h·w, C]
         grid_hw = (features.shape[-2], features.shape[-1])
         positions = sine_positions(grid_hw, tokens.shape[-1], tokens.dtype, tokens.device)  # [h·w, C]
@@ -60,7 +61,7 @@ class Decoder(nn.Module):
         queries = torch.zeros_like(query_positions, requires_grad=self.training and torch.is_grad_enabled())
         output = DecoderOutput([queries])
         for layer in self.layers:
-            queries, weights = layer(queries, tokens, keys, query_positions, need_weights)
+            queries, weights = checkpointed(layer)(queries, tokens, keys, query_positions, need_weights)
             output.states.append(queries)
             if weights is not None:
                 output.attentions.append(weights)
@@ -75,19 +76,19 @@ class DecoderLayer(CheckpointedLayer):
     def __init__(self, config: DetrConfig, *, first: bool) -> None:
         super().__init__()
         channels, heads = config.d_model, config.decoder_attention_heads
-        self.self_attn = QueryAttention(channels, heads, dropout=config.attention_dropout)
+        self.self_attn = QueryAttention(channels, heads, dropout=config.attention_dropout, output_name="o_proj")
         if first:
             # Queries are zero here, where the norm is so steep that training from scratch is unstable. A random bias
             # moves them away from zero.
-            with_init(self.self_attn.out_proj, "normal", bias_std=1.0)
+            with_init(self.self_attn.get_submodule("o_proj"), "normal", bias_std=1.0)
         self.self_attn_layer_norm = nn.LayerNorm(channels)
-        self.encoder_attn = QueryAttention(channels, heads, dropout=config.attention_dropout)
+        self.encoder_attn = QueryAttention(channels, heads, dropout=config.attention_dropout, output_name="o_proj")
         self.encoder_attn_layer_norm = nn.LayerNorm(channels)
-        self.fc1 = nn.Linear(channels, config.decoder_ffn_dim)
-        self.fc2 = nn.Linear(config.decoder_ffn_dim, channels)
+        self.mlp = FeedForward(
+            channels, config.decoder_ffn_dim, act=config.activation_function, dropout=config.activation_dropout
+        )
         self.final_layer_norm = nn.LayerNorm(channels)
-        self.act = activation(config.activation_function)
-        self.drop_rate, self.inner_drop_rate = config.dropout, config.activation_dropout
+        self.drop_rate = config.dropout
 
     def forward(
         self, queries: Tensor, tokens: Tensor, keys: Tensor, query_positions: Tensor, need_weights: bool
@@ -98,8 +99,7 @@ class DecoderLayer(CheckpointedLayer):
         queries = layer_norm_of_sum(queries, self._drop(attended), self.self_attn_layer_norm)
         attended, _ = self.encoder_attn(queries + query_positions, keys, tokens)
         queries = layer_norm_of_sum(queries, self._drop(attended), self.encoder_attn_layer_norm)
-        inner = F.dropout(self.act(self.fc1(queries)), self.inner_drop_rate, self.training)
-        return layer_norm_of_sum(queries, self._drop(self.fc2(inner)), self.final_layer_norm), weights
+        return layer_norm_of_sum(queries, self._drop(self.mlp(queries)), self.final_layer_norm), weights
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.drop_rate, self.training)

@@ -3,8 +3,6 @@
 pixel_values [B, 3, H, W] ─▶ stem [B, 64, H/4, W/4] ─▶ stage1 [B, 256, H/4, W/4] ─▶ stage2 [B, 512, H/8, W/8] ─▶ …
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
@@ -48,9 +46,9 @@ class ResNetBackbone(BackboneMixin, Model):
         strides = [4 << (stage - 1 + first) if stage else 4 for stage in stages]
         return [(stride, stride) for stride in strides]
 
-    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> BackboneOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages; has no attention."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         maps = dict(zip(self.config.stage_names, self.encoder(self.embedder(pixel_values)), strict=True))
         output = BackboneOutput(
             feature_maps=tuple(maps[name] for name in self.out_features),

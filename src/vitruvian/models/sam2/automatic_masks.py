@@ -1,7 +1,8 @@
 """Automatic masks: SAM 2 is prompted with a grid of points, and good masks without duplicates are kept.
 
     image ─▶ crops (the whole, then 4, 16, …) ─ encode each once ─▶ batches of points ─▶ 3 masks a point, 256²
-          ─▶ predicted IoU ─▶ stability ─▶ not cut by the crop ─▶ NMS ─▶ resize, remove specks ─▶ MaskProposals
+          ─▶ predicted IoU ─▶ stability ─▶ not cut by the crop ─▶ NMS ─▶ resize
+          ─▶ fill holes, remove islands ─▶ MaskProposals
 
 Filters work on small masks; only the remaining ones are resized to the image. At most `_STORED_BYTES` of candidates are
 stored, so memory depends on the batch of points and not on their number.
@@ -16,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
@@ -24,7 +24,8 @@ from vitruvian.images.rle import Rle, decode_rles, encode_rles
 from vitruvian.models.sam2.crops import CropXYXY, is_cut, overlapping_crops, point_grid
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.models.sam2.processing import Sam2Processor, remove_specks
+from vitruvian.models.sam2.processing import Sam2Processor, fill_holes_and_remove_islands
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import ImageInput, as_pixels
 
 _STORED_BYTES = 256 << 20  # candidates beyond this are reduced by NMS before the next batch
@@ -97,7 +98,7 @@ class MaskProposals:
         points_xy: The point that prompted each mask [N, 2].
         crops_xyxy: The crop that each mask comes from [N, 4].
         pixels: The masks [N, H, W], bool, or None where run lengths are stored.
-        runs: Their run lengths in COCO format, or None where pixels are stored.
+        stored_rles: Their run lengths in COCO format, or None where pixels are stored.
     """
 
     size_hw: tuple[int, int]
@@ -107,7 +108,7 @@ class MaskProposals:
     points_xy: Tensor
     crops_xyxy: Tensor
     pixels: Tensor | None = None
-    runs: list[Rle] | None = None
+    stored_rles: list[Rle] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -117,13 +118,13 @@ class MaskProposals:
         """The masks [N, H, W], bool."""
         if self.pixels is not None:
             return self.pixels
-        return decode_rles(self.runs) if self.runs else torch.zeros(0, *self.size_hw, dtype=torch.bool)
+        return decode_rles(self.stored_rles) if self.stored_rles else torch.zeros(0, *self.size_hw, dtype=torch.bool)
 
     @property
     def rles(self) -> list[Rle]:
         """The masks as run lengths in COCO format."""
-        if self.runs is not None:
-            return self.runs
+        if self.stored_rles is not None:
+            return self.stored_rles
         return encode_rles(self.masks) if len(self) else []
 
 
@@ -233,26 +234,28 @@ def _paste(candidates: _Candidates, size_hw: tuple[int, int], scale: float, thre
         x1, y1, x2, y2 = (round(edge * scale) for edge in crop)
         x2, y2 = min(max(x2, x1 + 1), size_hw[1]), min(max(y2, y1 + 1), size_hw[0])
         logits = candidates.logits[index == number, None].float()  # [n, 1, h, w]
-        logits = F.interpolate(logits, size=(y2 - y1, x2 - x1), mode="bilinear", align_corners=False)
+        logits = bilinear(logits, (y2 - y1, x2 - x1))
         out[index == number, y1:y2, x1:x2] = logits[:, 0] > threshold
     return out
 
 
 def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: AutomaticMaskOptions) -> MaskProposals:
-    """Resize masks to the image, remove specks and compute boxes; candidates are best first."""
+    """Resize masks to the image, fill holes, remove islands and compute boxes; candidates are best first."""
     step = max(1, _RESIZED_PIXELS // (size_hw[0] * size_hw[1]))
-    pixels, runs = [torch.zeros(0, *size_hw, dtype=torch.bool)], []
+    pixels, rles = [torch.zeros(0, *size_hw, dtype=torch.bool)], []
     boxes, kept = [torch.zeros(0, 4, dtype=torch.long)], [candidates.select(slice(0, 0))]
     for start in range(0, len(candidates.scores), step):
         chunk = candidates.select(slice(start, start + step))
         masks = _paste(chunk, size_hw, 1.0, options.mask_threshold)  # [n, H, W]
-        masks = remove_specks(masks, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+        masks = fill_holes_and_remove_islands(
+            masks, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area
+        )
         nonempty = masks.flatten(1).any(dim=-1)
         masks = masks[nonempty]
         kept.append(chunk.select(nonempty))
         boxes.append(mask_boxes(masks).cpu())
         if options.output_rle_mask:
-            runs += encode_rles(masks) if len(masks) else []
+            rles += encode_rles(masks) if len(masks) else []
         else:
             pixels.append(masks.cpu())
     _, scores, stability, _, points, crops = (torch.cat(fields).cpu() for fields in zip(*kept, strict=True))
@@ -264,7 +267,7 @@ def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: Automati
         points_xy=points,
         crops_xyxy=crops,
         pixels=None if options.output_rle_mask else torch.cat(pixels),
-        runs=runs if options.output_rle_mask else None,
+        stored_rles=rles if options.output_rle_mask else None,
     )
 
 

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from vitruvian.config import Config, Settings, bounded, nested, settings
 from vitruvian.errors import ConfigError, near_matches
+from vitruvian.layers.backbone_stages import Size, as_hw
 
-Size = int | list[int] | tuple[int, int]
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
@@ -44,15 +44,6 @@ def positional_fields(*names: str) -> Callable[[type[SettingsT]], type[SettingsT
         return cls
 
     return decorate
-
-
-def pair(size: Size | None) -> tuple[int, int]:
-    """Return (height, width) of a size that is a number (square) or a pair."""
-    if isinstance(size, int):
-        return size, size
-    if size is None or len(size) != 2:
-        raise ConfigError(f"size: expected a number or (height, width), got {size!r}.")
-    return size[0], size[1]
 
 
 def _default(*values: int) -> Any:
@@ -160,7 +151,7 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
                 f"global_attention_blocks: expected numbers below {blocks}, got {self.global_attention_blocks}."
             )
         pooled = windows[: self.num_query_pool_stages]
-        if any(window % edge for window in pooled for edge in pair(self.query_stride)):
+        if any(window % edge for window in pooled for edge in as_hw(self.query_stride)):
             raise ConfigError(
                 f"window_size_per_stage: expected multiples of query_stride before a pooled stage, got {windows}."
             )
@@ -171,7 +162,7 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
 
         The fine position table is tiled window by window, and every pooling must divide the grid.
         """
-        (sh, sw), (qh, qw) = pair(self.patch_stride), pair(self.query_stride)
+        (sh, sw), (qh, qw) = as_hw(self.patch_stride), as_hw(self.query_stride)
         times = self.num_query_pool_stages
         window = self.window_size_per_stage[0]
         return sh * math.lcm(window, qh**times), sw * math.lcm(window, qw**times)
@@ -274,19 +265,19 @@ class Sam2PromptEncoderConfig(_Sam2PartConfig):
             )
         if any(
             size < patch or size % patch
-            for size, patch in zip(pair(self.image_size), pair(self.patch_size), strict=True)
+            for size, patch in zip(as_hw(self.image_size), as_hw(self.patch_size), strict=True)
         ):
             raise ConfigError(f"image_size: expected multiples of patch_size {self.patch_size}, got {self.image_size}.")
 
     @property
     def image_hw(self) -> tuple[int, int]:
         """Height and width of an image."""
-        return pair(self.image_size)
+        return as_hw(self.image_size)
 
     @property
     def grid_hw(self) -> tuple[int, int]:
         """Height and width of the image embedding."""
-        (height, width), (ph, pw) = pair(self.image_size), pair(self.patch_size)
+        (height, width), (ph, pw) = as_hw(self.image_size), as_hw(self.patch_size)
         return height // ph, width // pw
 
 
@@ -384,8 +375,8 @@ class Sam2Config(_Sam2PartConfig):
 
     def with_image_size(self, image_size: Size) -> Self:
         """Configuration for images of another size, a number or (height, width); weights stay valid."""
-        check_image_size(pair(image_size), self.vision_config.backbone_config, "image_size", ConfigError)
-        return type(self).from_dict(self._values_for_size(*pair(image_size)))
+        check_image_size(as_hw(image_size), self.vision_config.backbone_config, "image_size", ConfigError)
+        return type(self).from_dict(self._values_for_size(*as_hw(image_size)))
 
     def _values_for_size(self, height: int, width: int) -> dict[str, Any]:
         """Return all values, with those that depend on the size of images changed."""
@@ -563,7 +554,7 @@ class Sam2VideoConfig(Sam2Config):
                 f"memory_attention_rope_feat_sizes: expected {[width, height]}, the grid of the image embedding, got "
                 f"{self.memory_attention_rope_feat_sizes}. Use Sam2VideoConfig.with_image_size to change all sizes."
             )
-        if pair(self.image_size) != self.prompt_encoder_config.image_hw:
+        if as_hw(self.image_size) != self.prompt_encoder_config.image_hw:
             raise ConfigError(
                 f"image_size: expected that of prompt_encoder_config {self.prompt_encoder_config.image_hw}, got "
                 f"{self.image_size}. Use Sam2VideoConfig.with_image_size to change all sizes."
@@ -615,7 +606,7 @@ VARIANTS = {
 def _feature_sizes(vision: Sam2VisionConfig, image_hw: tuple[int, int]) -> list[list[int]]:
     """Grids of the levels for images of this size, finest first."""
     backbone = vision.backbone_config
-    strides = list(zip(pair(backbone.patch_stride), pair(backbone.query_stride), strict=True))
+    strides = list(zip(as_hw(backbone.patch_stride), as_hw(backbone.query_stride), strict=True))
     pooled = [min(level, backbone.num_query_pool_stages) for level in range(vision.num_feature_levels)]
     return [
         [side // (patch * query**times) for side, (patch, query) in zip(image_hw, strides, strict=True)]

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import WeightsError
+from vitruvian.layers.backbone_stages import Size
 from vitruvian.layers.init import no_init_weights
-from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Sam2VideoConfig, Size
+from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Sam2VideoConfig
 from vitruvian.models.sam2.modeling import Sam2BaseModel, Sam2Model
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.weights import apply_renames, check_state_dict, join_names, read_original_weights

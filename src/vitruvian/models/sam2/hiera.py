@@ -7,8 +7,6 @@ which halves the grid, and widens the channels. Blocks carry the residual stream
 the sum and the next layer norm are one operation.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass
@@ -20,9 +18,10 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.errors import InputError
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.backbone_stages import as_hw
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.model import Model
-from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig, check_image_size, pair
+from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig, check_image_size
 from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
@@ -82,7 +81,7 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
     def __init__(self, config: Sam2HieraDetConfig) -> None:
         super().__init__(config)
         self.patch_embed = PatchEmbedding(config)
-        background, window = pair(config.window_positional_embedding_background_size), config.window_size_per_stage[0]
+        background, window = as_hw(config.window_positional_embedding_background_size), config.window_size_per_stage[0]
         self.pos_embed = nn.Parameter(torch.zeros(1, config.hidden_size, *background))
         self.pos_embed_window = nn.Parameter(torch.zeros(1, config.hidden_size, window, window))
         stages = [(stage, i == 0) for stage, count in enumerate(config.blocks_per_stage) for i in range(count)]
@@ -92,16 +91,16 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
         self.post_init()
 
-    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
         _check_pixels(pixel_values, self.config)
-        need_states, need_weights, return_dict = self.output_flags(**options)
+        need_states, need_weights, return_dict = self.output_flags(**kwargs)
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
         branch: Tensor | None = None
         states, weights, maps = [x] if need_states else [], [], []
         for index, block in enumerate(self.blocks):
-            x, branch, block_weights = block(x, branch, need_weights)
+            x, branch, block_weights = checkpointed(block)(x, branch, need_weights)
             if branch is not None and (need_states or index in self.stage_ends):
                 x, branch = x + branch, None  # [B, h, w, C]
             if need_states:
@@ -137,9 +136,9 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Conv2d(
             config.num_channels,
             config.hidden_size,
-            kernel_size=pair(config.patch_kernel_size),
-            stride=pair(config.patch_stride),
-            padding=pair(config.patch_padding),
+            kernel_size=as_hw(config.patch_kernel_size),
+            stride=as_hw(config.patch_stride),
+            padding=as_hw(config.patch_padding),
         )
 
     def forward(self, pixel_values: Tensor) -> Tensor:
@@ -158,7 +157,7 @@ class HieraBlock(CheckpointedLayer):
         source = stage - 1 if stage and first else stage
         dim, dim_out = config.embed_dim_per_stage[source], config.embed_dim_per_stage[stage]
         self.window = 0 if number in config.global_attention_blocks else config.window_size_per_stage[source]
-        self.stride = pair(config.query_stride) if first and 0 < stage <= config.num_query_pool_stages else None
+        self.stride = as_hw(config.query_stride) if first and 0 < stage <= config.num_query_pool_stages else None
         heads = config.num_attention_heads_per_stage[stage]
         self.layer_norm1 = nn.LayerNorm(dim, eps=config.layer_norm_eps)
         self.attn = HieraAttention(dim, dim_out, heads=heads, window=self.window, stride=self.stride)

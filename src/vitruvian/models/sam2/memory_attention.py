@@ -9,7 +9,6 @@ have rotary positions in the grid of cells, the same in every frame of the memor
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
@@ -17,12 +16,11 @@ from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.ops.attention import attention
-from vitruvian.ops.cache import cached_tensors
+from vitruvian.ops.axial_rope import Rotation, axial_rotation, rotate_pairs
 from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum
+from vitruvian.ops.narrow_attention import narrow_attention
 
 _POSITION_SCALE = 0.1  # of the sine positions that are added to the features
-
-Rotation = tuple[Tensor, Tensor]  # cosines and sines [M, D/2] in float32
 
 
 class MemoryAttention(nn.Module):
@@ -50,7 +48,7 @@ class MemoryAttention(nn.Module):
         x = features.flatten(2).transpose(1, 2)  # [1, M, C]
         x = x + _POSITION_SCALE * sine_positions(grid_hw, x.shape[2], x.dtype, x.device)
         keys = memory + positions  # [O, K·M + N, C']
-        rotation = _rotation(grid_hw, self.head_dim, self.theta, x.device)
+        rotation = axial_rotation(grid_hw, self.head_dim, self.theta, x.device)
         branch: Tensor | None = None
         for layer in self.layers:
             x, branch = layer(x, branch, keys, memory, rotation, pointer_tokens)
@@ -110,34 +108,16 @@ class RotaryAttention(nn.Module):
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, rotation: Rotation, *, pointer_tokens: int) -> Tensor:
         """Attend from [O | 1, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""
         objects = max(x.shape[0], keys.shape[0])
-        q, k, v = (
-            unflatten(part, 2, (self.heads, -1)).transpose(1, 2)
-            for part in (self.q_proj(x), self.k_proj(keys), self.v_proj(values))
-        )  # [O | 1, A, M, D], [O, A, K·M + N, D] twice
-        cells = k.shape[2] - pointer_tokens
-        rotated = _rotate(unflatten(k[:, :, :cells], 2, (-1, x.shape[1])), rotation).flatten(2, 3)  # [O, A, K·M, D]
-        k = torch.cat((rotated, k[:, :, cells:]), dim=2) if pointer_tokens else rotated
-        q = _rotate(q, rotation).expand(objects, -1, -1, -1)
+        q = rotate_pairs(self.q_proj(x), rotation, heads=self.heads).expand(objects, -1, -1, -1)  # [O, A, M, D]
+        k = rotate_pairs(self.k_proj(keys), rotation, heads=self.heads, plain_tokens=pointer_tokens)
+        if self.heads == 1 and not self.training and values.shape[2] < k.shape[3]:
+            # The projection of values to more channels commutes with attention.
+            mean = narrow_attention(q[:, 0], k[:, 0], values, implementation=self.attn_implementation)  # [O, M, C']
+            attended: Tensor = self.o_proj(self.v_proj(mean))
+            return attended
+        v = unflatten(self.v_proj(values), 2, (self.heads, -1)).transpose(1, 2)  # [O, A, K·M + N, D]
         out, _ = attention(
             q, k, v, implementation=self.attn_implementation, dropout=self.dropout if self.training else 0.0
         )
         projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))  # [O, M, C]
         return projected
-
-
-@cached_tensors
-def _rotation(grid_hw: tuple[int, int], head_dim: int, theta: float, device: torch.device) -> Rotation:
-    """Cosines and sines of the cells of a grid, row by row [h·w, D/2]: the x half first, then y."""
-    steps = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)  # [D/4]
-    y, x = (torch.arange(side, dtype=torch.float32, device=device)[:, None] * theta**-steps for side in grid_hw)
-    height, width = grid_hw
-    angles = torch.cat((x.expand(height, -1, -1), y[:, None].expand(-1, width, -1)), dim=-1).flatten(0, 1)
-    return angles.cos(), angles.sin()
-
-
-def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate pairs of neighbouring channels of [..., M, D]; in float32, as the model was trained."""
-    cos, sin = rotation
-    even, odd = unflatten(x.float(), -1, (-1, 2)).unbind(-1)  # [..., M, D/2] each
-    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    return rotated.to(x.dtype)  # [..., M, D]

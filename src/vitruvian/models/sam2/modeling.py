@@ -7,15 +7,12 @@ The image embedding is the expensive part and serves any number of prompts: pass
 instead of `pixel_values`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 
 from vitruvian.errors import InputError
@@ -28,15 +25,16 @@ from vitruvian.models.sam2.prompt_encoder import (
     PADDING,
     PromptEncoder,
     RandomFourierPositions,
+    as_mask_logits,
     check_labels,
-    mask_logits,
 )
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
-from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.dispatch import is_tracing
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.tensor_cache import WeightCache
 
-_MAX_RECORDED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
+_MAX_CAPTURED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
 
 
 @dataclass
@@ -104,9 +102,9 @@ class Sam2BaseModel(Sam2PreTrainedModel):
         levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
         return levels
 
-    def get_image_features(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
+    def get_image_features(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         vision: Sam2VisionEncoderOutput = self.vision_encoder(pixel_values, **flags.for_inner())
         levels = self.mask_decoder.project_levels(vision.fpn_hidden_states or ())
         vision.fpn_hidden_states = tuple(level.flatten(2).permute(2, 0, 1) for level in levels)  # [h·w, B, C]
@@ -126,7 +124,7 @@ class Sam2BaseModel(Sam2PreTrainedModel):
         """Embed prompts: sparse [B, P, N, C] for points and boxes, dense [B, C, h, w] for one mask an image."""
         if input_points is not None and input_labels is None:
             input_labels = _all_positive(input_points)
-        masks = None if input_masks is None else mask_logits(input_masks, self.prompt_encoder.mask_hw)
+        masks = None if input_masks is None else as_mask_logits(input_masks, self.prompt_encoder.mask_hw)
         sparse, dense = self.prompt_encoder(input_points, input_labels, input_boxes, masks)
         if masks is None and sparse is not None:
             dense = dense.expand(len(sparse), -1, -1, -1, -1)
@@ -189,7 +187,7 @@ class Sam2Model(Sam2BaseModel):
         *,
         labels: Tensor | None = None,
         original_sizes: object = None,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> Sam2ImageSegmentationOutput:
         """Predict masks of P objects in each of B images. Coordinates are in pixels of the model input.
 
@@ -206,12 +204,12 @@ class Sam2Model(Sam2BaseModel):
             target_embedding: Embedding of the target concept, added to the tokens [..., C] (PerSAM).
             labels: True masks [B, P, h, w], or [B, h, w] with one object an image; adds `loss`.
             original_sizes: Ignored, so that all outputs of the processor can be passed.
-            options: See `OutputOptions`; hidden states are those of the vision encoder.
+            kwargs: See `OutputOptions`; hidden states are those of the vision encoder.
         """
         del original_sizes
         if (pixel_values is None) == (image_embeddings is None):
             raise InputError("pixel_values and image_embeddings: expected exactly one of them. Drop or add one.")
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         vision: Sam2VisionEncoderOutput | None = None
         if pixel_values is None:
             levels = self._check_embeddings(image_embeddings)
@@ -224,7 +222,7 @@ class Sam2Model(Sam2BaseModel):
         points, point_labels, boxes, _ = prompts
         objects = next(prompt.shape[1] for prompt in (points, boxes) if prompt is not None)
         special = attention_similarity is not None or target_embedding is not None or flags.attentions
-        if special or objects > _MAX_RECORDED_PROMPTS:
+        if special or objects > _MAX_CAPTURED_PROMPTS:
             decoded = self._decode(
                 levels, *prompts, multimask_output, attention_similarity, target_embedding, flags.attentions
             )
@@ -331,7 +329,7 @@ class Sam2Model(Sam2BaseModel):
                 )
             check_labels(labels)
         if masks is not None:
-            masks = mask_logits(masks, self.prompt_encoder.mask_hw)  # [B, P | 1, 4h, 4w]
+            masks = as_mask_logits(masks, self.prompt_encoder.mask_hw)  # [B, P | 1, 4h, 4w]
             _check_shape("input_masks", masks, batch, "[B, P, h, w]")
         if points is None and boxes is None:
             points = embedding.new_zeros(batch, 1 if masks is None else masks.shape[1], 1, 2)
@@ -359,7 +357,7 @@ def mask_loss(output: Sam2ImageSegmentationOutput, labels: Tensor, *, counts: Te
             f"{list(labels.shape)}. Split a label map into one mask an object first."
         )
     if targets.shape[-2:] != masks.shape[-2:]:
-        flat = F.interpolate(masks.flatten(0, 1).float(), size=targets.shape[-2:], mode="bilinear", align_corners=False)
+        flat = bilinear(masks.flatten(0, 1).float(), targets.shape[-2:])
         masks = torch.unflatten(flat, 0, masks.shape[:2])  # [B, P, K, h, w]
     return prompted_mask_loss(masks, scores, output.object_score_logits, targets, counts=counts).total
 

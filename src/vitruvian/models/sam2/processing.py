@@ -26,13 +26,17 @@ from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.connected_components import fill_holes, remove_islands
+from vitruvian.images.data_format import in_data_format, size_of
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
-from vitruvian.models.sam2.configuration import Size, pair, positional_fields
+from vitruvian.images.types import SizeHW
+from vitruvian.layers.backbone_stages import Size, as_hw
+from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
-from vitruvian.models.sam2.prompts import SizeHW, read_boxes, read_points
+from vitruvian.models.sam2.prompts import read_boxes, read_points
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     COMBINED_PROCESSOR_FILE,
@@ -44,9 +48,7 @@ from vitruvian.processor import (
     as_pixels,
     check_count,
     height_width,
-    in_data_format,
     size_list,
-    size_of,
     size_table,
     use_legacy,
 )
@@ -98,7 +100,9 @@ class MaskPostProcessing:
             if apply_non_overlapping_constraints:
                 logits = without_overlap(logits)
             before = logits > mask_threshold
-            after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+            after = fill_holes_and_remove_islands(
+                before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area
+            )
             if not binarize and after is not before:
                 logits = logits.masked_fill(after & ~before, mask_threshold + _CORRECTED_LOGIT)
                 logits = logits.masked_fill(before & ~after, mask_threshold - _CORRECTED_LOGIT)
@@ -443,7 +447,7 @@ class Sam2Processor(MaskPostProcessing, Settings):
 
         With `strict`, a point outside of its image is an error.
         """
-        target, pad = pair(self.target_size), self.point_pad_value
+        target, pad = as_hw(self.target_size), self.point_pad_value
         prompts: dict[str, Tensor] = {}
         if input_points is not None or input_labels is not None:
             prompts["input_points"], labels = read_points(
@@ -461,7 +465,7 @@ class Sam2Processor(MaskPostProcessing, Settings):
         return BatchFeature(dict(prompts), tensor_type="np" if return_tensors == "np" else None)
 
 
-def remove_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+def fill_holes_and_remove_islands(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes, then remove islands of up to so many pixels in bool masks [..., H, W]; 0 keeps them."""
     if max_hole_area > 0:
         masks = fill_holes(masks, max_hole_area)
@@ -475,7 +479,7 @@ def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
         raise InputError(
             f"masks: expected [P, K, h, w] for each image, got {list(logits.shape)}. Pass pred_masks as it is."
         )
-    return F.interpolate(logits.float(), size=size_hw, mode="bilinear", align_corners=False)  # [P, K, H, W]
+    return bilinear(logits.float(), size_hw)  # [P, K, H, W]
 
 
 def without_overlap(logits: Tensor) -> Tensor:

@@ -15,13 +15,13 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2PromptEncoderConfig
 from vitruvian.models.sam2.layers import ChannelNorm
-from vitruvian.ops.cache import constant
+from vitruvian.ops.interpolate import bilinear
+from vitruvian.tensor_cache import constant
 
 PADDING = -10
 NOT_A_POINT = -1
@@ -136,7 +136,7 @@ class MaskEmbedding(nn.Module):
         return out
 
 
-def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
+def as_mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
     """Convert mask prompts [B, P, H, W] or [B, H, W] to logits [B, P, 4h, 4w].
 
     Floating-point masks are logits, such as `pred_masks` of an earlier call. Binary masks (bool or integers) become
@@ -151,10 +151,7 @@ def mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
         )
     if not masks.is_floating_point():
         masks = (masks != 0).float() * (2 * _BINARY_MASK_LOGIT) - _BINARY_MASK_LOGIT
-    if masks.shape[-2:] == mask_hw:
-        return masks
-    resized = F.interpolate(masks.float(), size=mask_hw, mode="bilinear", align_corners=False, antialias=True)
-    return resized.to(masks.dtype)  # [B, P, 4h, 4w]
+    return bilinear(masks.float(), mask_hw, antialias=True).to(masks.dtype)  # [B, P, 4h, 4w]
 
 
 def check_labels(labels: Tensor) -> None:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianWarning
+from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.prompt_encoder import PADDING, check_label_values
 
-SizeHW = tuple[int, int]
 _POINTS, _BOXES = "[image][object][point][x, y]", "[image][object][x1, y1, x2, y2]"
 
 
@@ -88,8 +88,8 @@ def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, 
     return torch.from_numpy(out)
 
 
-def nesting_depth(value: object, name: str) -> int:
-    """Return the number of levels of nested prompts."""
+def prompt_levels(value: object, name: str) -> int:
+    """Return the number of levels of nested prompts; raise `InputError` where lists are nested unevenly."""
     return _to_lists(value, name)[1]
 
 

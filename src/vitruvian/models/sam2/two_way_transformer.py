@@ -12,7 +12,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.ops.attention import attention
@@ -53,7 +53,7 @@ class TwoWayTransformer(nn.Module):
         for layer in self.layers:
             if target is not None:
                 tokens = tokens + target
-            tokens, cells, weights = layer(tokens, positions, image, similarity, need_weights)
+            tokens, cells, weights = checkpointed(layer)(tokens, positions, image, similarity, need_weights)
             if need_weights:
                 all_weights.append(weights)
             image = ImageCells(cells, image.positions)

@@ -10,33 +10,37 @@ as many memories attend to them in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn import init
 
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
+from vitruvian.losses.prompted_masks import MaskPrediction
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import FeedForward
 from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
-from vitruvian.models.sam2.processing import remove_specks, without_overlap
-from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT, PADDING
+from vitruvian.models.sam2.processing import fill_holes_and_remove_islands, without_overlap
+from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT
+from vitruvian.models.sam2.video_memories import find_memories, join_frames, join_pointers
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
-from vitruvian.ops.cache import constant
-from vitruvian.ops.pinned_copy import pinned_copy
+from vitruvian.models.sam2.video_steps import ObjectStep, plan_steps
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.tensor_cache import constant
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
-_PRIOR_LIMIT = 32.0  # of logits that are given to the decoder with further points, as in the original
-_SPECK_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
+_MAX_GRAPHS = 16  # encoder, attention, decoder and memory encoder for up to four groups of objects
+_CLEANED_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -79,53 +83,25 @@ class Sam2VideoPreTrainedModel(Sam2BaseModel):
                     init.trunc_normal_(parameter, std=self.config.initializer_range)
 
 
-class _ObjectStep(NamedTuple):
-    """What to do for one object in a frame.
+class _ObjectMasks(NamedTuple):
+    """Masks of O objects.
 
     Attributes:
-        obj_idx: Index of the object.
-        is_conditioning: Whether the output is that of a conditioning frame.
-        uses_memory: Whether features are conditioned on memories.
-        reverse: Whether memories are those of later frames.
-        points: Points [1, 1, N, 2] and labels [1, 1, N].
-        mask: Mask prompt [1, 1, H, W].
-        prior: Logits of an earlier mask [1, 1, h, w].
+        low: Logits [O, 1, h, w].
+        high: Logits at the size of frames [O, 1, H, W].
+        pointers: Object pointers [O, C].
+        scores: Logits for whether the object is visible [O, 1].
+        ious: Predicted IoU [O, 1].
+        candidates: In training, for each object all K masks [K, h, w] with their predicted IoU [K]; K is 0 for a mask
+            prompt.
     """
-
-    obj_idx: int
-    is_conditioning: bool
-    uses_memory: bool
-    reverse: bool
-    points: tuple[Tensor, Tensor] | None = None
-    mask: Tensor | None = None
-    prior: Tensor | None = None
-
-    @property
-    def is_prompted(self) -> bool:
-        return self.points is not None or self.mask is not None
-
-
-class _ObjectMasks(NamedTuple):
-    """Masks of O objects: low and high resolution [O, 1, h, w] and [O, 1, H, W], and for each a pointer [O, C], the
-    logit for whether it is visible [O, 1] and the predicted IoU [O, 1]."""
 
     low: Tensor
     high: Tensor
     pointers: Tensor
     scores: Tensor
     ious: Tensor
-
-
-class _Memories(NamedTuple):
-    """What an object attends to.
-
-    Attributes:
-        frames: Distance in frames (0 for conditioning frames) and memory [h·w, 1, C'] of frames.
-        pointers: Distance in frames and object pointer [1, 1, C] of frames.
-    """
-
-    frames: list[tuple[int, Tensor]]
-    pointers: list[tuple[int, Tensor]]
+    candidates: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 class Sam2VideoModel(Sam2VideoPreTrainedModel):
@@ -148,6 +124,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         if config.enable_occlusion_spatial_embedding:
             self.occlusion_spatial_embedding_parameter = nn.Parameter(torch.zeros(1, memory_channels))
         self.post_init()
+
+    def new_graph_cache(self) -> GraphCache:
+        """Return a cache that captures shapes when they come again: memory grows with each of the first frames."""
+        return GraphCache(max_graphs=_MAX_GRAPHS, calls_before=1)
 
     def forward(
         self,
@@ -179,9 +159,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             raise InputError("frame_idx: expected the index of a frame, or a streamed frame as `frame`, got neither.")
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
-            steps = self._plan(session, frame_idx, reverse)
+            steps = plan_steps(session, frame_idx, reverse=reverse)
             if steps:
-                masks = self._segment(session, frame_idx, steps, levels, streaming=streaming)
+                conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
+                masks = self._segment(steps, levels, conditioned)
                 self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
             output = self._collect(session, frame_idx)
         if not session.options.keep_history:
@@ -235,50 +216,42 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         for frame_idx in frames:
             yield self(inference_session, frame_idx=frame_idx, reverse=reverse, return_dict=True)
 
-    # --------------------------------------------------------------------------------------------------------- plan
+    def segment_with_corrections(
+        self,
+        inference_session: Sam2VideoInferenceSession,
+        frame_idx: int,
+        correct: Callable[[Tensor], tuple[Tensor, Tensor] | None],
+    ) -> list[MaskPrediction]:
+        """Segment the next frame of a video for training, with further points for its errors, and store the outcome.
 
-    def _plan(self, session: Sam2VideoInferenceSession, frame_idx: int, reverse: bool) -> list[_ObjectStep]:
-        """Decide what to do for each object in a frame. Objects whose stored output is used again have no step."""
-        options = session.options
-        steps: list[_ObjectStep] = []
-        for obj_idx in range(session.get_obj_num()):
-            conditioning, tracked = (
-                session.output_dict_per_obj[obj_idx][CONDITIONING],
-                session.frames_tracked_per_obj[obj_idx],
-            )
-            points = session.point_inputs_per_obj[obj_idx].get(frame_idx)
-            mask = session.mask_inputs_per_obj[obj_idx].get(frame_idx)
-            is_new = session.has_new_inputs(obj_idx, frame_idx)
-            if options.objects_start_at_prompt and points is None and mask is None:
-                is_new = False
-            if not is_new:
-                if conditioning and frame_idx not in conditioning:
-                    steps.append(_ObjectStep(obj_idx, False, True, reverse))
-                elif not conditioning and not options.objects_start_at_prompt:
-                    raise InputError(
-                        f"object {session.obj_idx_to_id(obj_idx)}: expected a prompt on frame {frame_idx} or a frame "
-                        "segmented before. Call the model on a frame with a prompt for it first."
-                    )
-                continue
-            was_tracked, direction = frame_idx in tracked, reverse
-            if not was_tracked and not options.independent_objects:
-                direction = reverse = False  # of the objects after this one too, as in transformers
-            elif was_tracked and options.corrections_as_conditioning:
-                direction = tracked[frame_idx]["reverse"]
-            steps.append(
-                _ObjectStep(
-                    obj_idx,
-                    is_conditioning=not was_tracked or options.corrections_as_conditioning,
-                    uses_memory=was_tracked and bool(conditioning),
-                    reverse=direction,
-                    points=None if points is None else _points_of(points, ignore_padding=options.ignore_padding),
-                    mask=mask,
-                    prior=_prior_of(session, obj_idx, frame_idx)
-                    if options.prior_logits and points is not None
-                    else None,
-                )
-            )
-        return steps
+        Features are conditioned on memories once, and each prediction is a prompt of the one after it. The memory is
+        that of the last prediction. Frames with corrections become conditioning frames.
+
+        Args:
+            inference_session: A session in which all objects are prompted in the first frame.
+            frame_idx: Index of the frame.
+            correct: Takes the predicted logits [O, h, w] and returns a point for each object [O, 2] with labels [O],
+                or None for no more corrections.
+
+        Returns:
+            Predictions of all objects, one after another: the first, and one for each call of `correct`.
+        """
+        session = inference_session
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
+            levels = session.features(frame_idx, self._encode_frame)
+            steps = plan_steps(session, frame_idx, reverse=False)
+            conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=False)
+            masks = self._segment(steps, levels, conditioned)
+            predictions = [_prediction(masks)]
+            while (points := correct(masks.low[:, 0].detach())) is not None:
+                steps = [
+                    step.corrected(coordinates, label, masks.low[number : number + 1])
+                    for number, (step, coordinates, label) in enumerate(zip(steps, *points, strict=True))
+                ]
+                masks = self._segment(steps, levels, conditioned)
+                predictions.append(_prediction(masks))
+            self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=True)
+        return predictions
 
     # ------------------------------------------------------------------------------------------------------ segment
 
@@ -287,17 +260,14 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
         return self.mask_decoder.project_levels(self._encode(pixel_values, plain).fpn_hidden_states or ())
 
-    def _segment(
-        self,
-        session: Sam2VideoInferenceSession,
-        frame_idx: int,
-        steps: list[_ObjectStep],
-        levels: list[Tensor],
-        *,
-        streaming: bool,
-    ) -> _ObjectMasks:
-        """Segment one object for each step. Objects of the same kind are segmented together."""
-        conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
+    def _segment(self, steps: list[ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]) -> _ObjectMasks:
+        """Segment one object for each step. Objects of the same kind are segmented together.
+
+        Args:
+            steps: The objects.
+            levels: The three levels of the frame.
+            conditioned: Features that are conditioned on memories, of the objects that have some: index -> [C, h, w].
+        """
         kinds = (
             (
                 step.mask is not None,
@@ -312,11 +282,20 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         parts = [self._segment_group([steps[number] for number in group], levels, conditioned) for group in groups]
         if len(parts) == 1:
             return parts[0]
-        order = pinned_copy(torch.tensor([n for group in groups for n in group]).argsort(), levels[-1].device)
-        return _ObjectMasks(*(torch.cat(fields)[order] for fields in zip(*parts, strict=True)))
+        order = torch.tensor([number for group in groups for number in group]).argsort()
+        candidates = [one for part in parts for one in part.candidates]
+        on_device = pinned_copy(order, levels[-1].device)
+        return _ObjectMasks(
+            low=torch.cat([part.low for part in parts])[on_device],
+            high=torch.cat([part.high for part in parts])[on_device],
+            pointers=torch.cat([part.pointers for part in parts])[on_device],
+            scores=torch.cat([part.scores for part in parts])[on_device],
+            ious=torch.cat([part.ious for part in parts])[on_device],
+            candidates=tuple(candidates[number] for number in order.tolist() if candidates),
+        )
 
     def _segment_group(
-        self, steps: list[_ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
+        self, steps: list[ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
     ) -> _ObjectMasks:
         """Segment objects of the same kind."""
         masks = [step.mask for step in steps if step.mask is not None]
@@ -328,7 +307,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         elif self.config.num_maskmem > 0:
             image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
         priors = [step.prior for step in steps if step.prior is not None]
-        return self._decode_objects(
+        return self.run_captured(
+            self._decode_objects,
             [finest, finer, image],
             len(steps),
             _join_points([step.points for step in steps if step.points is not None]),
@@ -336,8 +316,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             multimask_output=self._is_multimask(steps[0]),
         )
 
-    def _is_multimask(self, step: _ObjectStep) -> bool:
-        """Tell whether several masks are predicted, of which the best is selected."""
+    def _is_multimask(self, step: ObjectStep) -> bool:
+        """Return whether several masks are predicted, of which the best is selected."""
         config, count = self.config, 0 if step.points is None else step.points[1].shape[2]
         allowed = not step.uses_memory or config.multimask_output_for_tracking
         in_range = config.multimask_min_pt_num <= count <= config.multimask_max_pt_num
@@ -376,7 +356,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         # Where one mask is selected by its stability there is one token.
         tokens = decoded.mask_tokens[0, index, best.clamp(max=decoded.mask_tokens.shape[2] - 1)]  # [O, C]
         pointers = torch.where(scores > 0, self.object_pointer_proj(tokens), self.no_object_pointer)  # [O, C]
-        return _ObjectMasks(low, self._enlarge(low), pointers, scores, decoded.iou_scores[0, index, best][:, None])
+        candidates = zip(decoded.masks[0], decoded.iou_scores[0], strict=True) if self.training else ()
+        return _ObjectMasks(
+            low, self._enlarge(low), pointers, scores, decoded.iou_scores[0, index, best][:, None], tuple(candidates)
+        )
 
     def _segment_by_masks(self, levels: list[Tensor], masks: Tensor) -> _ObjectMasks:
         """Use mask prompts [O, 1, H, W] as the masks of O objects; the decoder only makes their pointers."""
@@ -393,12 +376,15 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             pointers=torch.where(is_visible, pointers, self.no_object_pointer),
             scores=(2 * is_visible.to(masks.dtype) - 1) * _MASK_PROMPT_LOGIT,
             ious=torch.ones_like(is_visible, dtype=masks.dtype),
+            candidates=((masks.new_zeros(0, *self.prompt_encoder.mask_hw), masks.new_zeros(0)),) * len(masks)
+            if self.training
+            else (),
         )
 
     def _enlarge(self, masks: Tensor) -> Tensor:
         """Resize mask logits [O, 1, h, w] to the size of a frame [O, 1, H, W]."""
         size_hw = self.prompt_encoder.image_hw
-        return F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False).to(masks.dtype)
+        return bilinear(masks.float(), size_hw).to(masks.dtype)
 
     # ------------------------------------------------------------------------------------------------------- memory
 
@@ -406,7 +392,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         self,
         session: Sam2VideoInferenceSession,
         frame_idx: int,
-        steps: list[_ObjectStep],
+        steps: list[ObjectStep],
         features: Tensor,
         *,
         streaming: bool,
@@ -417,92 +403,98 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         limit = self.config.max_object_pointers_in_encoder
         limit = limit if streaming else min(limit, session.num_frames or limit)
         memories = {
-            step.obj_idx: self._memories(session, step, frame_idx, pointers=limit)
+            step.obj_idx: find_memories(session, step, frame_idx, self.config, pointers=limit)
             for step in steps
             if step.uses_memory and step.mask is None
         }
         shapes = ((tuple(d for d, _ in each.frames), len(each.pointers)) for each in memories.values())
         conditioned: dict[int, Tensor] = {}
         for (distances, _), group in _by_key(zip(shapes, memories.items(), strict=True)):
-            of_frames = self._frame_memory([each for _, each in group], distances, features)
-            of_pointers = self._pointer_memory([each for _, each in group], features, limit)
-            memory, positions = (torch.cat(parts, dim=1) for parts in zip(of_frames, of_pointers, strict=True))
-            maps = self.memory_attention(features, memory, positions, pointer_tokens=of_pointers[0].shape[1])
+            several = [each for _, each in group]
+            maps = self.run_captured(
+                self._attend_to_memories,
+                features,
+                join_frames(several, features),
+                *join_pointers(several, features, limit),
+                distances,
+            )  # [O, C, h, w]
             conditioned |= {obj_idx: maps[number] for number, (obj_idx, _) in enumerate(group)}
         return conditioned
 
-    def _memories(
-        self, session: Sam2VideoInferenceSession, step: _ObjectStep, frame_idx: int, *, pointers: int
-    ) -> _Memories:
-        """Find what an object attends to in a frame: memories and up to `pointers` object pointers less 1."""
-        sign = -1 if step.reverse else 1
-        outputs = session.output_dict_per_obj[step.obj_idx]
-        conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
-        selected = _closest(conditioning, frame_idx, self.config.max_cond_frame_num)
-        recent = {frame: out for frame, out in conditioning.items() if frame not in selected} | tracked
-        found = [(0, conditioning[frame]) for frame in conditioning if frame in selected]
-        for distance in range(self.config.num_maskmem - 1, 0, -1):
-            out = recent.get(frame_idx - sign * distance)
-            found += [] if out is None else [(distance, out)]
-        past = [(sign * (frame_idx - frame), out) for frame, out in conditioning.items()]
-        past = [(distance, out) for distance, out in past if distance >= 0]
-        for distance in range(1, pointers):
-            out = tracked.get(frame_idx - sign * distance)
-            past += [] if out is None else [(distance, out)]
-        return _Memories(
-            frames=[(distance, out["maskmem_features"]) for distance, out in found if "maskmem_features" in out],
-            pointers=[(distance, out["object_pointer"]) for distance, out in past],
-        )
+    def _attend_to_memories(
+        self,
+        features: Tensor,
+        memory: Tensor | None,
+        pointers: Tensor | None,
+        times: Tensor | None,
+        distances: tuple[int, ...],
+    ) -> Tensor:
+        """Condition features [1, C, h, w] on the memories of O objects with as many memories: [O, C, h, w].
 
-    def _frame_memory(
-        self, memories: list[_Memories], distances: tuple[int, ...], features: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Join the memories of K frames of O objects [O, K·M, C'], with their positions [O, K·M, C']."""
-        grid_hw, channels = (features.shape[2], features.shape[3]), self.config.memory_encoder_output_channels
-        if not distances:
-            empty = features.new_zeros(len(memories), 0, channels)
-            return empty, empty
-        each = (torch.cat([memory for _, memory in one.frames])[:, 0] for one in memories)  # [K·M, C'] each
-        joined = torch.stack([one.to(features.device, non_blocking=True) for one in each]).to(features.dtype)
-        in_grid = sine_positions(grid_hw, channels, features.dtype, features.device)  # [M, C']
+        Args:
+            features: Features of the frame.
+            memory: Memories of K frames [O, K·M, C'], None for none.
+            pointers: Object pointers of N frames [O, N, C], None for none.
+            times: Distance of each pointer in frames, relative to the largest [O, N].
+            distances: Distance in frames of each of the K memories, 0 for conditioning frames.
+        """
+        parts: list[Tensor] = []
+        positions: list[Tensor] = []
+        if memory is not None:
+            parts.append(memory.to(features.dtype))
+            positions.append(self._frame_positions(distances, features).expand(len(memory), -1, -1))
+        tokens = None
+        if pointers is not None and times is not None:
+            channels = self.config.memory_encoder_output_channels
+            splits = max(1, pointers.shape[2] // channels)
+            tokens = torch.unflatten(pointers.to(features.dtype), 2, (splits, -1)).flatten(1, 2)  # [O, N·S, C']
+            parts.append(tokens)
+            positions.append(self._pointer_positions(times, tokens, pointers.shape[2]))
+        if not parts:
+            raise InputError(
+                "memory: expected at least one memory of an earlier frame, got none. Run the memory encoder on "
+                "prompted frames."
+            )
+        conditioned: Tensor = self.memory_attention(
+            features,
+            torch.cat(parts, dim=1),
+            torch.cat(positions, dim=1),
+            pointer_tokens=0 if tokens is None else tokens.shape[1],
+        )
+        return conditioned
+
+    def _frame_positions(self, distances: tuple[int, ...], features: Tensor) -> Tensor:
+        """Positions of the memories of K frames in time and in the grid [K·M, C']."""
+        channels = self.config.memory_encoder_output_channels
+        in_grid = sine_positions((features.shape[2], features.shape[3]), channels, features.dtype, features.device)
         # The row of a distance d is d - 1; conditioning frames have the last row.
         rows = constant(tuple((distance - 1) % self.config.num_maskmem for distance in distances), features.device)
         in_time = self.memory_temporal_positional_encoding[rows, 0]  # [K, 1, C']
-        return joined, (in_time + in_grid).flatten(0, 1).expand(len(memories), -1, -1)
+        return (in_time + in_grid).flatten(0, 1)
 
-    def _pointer_memory(self, memories: list[_Memories], features: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-        """Cut N object pointers of O objects into tokens [O, N·S, C'], with their positions [O, N·S, C']."""
-        channels = self.config.memory_encoder_output_channels
-        if not memories[0].pointers:
-            empty = features.new_zeros(len(memories), 0, channels)
-            return empty, empty
-        pointers = torch.cat([torch.cat([p for _, p in one.pointers], dim=1) for one in memories])  # [O, N, C]
-        pointers = pointers.to(features.device, features.dtype)
-        splits = max(1, pointers.shape[2] // channels)
-        tokens = torch.unflatten(pointers, 2, (splits, -1)).flatten(1, 2)  # [O, N·S, C']
+    def _pointer_positions(self, times: Tensor, tokens: Tensor, channels: int) -> Tensor:
+        """Positions in time of pointers of C channels at times [O, N], which are cut into tokens [O, N·S, C']."""
         if not self.config.enable_temporal_pos_encoding_for_object_pointers:
-            return tokens, torch.zeros_like(tokens)
-        distances = pinned_copy(torch.tensor([[d for d, _ in one.pointers] for one in memories]), features.device)
-        sines = _sine_of_time(distances / max(1, limit - 1), pointers.shape[2]).to(features.dtype)  # [O, N, C]
-        in_time = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
-        return tokens, in_time.repeat_interleave(splits, dim=1)
+            return torch.zeros_like(tokens)
+        sines = _sine_of_time(times, channels).to(tokens.dtype)  # [O, N, C]
+        in_time: Tensor = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
+        return in_time.repeat_interleave(tokens.shape[1] // times.shape[1], dim=1)
 
-    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: list[bool]) -> Tensor:
+    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: Tensor | bool) -> Tensor:
         """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [O, h·w, C'] in bfloat16.
 
         Args:
             features: Features of the frame, without memory.
             masks: Mask logits.
             scores: Logits for whether each object is visible [O, 1].
-            binarize: Which masks become binary, as prompted ones do outside of training.
+            binarize: Which masks become binary [O], or whether all do. In training none does.
         """
-        if self.training or not any(binarize):
+        if self.training or binarize is False:
             masks = masks.sigmoid()
-        elif all(binarize):
+        elif binarize is True:
             masks = (masks > 0).to(masks.dtype)
         else:
-            is_binary = pinned_copy(torch.tensor(binarize), masks.device)[:, None, None, None]
-            masks = torch.where(is_binary, (masks > 0).to(masks.dtype), masks.sigmoid())
+            masks = torch.where(binarize[:, None, None, None], (masks > 0).to(masks.dtype), masks.sigmoid())
         masks = masks * self.config.sigmoid_scale_for_mem_enc + self.config.sigmoid_bias_for_mem_enc
         memory: Tensor = self.memory_encoder(features, masks)  # [O, C', h, w]
         if self.occlusion_spatial_embedding_parameter is not None:
@@ -516,7 +508,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         self,
         session: Sam2VideoInferenceSession,
         frame_idx: int,
-        steps: list[_ObjectStep],
+        steps: list[ObjectStep],
         masks: _ObjectMasks,
         features: Tensor,
         *,
@@ -530,8 +522,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             prompted = [step.is_prompted for step in steps]
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(steps)
-            memories = self._encode_memory(features, high, masks.scores, prompted)
-        low = _fill_specks(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+            binarize = any(prompted) if len(set(prompted)) == 1 else pinned_copy(torch.tensor(prompted), high.device)
+            memories = self.run_captured(self._encode_memory, features, high, masks.scores, binarize)
+        low = _clean_logits(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
         for number, step in enumerate(steps):
             this = slice(number, number + 1)
             output = {
@@ -577,13 +570,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         )
 
 
-def _points_of(points: dict[str, Tensor], *, ignore_padding: bool) -> tuple[Tensor, Tensor]:
-    """Return points [1, 1, N, 2] and labels [1, 1, N] of a prompt."""
-    coordinates, labels = points["point_coords"], points["point_labels"]
-    if ignore_padding:
-        is_point = labels[0, 0] != PADDING
-        coordinates, labels = coordinates[:, :, is_point], labels[:, :, is_point]
-    return coordinates, labels
+def _prediction(masks: _ObjectMasks) -> MaskPrediction:
+    """Return what a loss compares with true masks."""
+    candidates, ious = zip(*masks.candidates, strict=True) if masks.candidates else ((), ())
+    return MaskPrediction(list(candidates), list(ious), masks.scores)
 
 
 def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
@@ -594,27 +584,6 @@ def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] |
     return torch.cat(coordinates, dim=1), torch.cat(labels, dim=1)
 
 
-def _prior_of(session: Sam2VideoInferenceSession, obj_idx: int, frame_idx: int) -> Tensor | None:
-    """Return the last mask of an object in a frame [1, 1, h, w] as a prompt."""
-    for is_conditioning in (True, False):
-        logits = session.get_output(obj_idx, frame_idx, "pred_masks", is_conditioning)
-        if logits is not None:
-            return logits.clamp(-_PRIOR_LIMIT, _PRIOR_LIMIT)
-    return None
-
-
-def _closest(frames: Iterable[int], frame_idx: int, limit: int) -> set[int]:
-    """Select up to `limit` frames (-1 for all): the last before, the first at or after, then the closest others."""
-    remaining = list(frames)
-    if limit == -1 or len(remaining) <= limit:
-        return set(remaining)
-    before = [frame for frame in remaining if frame < frame_idx]
-    after = [frame for frame in remaining if frame >= frame_idx]
-    first = ([max(before)] if before else []) + ([min(after)] if after else [])
-    others = sorted((frame for frame in remaining if frame not in first), key=lambda frame: abs(frame - frame_idx))
-    return set((first + others)[: max(limit, len(first))])
-
-
 def _sine_of_time(time: Tensor, channels: int) -> Tensor:
     """Sines, then cosines of times [...]: [..., C], float32."""
     step = torch.arange(channels // 2, dtype=torch.float32, device=time.device)
@@ -623,18 +592,18 @@ def _sine_of_time(time: Tensor, channels: int) -> Tensor:
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 
-def _fill_specks(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+def _clean_logits(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes and remove islands of up to so many pixels in mask logits [O, 1, h, w]."""
     before = masks > 0
-    after = remove_specks(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
+    after = fill_holes_and_remove_islands(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
     if after is before:
         return masks
-    return masks.masked_fill(after & ~before, _SPECK_LOGIT).masked_fill(before & ~after, -_SPECK_LOGIT)
+    return masks.masked_fill(after & ~before, _CLEANED_LOGIT).masked_fill(before & ~after, -_CLEANED_LOGIT)
 
 
 def _resample(masks: Tensor, size_hw: tuple[int, int]) -> Tensor:
     """Resize masks [O, 1, H, W] with antialiasing."""
-    resized = F.interpolate(masks.float(), size=size_hw, mode="bilinear", align_corners=False, antialias=True)
+    resized = bilinear(masks.float(), size_hw, antialias=True)
     return resized.to(masks.dtype)
 
 

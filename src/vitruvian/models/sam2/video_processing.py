@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitruvian.config import nested, read_config_dict, settings
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions, split_hub_options
-from vitruvian.models.sam2.configuration import pair, positional_fields
+from vitruvian.layers.backbone_stages import as_hw
+from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.processing import FixedSizeProcessor, Sam2Processor
-from vitruvian.models.sam2.prompts import nesting_depth
+from vitruvian.models.sam2.prompts import prompt_levels
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     COMBINED_PROCESSOR_FILE,
@@ -123,8 +124,8 @@ class Sam2VideoVideoProcessor(FixedSizeProcessor):
         inner = size_list("reshaped_input_sizes", reshaped_input_sizes, len(masks)) or []
         processed = []
         for logits, size_hw, (height, width) in zip(map(torch.as_tensor, masks), sizes, inner, strict=True):
-            large = F.interpolate(logits.float(), size=padded_hw, mode="bilinear", align_corners=False)
-            large = F.interpolate(large[..., :height, :width], size=size_hw, mode="bilinear", align_corners=False)
+            large = bilinear(logits.float(), padded_hw)
+            large = bilinear(large[..., :height, :width], size_hw)
             processed.append(large > mask_threshold if binarize else large)
         return processed
 
@@ -152,9 +153,15 @@ class Sam2VideoProcessor(Sam2Processor):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
+        """Read from a folder or the Hub.
+
+        Keywords are options of the Hub, such as `revision`, or override fields of the processor, or of its image and
+        video processors.
+        """
         hub_options, overrides = split_hub_options(options)
-        video = Sam2VideoVideoProcessor.from_dict(_read_video_settings(pretrained_model_name_or_path, hub_options))
+        settings_of_video = _read_video_settings(pretrained_model_name_or_path, hub_options)
+        of_video = overrides.keys() & Sam2VideoVideoProcessor.__dataclass_fields__.keys()
+        video = Sam2VideoVideoProcessor.from_dict(settings_of_video, **{name: overrides[name] for name in of_video})
         return super().from_pretrained(
             pretrained_model_name_or_path, **dataclasses.asdict(hub_options), **({"video_processor": video} | overrides)
         )
@@ -258,8 +265,8 @@ class Sam2VideoProcessor(Sam2Processor):
         _check_frame(session, frame_idx)
         forms = (("input_points", input_points, 4), ("input_labels", input_labels, 3), ("input_boxes", input_boxes, 3))
         for name, value, levels in forms:
-            if value is not None and nesting_depth(value, name) != levels:
-                got = nesting_depth(value, name)
+            if value is not None and prompt_levels(value, name) != levels:
+                got = prompt_levels(value, name)
                 raise InputError(f"{name}: expected {levels} levels, [image][object]…, got {got}.")
         if input_boxes is not None and not clear_old_inputs:
             raise InputError("input_boxes: expected clear_old_inputs=True, since a box comes before all points.")
@@ -311,10 +318,10 @@ class Sam2VideoProcessor(Sam2Processor):
         if not 2 <= tensor.ndim <= 4 or any(side != 1 for side in tensor.shape[:-2]) or 0 in tensor.shape:
             raise InputError(f"input_masks: expected [H, W], [1, H, W] or [1, 1, H, W], got {list(tensor.shape)}.")
         tensor = tensor.reshape(1, 1, *tensor.shape[-2:]).float()
-        target_hw = pair(self.target_size)
+        target_hw = as_hw(self.target_size)
         if tensor.shape[-2:] == target_hw:
             return tensor
-        resized = F.interpolate(tensor, size=target_hw, mode="bilinear", align_corners=False, antialias=True)
+        resized = bilinear(tensor, target_hw, antialias=True)
         return (resized >= 0.5).float()
 
 

@@ -189,7 +189,7 @@ class Sam2VideoInferenceSession:
         self._new_inputs |= {(obj_id, frame_idx) for obj_id in obj_ids}
 
     def has_new_inputs(self, obj_idx: int, frame_idx: int) -> bool:
-        """Tell whether the model has to read prompts of an object in this frame."""
+        """Return whether the model has to read prompts of an object in this frame."""
         obj_id = self.obj_ids[obj_idx]
         if self.options.corrections_as_conditioning:
             return (obj_id, frame_idx) in self._new_inputs
@@ -268,6 +268,11 @@ class Sam2VideoInferenceSession:
     def num_frames(self) -> int | None:
         """Number of frames so far; None before the first."""
         return None if self.processed_frames is None else len(self.processed_frames) + self._dropped_frames
+
+    def skip_frames(self, count: int) -> None:
+        """Count frames of a stream that were processed earlier, and are not stored."""
+        self.processed_frames = self.processed_frames or {}
+        self._dropped_frames += count
 
     def add_new_frame(self, pixel_values: Tensor, frame_idx: int | None = None) -> int:
         """Add a prepared frame [3, H, W] or [1, 3, H, W]; return its index, by default the number of frames."""

@@ -5,8 +5,6 @@
 The coarsest map has no level: it is upsampled and added to the next finer one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar, Unpack, cast
@@ -59,9 +57,9 @@ class Sam2VisionModel(Sam2PreTrainedModel):
         self.neck = FeaturePyramid(config)
         self.post_init()
 
-    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         output = self.encode(pixel_values, flags)
         levels = output.fpn_hidden_states or ()
         output.fpn_position_encoding = tuple(_level_positions(level) for level in levels)

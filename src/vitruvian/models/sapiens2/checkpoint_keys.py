@@ -61,12 +61,12 @@ def _part(match: re.Match[str], period: int) -> str:
 
 
 def is_original(names: Iterable[str]) -> bool:
-    """Tell whether names are those of the original release."""
+    """Return whether names are those of the original release."""
     return any(re.match(r"(backbone\.)?(blocks\.\d+\.(attn|ffn)\.|patch_embed\.projection)", name) for name in names)
 
 
 def is_gated(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Tell whether `w12` of the feed-forward layers holds gate and up: twice as many rows as `w3` has columns."""
+    """Return whether `w12` of the feed-forward layers holds gate and up: twice as many rows as `w3` has columns."""
     for name, shape in shapes.items():
         if name.endswith("ffn.w12.weight"):
             return shape[0] == 2 * shapes.get(name.replace("w12", "w3"), (0, 0))[1]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.layers.backbone_stages import check_pixels
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP
 from vitruvian.layers.norm import RMSNorm
@@ -21,7 +21,6 @@ from vitruvian.layers.residual import DropPath, LayerScale
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.ops.attention import attention
 from vitruvian.ops.bounded_attention import bounded_attention, has_bounded_scores, query_scale
-from vitruvian.ops.cache import WeightCache, cached_tensors
 from vitruvian.ops.dispatch import is_tracing, use_triton, wants_grad
 from vitruvian.ops.fp8 import (
     FP8_MAX,
@@ -34,6 +33,7 @@ from vitruvian.ops.fp8 import (
 )
 from vitruvian.ops.rms_norm import add_rms_norm
 from vitruvian.ops.rope import Rope, augment_centers, patch_centers, rms_norm_rope, rope_tables
+from vitruvian.tensor_cache import WeightCache, cached_tensors
 
 
 class Fp8Weights(NamedTuple):
@@ -123,7 +123,7 @@ class WindowTokenizer(nn.Module):
         x = x + self.position_embeddings
         branch: Tensor | None = None
         for layer in self.layer:
-            x, branch, _ = layer(x, branch, None)
+            x, branch, _ = checkpointed(layer)(x, branch, None)
         tokens = x[:, 0] if branch is None else x[:, 0] + branch[:, 0]  # [B·h·w, C]
         return tokens.view(batch, -1, channels)  # [B, h·w, C]
 
@@ -288,7 +288,7 @@ class Attention(nn.Module):
         return [part.view(*part.shape[:2], -1, self.head_dim) for part in parts]
 
     def _uses_bounded_attention(self, q: Tensor) -> bool:
-        """Tell whether the kernel without a running maximum may attend with queries like these."""
+        """Return whether the kernel without a running maximum may attend with queries like these."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
             return False

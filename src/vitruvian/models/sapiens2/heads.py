@@ -11,12 +11,13 @@ from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
-from vitruvian.ops.cache import WeightCache
 from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.instance_norm import FeatureMaps
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.ops.pointwise_conv import pointwise_conv
 from vitruvian.ops.winograd import WinogradConv
+from vitruvian.tensor_cache import WeightCache
 
 _LARGE_MAP = 2**26  # bytes of the largest map of an image, above which fewer images are decoded at a time
 
@@ -182,8 +183,7 @@ class ScaleHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Predict [B, 1] from [B, C, h, w]; a grid of another size is resized to that of the MLP."""
-        if tuple(features.shape[-2:]) != self.grid_hw:
-            features = F.interpolate(features, size=self.grid_hw, mode="bilinear", antialias=True)
+        features = bilinear(features, self.grid_hw, antialias=True)
         maps = FeatureMaps(features)
         for block in self.conv_layers:
             maps = block(maps, len(features))

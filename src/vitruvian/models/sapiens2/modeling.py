@@ -3,8 +3,6 @@
 pixel_values [B, 3, H, W] -> Sapiens2Model -> tokens [B, 1 + R + h·w, C] -> map [B, C, h, w] -> DecodeHead -> task
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -15,6 +13,7 @@ from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
 from vitruvian.layers.backbone_stages import BackboneMixin
+from vitruvian.layers.checkpointed import checkpointed
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import LayerScale
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
@@ -36,8 +35,8 @@ from vitruvian.models.sapiens2.outputs import (
     Sapiens2PoseEstimatorOutput,
     Sapiens2SemanticSegmenterOutput,
 )
-from vitruvian.models.sapiens2.packed import packed_config, packed_files, packed_table
-from vitruvian.ops.fp8 import missing_for_fp8
+from vitruvian.models.sapiens2.packed import packed_config, packed_files, read_packed_tasks
+from vitruvian.ops.fp8 import fp8_obstacle
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import WeightFiles
 
@@ -68,7 +67,7 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
         """Return the configuration of the model; of its task, in a packed checkpoint."""
-        tasks = packed_table(source, options) if config is None else None
+        tasks = read_packed_tasks(source, options) if config is None else None
         if tasks is not None:
             config = packed_config(source, tasks, cls.packed_task, options)
         return super().read_config(source, config, options, overrides)
@@ -78,7 +77,7 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a packed checkpoint."""
-        tasks = packed_table(source, options)
+        tasks = read_packed_tasks(source, options)
         if tasks is None:
             return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
         return packed_files(source, tasks, cls.packed_task, options)
@@ -97,12 +96,12 @@ class Sapiens2PreTrainedModel(Model):
 
         return WeightFiles(files.readers, renames=names)
 
-    def missing_for_fp8(self) -> str:
-        """Return what ``optimize(fp8=True)`` lacks, or an empty string."""
+    def fp8_obstacle(self) -> str | None:
+        """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run."""
         config, weight = self.config, next(self.parameters())
         if not (config.use_gated_mlp and config.hidden_act in ("silu", "swish")):
             return f"a gated feed-forward with SiLU, got {config.hidden_act}"
-        return missing_for_fp8(weight.device, weight.dtype)
+        return fp8_obstacle(weight.device, weight.dtype)
 
     def prepare_for_inference(self) -> None:
         """Join the weights of layers, quantize them for fp8, and allow Winograd convolutions in heads."""
@@ -150,16 +149,16 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
         self.post_init()
 
     def forward(
-        self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **options: Unpack[OutputOptions]
+        self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Unpack[OutputOptions]
     ) -> BaseModelOutputWithPooling:
         """Encode images.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W], with sides that are multiples of the patch size.
             bool_masked_pos: Patches to replace by the mask token, [B, number of patches].
-            options: See `OutputOptions`. Attention weights are [B, A, N, N].
+            kwargs: See `OutputOptions`. Attention weights are [B, A, N, N].
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         grid_hw = checked_grid_hw(pixel_values, self.config)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.weight.dtype)
         x = self.embeddings(pixel_values, bool_masked_pos)  # [B, 1 + R + h·w, C]
@@ -167,7 +166,7 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
         branch: Tensor | None = None
         states, weights = [x] if flags.hidden_states else [], []
         for layer in self.model.layer:
-            x, branch, weight = layer(x, branch, rope, flags.attentions)
+            x, branch, weight = checkpointed(layer)(x, branch, rope, flags.attentions)
             if flags.hidden_states:
                 states.append(x + branch)
             weights.append(weight)
@@ -187,16 +186,16 @@ class Sapiens2Backbone(BackboneMixin, Sapiens2Model):
     config: Sapiens2Config
 
     def forward(  # type: ignore[override]
-        self, pixel_values: Tensor, *, return_class_token: bool | None = None, **options: Unpack[OutputOptions]
+        self, pixel_values: Tensor, *, return_class_token: bool | None = None, **kwargs: Unpack[OutputOptions]
     ) -> Sapiens2BackboneOutput:
         """Return feature maps of images [B, 3, H, W].
 
         Args:
             pixel_values: Prepared images.
             return_class_token: Return the class token of each chosen stage too.
-            options: See `OutputOptions`.
+            kwargs: See `OutputOptions`.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         inner = flags._replace(hidden_states=True).for_inner()
         encoded = super().forward(pixel_values, **inner)
         states = encoded.hidden_states or ()
@@ -287,7 +286,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         flip_pairs: Tensor | None = None,
         labels: Tensor | None = None,
         label_weights: Tensor | None = None,
-        **options: Unpack[TaskOptions],
+        **kwargs: Unpack[TaskOptions],
     ) -> Sapiens2PoseEstimatorOutput:
         """Predict heatmaps of people, one in each image.
 
@@ -297,9 +296,9 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
                 swapped.
             labels: Target heatmaps [B, J, H/4, W/4], as the image processor draws them.
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
-            options: See `TaskOptions`.
+            kwargs: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(options))
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
         heatmaps = self.decode_head(features)  # [B, J, H/4, W/4]
         if flip_pairs is not None:
@@ -308,7 +307,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         if labels is not None:
             loss_function = heatmap_loss if self.config.use_loss_recipe else heatmap_mse
             loss = loss_function(heatmaps, labels, label_weights)
-        return self.complete_output(Sapiens2PoseEstimatorOutput(heatmaps=heatmaps), encoded, options, loss)
+        return self.complete_output(Sapiens2PoseEstimatorOutput(heatmaps=heatmaps), encoded, kwargs, loss)
 
 
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
@@ -317,18 +316,18 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     packed_task = "seg"
 
     def forward(
-        self, pixel_values: Tensor, labels: Tensor | None = None, **options: Unpack[TaskOptions]
+        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[TaskOptions]
     ) -> Sapiens2SemanticSegmenterOutput:
         """Predict class scores.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
             labels: Class of each pixel [B, H, W]; `semantic_loss_ignore_index` is left out of the loss.
-            options: See `TaskOptions`.
+            kwargs: See `TaskOptions`.
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(options))
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
         logits = self.decode_head(features)  # [B, K, H, W]
         loss: LossTerms | Tensor | None = None
@@ -342,7 +341,7 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
                 dice_weight=float(recipe),
             )
             loss = terms if recipe else terms.total
-        return self.complete_output(Sapiens2SemanticSegmenterOutput(logits=logits), encoded, options, loss)
+        return self.complete_output(Sapiens2SemanticSegmenterOutput(logits=logits), encoded, kwargs, loss)
 
     def class_weights(self) -> tuple[float, ...] | None:
         """Return the weights of the 29 body parts of the published recipe, if the configuration asks for them."""
@@ -358,7 +357,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
         pixel_values: Tensor,
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
-        **options: Unpack[TaskOptions],
+        **kwargs: Unpack[TaskOptions],
     ) -> ModelOutput:
         """Predict maps of images.
 
@@ -366,13 +365,13 @@ class Sapiens2MapModel(Sapiens2TaskModel):
             pixel_values: Prepared images [B, 3, H, W].
             labels: Maps [B, K, H, W] as the description of the class says.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            options: See `TaskOptions`.
+            kwargs: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(options))
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
         maps = self.activate(self.decode_head(features))  # [B, K, H, W]
         loss = None if labels is None else self.pixel_loss(maps, labels, label_mask)
-        return self.complete_output(self.to_output(maps), encoded, options, loss)
+        return self.complete_output(self.to_output(maps), encoded, kwargs, loss)
 
     def activate(self, maps: Tensor) -> Tensor:
         """Return the prediction, given the output of the decode head."""
@@ -447,7 +446,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
         label_scales: Tensor | None = None,
         label_intrinsics: Tensor | None = None,
         label_mask: Tensor | None = None,
-        **options: Unpack[TaskOptions],
+        **kwargs: Unpack[TaskOptions],
     ) -> Sapiens2PointmapEstimatorOutput:
         """Predict points in the canonical camera.
 
@@ -458,9 +457,9 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
             label_intrinsics: Camera matrices [B, 3, 3] for images of the labels' size; adds the consistency term.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
-            options: See `TaskOptions`.
+            kwargs: See `TaskOptions`.
         """
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(options))
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
         pointmaps = self.decode_head(features)  # [B, 3, H, W]
         scales = None if self.scale_head is None else self.scale_head(features)  # [B, 1]
@@ -478,7 +477,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 mask=label_mask,
             )
         output = Sapiens2PointmapEstimatorOutput(pointmaps=pointmaps, scales=scales)
-        return self.complete_output(output, encoded, options, loss)
+        return self.complete_output(output, encoded, kwargs, loss)
 
 
 def flip_back(heatmaps: Tensor, flip_pairs: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pin_revision
 from vitruvian.layers.init import no_init_weights
-from vitruvian.model import reset_buffers
+from vitruvian.loading import compute_buffers, load_weights
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -34,14 +34,18 @@ from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import describe_mismatch, match_keys
 
+# Name of a task in packed checkpoints -> its class.
 TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
-    "pose": Sapiens2ForPoseEstimation,
-    "seg": Sapiens2ForSemanticSegmentation,
-    "normal": Sapiens2ForNormalEstimation,
-    "pointmap": Sapiens2ForPointmapEstimation,
-    "matting": Sapiens2ForImageMatting,
-    "albedo": Sapiens2ForAlbedoEstimation,
-    "people": Sapiens2ForPeopleDetection,
+    str(cls.packed_task): cls
+    for cls in (
+        Sapiens2ForPoseEstimation,
+        Sapiens2ForSemanticSegmentation,
+        Sapiens2ForNormalEstimation,
+        Sapiens2ForPointmapEstimation,
+        Sapiens2ForImageMatting,
+        Sapiens2ForAlbedoEstimation,
+        Sapiens2ForPeopleDetection,
+    )
 }
 
 
@@ -93,21 +97,21 @@ class Sapiens2MultiTask(nn.Module):
         source = pretrained_model_name_or_path
         options = pin_revision(source, HubOptions(**hub_options))
         encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
-        target, weight_dtype = checked_device(device), checked_dtype(dtype)
+        weight_dtype = checked_dtype(dtype)
         for config in (encoder, *heads.values()):
             config.name_or_path, config.dtype = str(source), weight_dtype
         with no_init_weights():
             model = cls(encoder, heads)
         wanted = {name: tuple(value.shape) for name, value in model.weights().items()}
-        plan = match_keys(wanted, files.shapes)
-        if plan.missing or plan.unexpected or plan.mismatched:
+        match = match_keys(wanted, files.shapes)
+        if match.missing or match.unexpected or match.mismatched:
             raise WeightsError(
                 f"{source}: its weights do not match its configuration.\n"
-                f"  {describe_mismatch(plan.missing, plan.unexpected, plan.mismatched)}\nPack the model again."
+                f"  {describe_mismatch(match.missing, match.unexpected, match.mismatched)}\nPack the model again."
             )
-        model.load_weights({name: value.to(target, weight_dtype) for name, value in files.tensors()}, assign=True)
-        for module in model.modules():
-            reset_buffers(module, lambda _: target)
+        devices = {"": checked_device(device)}
+        load_weights(model, files, match, weight_dtype, devices, source=str(source))
+        compute_buffers(model, devices)
         return model.eval()
 
     def forward(
@@ -153,7 +157,7 @@ class Sapiens2MultiTask(nn.Module):
 
 
 def _is_shared(name: str) -> bool:
-    """Tell whether a name is that of the shared encoder inside a task."""
+    """Return whether a name is that of the shared encoder inside a task."""
     parts = name.split(".")
     return parts[0] == "tasks" and len(parts) > 2 and parts[2] == "model"
 

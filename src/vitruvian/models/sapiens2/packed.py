@@ -30,7 +30,9 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import (
     CONFIG_FILE,
     HubOptions,
+    has_builtin,
     is_builtin,
+    local_path,
     require_file,
     weight_file,
 )
@@ -180,11 +182,20 @@ class _PackedReader:
                 yield full_name, value
 
 
-def packed_table(source: str | Path, options: HubOptions | None = None) -> list[str] | None:
-    """Return the tasks of a packed checkpoint, or None for an ordinary one."""
+def local_packed_tasks(source: str | Path) -> tuple[str, ...]:
+    """Return the tasks of a packed checkpoint on this machine, such as ``"builtin"``, under their Sapiens2 names.
+
+    Empty for checkpoints of one task, and for those that are not on this machine: it does not use the network.
+    """
+    is_local = has_builtin() if is_builtin(source) else local_path(source).is_dir()
+    return tuple(read_packed_tasks(source, HubOptions()) or ()) if is_local else ()
+
+
+def read_packed_tasks(source: str | Path, options: HubOptions) -> list[str] | None:
+    """Return the tasks of a packed checkpoint, which is downloaded if needed, or None for a checkpoint of one task."""
     if not is_builtin(source) and weight_file(source) is not None:
         return None
-    table = (read_config_dict(source, options or HubOptions()) or {}).get(_KEY)
+    table = (read_config_dict(source, options) or {}).get(_KEY)
     if table is None:
         return None
     tasks = table.get("tasks") if isinstance(table, Mapping) else None
@@ -227,7 +238,7 @@ def read_multitask(
 
     Weights have the names of `Sapiens2MultiTask.weights`.
     """
-    available = packed_table(source, options)
+    available = read_packed_tasks(source, options)
     if available is None:
         raise CheckpointError(
             f'{source}: expected a model of several tasks, got a checkpoint of one. Use "builtin" or a folder that '

@@ -42,27 +42,27 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
     packed_task = "people"
 
     def forward(
-        self, pixel_values: Tensor, labels: PeopleTarget | None = None, **options: Unpack[TaskOptions]
+        self, pixel_values: Tensor, labels: PeopleTarget | None = None, **kwargs: Unpack[TaskOptions]
     ) -> Sapiens2PeopleDetectorOutput:
         """Detect people.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
             labels: Targets of `vitruvian.losses.people.draw_people` for the grid of this head.
-            options: See `TaskOptions`.
+            kwargs: See `TaskOptions`.
         """
         if self.config.num_labels != _CHANNELS:
             raise InputError(
                 f"Sapiens2Config.num_labels: expected {_CHANNELS} for person detection, got {self.config.num_labels}."
             )
-        encoded = options.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(options))
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
         maps = self.decode_head(features)  # [B, 5, g, g']
         logits = maps[:, :1]  # [B, 1, g, g']
         # Softplus: sides are positive, and linear in the output of the head where they are large.
         sides = 8 * F.softplus(maps[:, 1:].float()).to(maps.dtype)  # [B, 4, g, g']
         loss = None if labels is None else people_loss(logits, sides, labels)
-        return self.complete_output(Sapiens2PeopleDetectorOutput(logits=logits, sides=sides), encoded, options, loss)
+        return self.complete_output(Sapiens2PeopleDetectorOutput(logits=logits, sides=sides), encoded, kwargs, loss)
 
 
 @torch.no_grad()

@@ -52,7 +52,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
         student_temp: float = 0.1,
         teacher_temp: float = 0.04,
         distillation_weight: float = 1.0,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> Sapiens2PreTrainingOutput:
         """Reconstruct patches and project the class token.
 
@@ -64,9 +64,9 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             student_temp: Temperature of the student's distribution.
             teacher_temp: Temperature of the teacher's distribution.
             distillation_weight: Weight of the self-distillation beside the reconstruction.
-            options: See `OutputOptions`.
+            kwargs: See `OutputOptions`.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         encoded = self.model(pixel_values, bool_masked_pos, **flags.for_inner())
         patches = encoded.last_hidden_state[:, 1 + self.config.num_register_tokens :]  # [B, N, C]
         output = Sapiens2PreTrainingOutput(

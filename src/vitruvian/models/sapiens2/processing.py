@@ -18,17 +18,18 @@ from vitruvian.images import (
     ResizeMode,
     center_on_canvas,
     crop_boxes,
-    crop_params,
+    crop_windows,
     fit_inside_hw,
     image_to_tensor,
     load_image,
     resample_mode,
     resize,
 )
-from vitruvian.images.label_maps import resized_argmax
-from vitruvian.ops.cache import constant
+from vitruvian.images.class_maps import resized_argmax
+from vitruvian.images.data_format import channels_first, in_data_format
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature, output_field
 from vitruvian.processor import (
     ImageInput,
@@ -37,13 +38,12 @@ from vitruvian.processor import (
     SizeOption,
     as_list,
     as_pixels,
-    channels_first,
     check_count,
     height_width,
-    in_data_format,
     size_list,
     size_table,
 )
+from vitruvian.tensor_cache import constant
 
 _NEAREST = 0
 
@@ -234,8 +234,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
             if not len(boxes):
                 continue
             known = _read_keypoints(points, device)  # [n, J, 3]
-            center, extent = crop_params(boxes.to(known.device), self.size_hw)
-            xy = ((known[..., :2] - center[:, None]) / extent[:, None] + 0.5) * last  # [n, J, 2]
+            center_xy, size_wh = crop_windows(boxes.to(known.device), self.size_hw)
+            xy = ((known[..., :2] - center_xy[:, None]) / size_wh[:, None] + 0.5) * last  # [n, J, 2]
             maps, weight = draw_heatmaps(xy, known[..., 2] > 0, size_hw=target_hw, sigma=self.keypoint_heatmap_sigma)
             targets += list(maps)
             weights += list(weight)
@@ -283,9 +283,9 @@ class Sapiens2ImageProcessor(ImageProcessor):
             return [[] for _ in people]
         all_boxes = torch.cat(people).to(heatmaps.device)  # [N, 4]
         xy, scores = decode_heatmaps(heatmaps, kernel_size=kernel_size)  # [N, J, 2], [N, J]
-        center, extent = crop_params(all_boxes, self.size_hw)
+        center_xy, size_wh = crop_windows(all_boxes, self.size_hw)
         last = torch.tensor([heatmaps.shape[-1] - 1, heatmaps.shape[-2] - 1], device=xy.device)
-        xy = (xy / last - 0.5) * extent[:, None] + center[:, None]  # [N, J, 2]
+        xy = (xy / last - 0.5) * size_wh[:, None] + center_xy[:, None]  # [N, J, 2]
         corners = torch.cat((all_boxes[:, :2], all_boxes[:, :2] + all_boxes[:, 2:]), dim=1)  # [N, 4]
         if sources is not None and targets is not None:
             factors = [
@@ -321,7 +321,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             return [resized_argmax(one, size) for one, size in zip(logits, sizes, strict=True)]
         scores = list(logits)
         if sizes is not None:
-            scores = [resize_map(one, size) for one, size in zip(logits, sizes, strict=True)]
+            scores = [bilinear(one, size) for one, size in zip(logits, sizes, strict=True)]
         return [BatchFeature({"segmentation": s.argmax(0), "segmentation_scores": s}) for s in scores]
 
     def post_process_normal_estimation(
@@ -388,12 +388,12 @@ class Sapiens2ImageProcessor(ImageProcessor):
         results: list[dict[str, Tensor | None]] = []
         for index, matte in enumerate(mattes):
             if sizes is not None:
-                matte = resize_map(matte, sizes[index]).clamp(0, 1)
+                matte = bilinear(matte, sizes[index]).clamp(0, 1)
             foreground, alpha = matte[:3], matte[3:]
             composite = None
             if behind is not None:
                 size_hw = (matte.shape[-2], matte.shape[-1])
-                back = resize_map(behind[index].to(matte), size_hw)  # [3, H, W]
+                back = bilinear(behind[index].to(matte), size_hw)  # [3, H, W]
                 mixed = (foreground + (1 - alpha) * back).clamp(0, 1)
                 composite = (mixed * (256 - 1e-3)).to(torch.uint8)  # [3, H, W]
             results.append({"foreground": foreground, "alpha": alpha, "composite": composite})
@@ -412,7 +412,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         for index, one in enumerate(maps):
             if cut and sources is not None:
                 one = crop_padding(one, sources[index], self.size_hw)
-            results.append(one if targets is None else resize_map(one, targets[index]))
+            results.append(one if targets is None else bilinear(one, targets[index]))
         return results
 
 
@@ -456,18 +456,11 @@ def crop_padding(one: Tensor, source_hw: tuple[int, int], size_hw: tuple[int, in
     starts = [(whole - side) // 2 for side, whole in zip(inner, size_hw, strict=True)]
     borders = zip((*starts, *map(sum, zip(starts, inner, strict=True))), one.shape[-2:] * 2, size_hw * 2, strict=True)
     if any(border * actual % whole for border, actual, whole in borders):
-        one = resize_map(one, size_hw)
+        one = bilinear(one, size_hw)
     spans = []
     for start, side, whole, actual in zip(starts, inner, size_hw, one.shape[-2:], strict=True):
         spans.append(slice(start * actual // whole, (start + side) * actual // whole))
     return one[:, spans[0], spans[1]]
-
-
-def resize_map(one: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Resize a map [C, H, W] bilinearly, unless it has that size."""
-    if tuple(one.shape[-2:]) == tuple(size_hw):
-        return one
-    return F.interpolate(one[None], size=size_hw, mode="bilinear", align_corners=False)[0]
 
 
 def _read_boxes(boxes: Any, count: int) -> list[Tensor]:
@@ -536,11 +529,11 @@ def _reduce_labels(labels: Tensor) -> Tensor:
 
 def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: tuple[int, int], outside: int = 255) -> Tensor:
     """Crop boxes of a label map [1, H, W] with nearest sampling: [n, 1, h, w], `outside` beyond the image."""
-    center, extent = crop_params(boxes.to(labels.device), size_hw)
+    center_xy, size_wh = crop_windows(boxes.to(labels.device), size_hw)
     samples = []
     for axis, (side, count) in enumerate(((labels.shape[-1], size_hw[1]), (labels.shape[-2], size_hw[0]))):
         steps = torch.arange(count, device=labels.device) / max(count - 1, 1) - 0.5
-        index = (center[:, axis, None] + steps * extent[:, axis, None]).round().long()  # [n, count]
+        index = (center_xy[:, axis, None] + steps * size_wh[:, axis, None]).round().long()  # [n, count]
         samples.append((index.clamp(0, side - 1), (index >= 0) & (index < side)))
     (x, x_inside), (y, y_inside) = samples
     found = labels[0][y[:, :, None], x[:, None, :]].long()  # [n, h, w]

@@ -18,22 +18,31 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.layers.backbone_stages import check_pixels
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
-from vitruvian.layers.mlp import activation
+from vitruvian.layers.mlp import FeedForward, activation
 from vitruvian.layers.residual import DropPath
-from vitruvian.models.swin.configuration import SwinConfig
+from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
 
-# Names in the modules of transformers 5 -> those in files, which are also those here.
-RENAMED_KEYS = (
+# Regular expressions of names of weights in files -> names in memory, which are those of transformers 5, and back.
+NAMES_FROM_FILES = (
+    (r"\.attention\.self\.query\.", ".attention.q_proj."),
+    (r"\.attention\.self\.key\.", ".attention.k_proj."),
+    (r"\.attention\.self\.value\.", ".attention.v_proj."),
+    (r"\.attention\.self\.relative_position_", ".attention.relative_position_bias.relative_position_"),
+    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+    (r"(blocks\.\d+)\.intermediate\.dense\.", r"\1.mlp.fc1."),
+    (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+)
+NAMES_TO_FILES = (
     (r"\.attention\.q_proj\.", ".attention.self.query."),
     (r"\.attention\.k_proj\.", ".attention.self.key."),
     (r"\.attention\.v_proj\.", ".attention.self.value."),
-    (r"\.attention\.o_proj\.", ".attention.output.dense."),
     (r"\.attention\.relative_position_bias\.", ".attention.self."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
     (r"(blocks\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
     (r"(blocks\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
 )
@@ -133,40 +142,19 @@ class Embeddings(nn.Module):
         return resized.flatten(2).transpose(1, 2)  # [1, h·w, C]
 
 
-class WindowAttention(nn.Module):
-    """Attention among the tokens of a window, with a learned bias for every relative position."""
+class RelativePositionBias(nn.Module):
+    """A learned bias of attention for every relative position in a window."""
 
     relative_position_index: Tensor
 
-    def __init__(self, config: SwinConfig, channels: int, heads: int) -> None:
+    def __init__(self, window: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.window = heads, config.window_size
-        self.drop_rate = config.attention_probs_dropout_prob
-        self.attn_implementation = "sdpa"
-        self.query = nn.Linear(channels, channels, bias=config.qkv_bias)
-        self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
-        self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
-        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, heads))
-        tokens = self.window**2
+        self.window = window
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
+        tokens = window**2
         index = torch.empty(tokens, tokens, dtype=torch.int64)  # set by `init_parameters`, or from files
         self.register_buffer("relative_position_index", index)
         self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
-        self._joined_qkv: JoinedLinear | None = None
-
-    def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
-        # The fill of the padding, tokens of zeros, is their projection: the bias.
-        if self._joined_qkv is not None and self._joined_qkv.is_usable(self.query, self.key, self.value):
-            qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C], [3C]
-        else:
-            qkv = torch.cat((self.query(tokens), self.key(tokens), self.value(tokens)), dim=-1)  # [B, h·w, 3C]
-            biases: list[Tensor] = [part.bias for part in (self.query, self.key, self.value) if part.bias is not None]
-            fill = torch.cat(biases) if biases else None  # [3C]
-        return window_attention(
-            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift, fill=fill,
-            bias=self.position_bias(), dropout=self.drop_rate if self.training else 0.0,
-            need_weights=need_weights or self.attn_implementation == "eager",
-        )  # fmt: skip
 
     def position_bias(self) -> Tensor:
         """Bias of every head for every pair of tokens in a window [A, N, N]; cached for inference."""
@@ -180,8 +168,7 @@ class WindowAttention(nn.Module):
 
     @torch.no_grad()
     def prepare_for_inference(self) -> None:
-        """Join the projections, and cache the position bias until the table changes."""
-        self._joined_qkv = JoinedLinear([self.query, self.key, self.value])
+        """Cache the position bias until the table changes."""
         table = self.relative_position_bias_table
         if not table.is_inference():  # inference tensors have no version counter
             self._cached_bias = (table._version, self._compute_bias().contiguous())
@@ -190,6 +177,85 @@ class WindowAttention(nn.Module):
         """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
         nn.init.zeros_(self.relative_position_bias_table)
         self.relative_position_index.copy_(relative_position_index(self.window, self.relative_position_index.device))
+
+
+class AttentionParts(NamedTuple):
+    """The layers of a window attention."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    bias: RelativePositionBias
+    output: nn.Linear
+
+
+class WindowAttention(nn.Module):
+    """Attention among the tokens of a window, with a learned bias for every relative position."""
+
+    def __init__(self, config: SwinConfig, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.window = heads, config.window_size
+        self.drop_rate = config.attention_probs_dropout_prob
+        self.attn_implementation = "sdpa"
+        self._joined_qkv: JoinedLinear | None = None
+        self.add_layers(config, channels)
+
+    def add_layers(self, config: SwinConfig, channels: int) -> None:
+        """Make the layers. Subclasses give them other names."""
+        self.q_proj = nn.Linear(channels, channels, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(channels, channels, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(channels, channels, bias=config.qkv_bias)
+        self.relative_position_bias = RelativePositionBias(self.window, self.heads)
+        self.o_proj = nn.Linear(channels, channels)
+
+    def parts(self) -> AttentionParts:
+        """Return the layers."""
+        return AttentionParts(self.q_proj, self.k_proj, self.v_proj, self.relative_position_bias, self.o_proj)
+
+    def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
+        query, key, value, bias, output = self.parts()
+        # The fill of the padding, tokens of zeros, is their projection: the bias.
+        if self._joined_qkv is not None and self._joined_qkv.is_usable(query, key, value):
+            qkv, fill = self._joined_qkv(tokens), self._joined_qkv.bias  # [B, h·w, 3C], [3C]
+        else:
+            qkv = torch.cat((query(tokens), key(tokens), value(tokens)), dim=-1)  # [B, h·w, 3C]
+            biases: list[Tensor] = [part.bias for part in (query, key, value) if part.bias is not None]
+            fill = torch.cat(biases) if biases else None  # [3C]
+        out, weights = window_attention(
+            qkv, grid_hw=grid_hw, heads=self.heads, window=self.window, shift=shift, fill=fill,
+            bias=bias.position_bias(), dropout=self.drop_rate if self.training else 0.0,
+            need_weights=need_weights or self.attn_implementation == "eager",
+        )  # fmt: skip
+        return output(out), weights
+
+    def prepare_for_inference(self) -> None:
+        """Join the projections."""
+        query, key, value, *_ = self.parts()
+        self._joined_qkv = JoinedLinear([query, key, value])
+
+
+class MaskFormerWindowAttention(WindowAttention):
+    """`WindowAttention` with the parameter names of MaskFormer: `self.query`, …, `output.dense`."""
+
+    def add_layers(self, config: SwinConfig, channels: int) -> None:
+        """Make the layers."""
+        self.self = _SelfAttentionLayers(config, channels, self.heads)
+        self.output = Dense(channels, channels)
+
+    def parts(self) -> AttentionParts:
+        """Return the layers."""
+        return AttentionParts(self.self.query, self.self.key, self.self.value, self.self, self.output.dense)
+
+
+class _SelfAttentionLayers(RelativePositionBias):
+    """Projections and position bias in one module."""
+
+    def __init__(self, config: SwinConfig, channels: int, heads: int) -> None:
+        super().__init__(config.window_size, heads)
+        self.query = nn.Linear(channels, channels, bias=config.qkv_bias)
+        self.key = nn.Linear(channels, channels, bias=config.qkv_bias)
+        self.value = nn.Linear(channels, channels, bias=config.qkv_bias)
 
 
 def relative_position_index(window: int, device: torch.device | None = None) -> Tensor:
@@ -201,7 +267,7 @@ def relative_position_index(window: int, device: torch.device | None = None) -> 
 
 
 class Dense(nn.Module):
-    """A linear layer with the parameter names of Hub checkpoints."""
+    """A linear layer with the parameter names of MaskFormer."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -213,34 +279,28 @@ class Dense(nn.Module):
         return out
 
 
-class Attention(nn.Module):
-    """Window attention and its output projection."""
-
-    def __init__(self, config: SwinConfig, channels: int, heads: int) -> None:
-        super().__init__()
-        self.self = WindowAttention(config, channels, heads)
-        self.output = Dense(channels, channels)
-
-    def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """Map tokens [B, h·w, C] to the same."""
-        out, weights = self.self(tokens, grid_hw, shift=shift, need_weights=need_weights)
-        return self.output(out), weights
-
-
 class SwinLayer(CheckpointedLayer):
     """Window attention and a feed-forward layer, each on a residual branch."""
 
+    attention: WindowAttention
+
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_path: float) -> None:
         super().__init__()
-        hidden = int(config.mlp_ratio * channels)
         self.layernorm_before = nn.LayerNorm(channels, eps=config.layer_norm_eps)
-        self.attention = Attention(config, channels, heads)
         self.layernorm_after = nn.LayerNorm(channels, eps=config.layer_norm_eps)
-        self.intermediate = Dense(channels, hidden)
-        self.output = Dense(hidden, channels)
-        self.act = activation(config.hidden_act)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.drop_path = DropPath(drop_path)
+        self.add_layers(config, channels, heads)
+
+    def add_layers(self, config: SwinConfig, channels: int, heads: int) -> None:
+        """Make the attention and the feed-forward layer. Subclasses give their parameters other names."""
+        self.attention = WindowAttention(config, channels, heads)
+        self.mlp = FeedForward(channels, int(config.mlp_ratio * channels), act=config.hidden_act)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Apply the feed-forward layer to tokens [B, h·w, C]."""
+        out: Tensor = self.mlp(x)
+        return out
 
     def forward(
         self, tokens: Tensor, branch: Tensor | None, grid_hw: Grid, shift: int, need_weights: bool
@@ -249,8 +309,25 @@ class SwinLayer(CheckpointedLayer):
         tokens, normed = add_layer_norm(tokens, branch, self.layernorm_before)
         attended, weights = self.attention(normed, grid_hw, shift=shift, need_weights=need_weights)
         tokens, normed = add_layer_norm(tokens, self.drop_path(self.dropout(attended)), self.layernorm_after)
-        branch = self.drop_path(self.dropout(self.output(self.act(self.intermediate(normed)))))
+        branch = self.drop_path(self.dropout(self.feed_forward(normed)))
         return tokens, branch, weights
+
+
+class MaskFormerSwinLayer(SwinLayer):
+    """`SwinLayer` with the parameter names of MaskFormer."""
+
+    def add_layers(self, config: SwinConfig, channels: int, heads: int) -> None:
+        """Make the attention and the feed-forward layer."""
+        hidden = int(config.mlp_ratio * channels)
+        self.attention = MaskFormerWindowAttention(config, channels, heads)
+        self.intermediate = Dense(channels, hidden)
+        self.output = Dense(hidden, channels)
+        self.act = activation(config.hidden_act)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Apply the feed-forward layer to tokens [B, h·w, C]."""
+        out: Tensor = self.output(self.act(self.intermediate(x)))
+        return out
 
 
 class PatchMerging(nn.Module):
@@ -278,7 +355,8 @@ class Stage(nn.Module):
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_paths: list[float], merge: bool) -> None:
         super().__init__()
         self.window = config.window_size
-        self.blocks = nn.ModuleList(SwinLayer(config, channels, heads, drop_path=rate) for rate in drop_paths)
+        layer = MaskFormerSwinLayer if isinstance(config, MaskFormerSwinConfig) else SwinLayer
+        self.blocks = nn.ModuleList(layer(config, channels, heads, drop_path=rate) for rate in drop_paths)
         self.downsample = PatchMerging(channels) if merge else None
 
     def forward(
@@ -296,7 +374,7 @@ class Stage(nn.Module):
             if states is not None:
                 tokens, branch = tokens if branch is None else tokens + branch, None
                 states.append(tokens)
-            tokens, branch, weights = layer(tokens, branch, grid_hw, shift if number % 2 else 0, last)
+            tokens, branch, weights = checkpointed(layer)(tokens, branch, grid_hw, shift if number % 2 else 0, last)
             if states is not None:
                 tokens, branch = tokens + branch, None
                 states.append(tokens)

@@ -4,8 +4,6 @@ pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
                           └▶ SwinBackbone ─▶ maps [B, C, H/4, W/4], [B, 2C, H/8, W/8], …
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
@@ -18,7 +16,14 @@ from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import RENAMED_KEYS, Embeddings, Encoder, EncoderOutput, TokenGrid
+from vitruvian.models.swin.encoder import (
+    NAMES_FROM_FILES,
+    NAMES_TO_FILES,
+    Embeddings,
+    Encoder,
+    EncoderOutput,
+    TokenGrid,
+)
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import KeyMatch
 
@@ -78,8 +83,9 @@ class SwinPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = SwinConfig
     config: SwinConfig
     base_model_prefix: ClassVar[str] = "swin"
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = RENAMED_KEYS
-    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer")
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_FROM_FILES
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
+    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer", "MaskFormerSwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
     def post_init(self) -> None:
@@ -110,9 +116,9 @@ class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
         """Return the modules that `forward` runs; norms by the name of their stage."""
         raise NotImplementedError
 
-    def forward(self, pixel_values: Tensor, **options: Unpack[OutputOptions]) -> BackboneOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         embeddings, encoder, norms = self.parts()
         embedded = embeddings(pixel_values)
         output = encoder(
@@ -151,7 +157,7 @@ class SwinModel(SwinPreTrainedModel):
         self.pooled = add_pooling_layer
         self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
         self.encoder = Encoder(config)
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layernorm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
     def forward(
@@ -160,7 +166,7 @@ class SwinModel(SwinPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> SwinModelOutput:
         """Encode images.
 
@@ -168,9 +174,9 @@ class SwinModel(SwinPreTrainedModel):
             pixel_values: Normalized images [B, 3, H, W] of any size.
             bool_masked_pos: True for patches to hide [B, h·w]; the model must have a mask token.
             interpolate_pos_encoding: Resize absolute positions to images of another size than the configured one.
-            options: See `OutputOptions`. Attention weights are those of each stage's last layer.
+            kwargs: See `OutputOptions`. Attention weights are those of each stage's last layer.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         embedded = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
         encoded = self.encoder(embedded, always_shift=False, need_weights=flags.attentions)
         last = self.layernorm(encoded.after_merging[-1].tokens)
@@ -201,7 +207,7 @@ class SwinForImageClassification(SwinPreTrainedModel):
         labels: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> SwinImageClassifierOutput:
         """Classify images.
 
@@ -210,9 +216,9 @@ class SwinForImageClassification(SwinPreTrainedModel):
             labels: Class of each image [B], or one number for each class [B, K]; adds `loss`. See
                 `vitruvian.losses.classification.classification_loss` and `Config.problem_type`.
             interpolate_pos_encoding: See `SwinModel`.
-            options: See `OutputOptions`.
+            kwargs: See `OutputOptions`.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         encoded = self.swin(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **flags.for_inner())
         logits: Tensor = self.classifier(encoded.pooler_output)  # [B, K]
         output = SwinImageClassifierOutput(
@@ -243,7 +249,7 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **options: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputOptions],
     ) -> SwinMaskedImageModelingOutput:
         """Reconstruct images.
 
@@ -251,9 +257,9 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
             pixel_values: Normalized images [B, 3, H, W].
             bool_masked_pos: True for patches to hide [B, h·w]; adds `loss`, their mean absolute error.
             interpolate_pos_encoding: See `SwinModel`.
-            options: See `OutputOptions`.
+            kwargs: See `OutputOptions`.
         """
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         encoded = self.swin(
             pixel_values,
             bool_masked_pos,
@@ -284,13 +290,17 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
 class SwinBackbone(_SwinBackboneBase):
     """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (*RENAMED_KEYS, (r"^swin\.", ""))
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
+        *NAMES_FROM_FILES,
+        (r"^(embeddings|encoder)\.", r"swin.\1."),
+    )
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (*NAMES_TO_FILES, (r"^swin\.", ""))
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
+        self.swin = SwinModel(config, add_pooling_layer=False)
+        self.swin.layernorm = nn.Identity()  # each stage has a norm of its own
         named = zip(self.out_features, self.channels, strict=True)
         self.hidden_states_norms = nn.ModuleDict({name: nn.LayerNorm(channels) for name, channels in named})
         self.post_init()
@@ -303,19 +313,21 @@ class SwinBackbone(_SwinBackboneBase):
 
     def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
-        return self.embeddings, self.encoder, dict(self.hidden_states_norms.items())
+        return self.swin.embeddings, self.swin.encoder, dict(self.hidden_states_norms.items())
 
 
 class MaskFormerSwinModel(SwinModel):
     """`SwinModel` as MaskFormer checkpoints have it: hidden states of every layer, and windows that always shift."""
 
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES  # the names of files in memory too
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def forward(  # type: ignore[override]
-        self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **options: Unpack[OutputOptions]
+        self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **kwargs: Unpack[OutputOptions]
     ) -> MaskFormerSwinModelOutput:
         """Encode images; see `SwinModel.forward`."""
-        flags = self.output_flags(**options)
+        flags = self.output_flags(**kwargs)
         embedded = self.embeddings(pixel_values, interpolate=interpolate_pos_encoding)
         encoded = self.encoder(
             embedded, always_shift=True, need_weights=flags.attentions, need_block_states=flags.hidden_states
@@ -342,6 +354,8 @@ class MaskFormerSwinBackbone(_SwinBackboneBase):
     returns_block_states: ClassVar[bool] = True
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
     base_model_prefix: ClassVar[str] = "model"
+    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
+    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __init__(self, config: MaskFormerSwinConfig) -> None:
         super().__init__(config)

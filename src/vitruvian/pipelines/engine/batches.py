@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 
+from vitruvian.cuda.graphs import GraphCache, capture_only
 from vitruvian.errors import InputError
-from vitruvian.ops.cuda_graphs import GraphCache, capture_only
 from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
 
 OwnerT = TypeVar("OwnerT")
+T = TypeVar("T")
 
 _REFERENCE_PIXELS = 1024 * 768  # of a Sapiens2 input, the unit of the constants below
 _BYTES_PER_INPUT = 3 << 30  # GPU memory for one such input and the weights, a safe upper bound
@@ -53,6 +54,18 @@ class BatchSize:
                     f"({' '.join(reason.split())[:160]}). {advice}"
                 )
             self.size //= 2
+
+    def run(self, function: Callable[[int], T], device: torch.device) -> T:
+        """Call a function with the size, again with a smaller one for as long as memory runs out."""
+        while True:
+            size = self.size
+            try:
+                return function(size)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error)  # the traceback, which references tensors, ends here
+            self.shrink_below(size, device, reason)
 
 
 def initial_batch_size(device: torch.device, input_hw: tuple[int, int]) -> int:

@@ -11,9 +11,8 @@ from vitruvian.limits import get_limits
 class ByteBudget:
     """The bytes of the images in flight, at most `Limits.decoded_bytes`. Thread-safe.
 
-    An image waits until the others leave enough, so one that is larger than the whole budget waits until it is alone.
-    Images that wait are served in order. The oldest image in flight does not wait: results are in order, and so the
-    others are released after it.
+    The oldest image never waits, or nothing would be released. Others wait until enough is free, and are served in
+    order; one that is larger than the whole budget waits until it is alone.
 
     Args:
         on_wait: Called when an image has to wait.

@@ -25,12 +25,12 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 import torch
 
 from vitruvian.cpu_threads import usable_cores
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import on_decode
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_units, is_out_of_memory
 from vitruvian.pipelines.engine.byte_budget import ByteBudget
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.pipelines.engine.task import InferenceTask, Prepared
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.results.base import People
@@ -46,6 +46,7 @@ _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
 _MAX_FINISHED_BYTES = 1 << 30  # more images may be, while their results stay below this
 _RESULT_BYTES_PER_PIXEL = 16  # four float32 maps
 _POLL_SECONDS = 0.2  # between checks for KeyboardInterrupt
+_TIMER_SECONDS = 0.001  # precision of timeouts: a wait is that much longer, so that it ends after them
 _MAX_WORKERS = 8  # default worker threads beside a GPU
 _SHUTDOWN_TIMEOUT = 5.0  # seconds to wait for a source that is blocked in a read
 _Loaded = tuple[Frame | Failure, Prepared | None]
@@ -126,7 +127,7 @@ def run_many(
             elif engine.exhausted:
                 return
             else:
-                engine.wakeup.wait(_POLL_SECONDS)
+                engine.wakeup.wait(engine.seconds_to_wait())
 
 
 @dataclass(eq=False)
@@ -207,7 +208,8 @@ class InferenceEngine(Generic[ResultT]):
         self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
         self._decode_pool: ThreadPoolExecutor | None = None  # one thread, which synchronizes with the device
-        if task.upload_stream is not None and not task.decodes_in_workers:
+        self._decode_thread = task.decode_thread()
+        if self._decode_thread == "stream":
             self._decode_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
             self._download_stream = CudaStream(task.device)
         self._reader = threading.Thread(target=self._read_source, name="vitruvian-source", daemon=True)
@@ -409,6 +411,13 @@ class InferenceEngine(Generic[ResultT]):
         no_more = (self._source_ended and not self._loading) or len(self._items) >= self._max_in_flight
         return no_more or self._budget.exhausted or time.monotonic() - self._last_arrival > self._batch_timeout
 
+    def seconds_to_wait(self) -> float:
+        """Return for how long to wait for news: until a partial batch is due, if there is one."""
+        left = self._last_arrival + self._batch_timeout - time.monotonic()
+        if not self.batches or not -_TIMER_SECONDS < left < _POLL_SECONDS:  # others that wait are woken up
+            return _POLL_SECONDS
+        return max(left, 0.0) + _TIMER_SECONDS
+
     def complete(self, batch: Batch[_InFlight[ResultT]]) -> None:
         """Assign the outputs or errors of a batch to its images."""
         for item, index, output in self.batches.complete(batch):
@@ -435,7 +444,7 @@ class InferenceEngine(Generic[ResultT]):
                 if self._decode_pool is not None:
                     computed = StreamEvent(self._task.device)
                     decode = self._decode_pool.submit(self._decode_on_stream, computed, prepared, outputs).result
-                elif not self._task.decodes_in_workers:
+                elif self._decode_thread == "consumer":
                     decode = _completed(decode()).result
                 item.finishing = self._submit(self._pool, self._finish, prepared, decode)
             except Exception as error:  # noqa: BLE001 - becomes the outcome of this image

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, PendingTensors
+from vitruvian.cuda.streams import CudaStream, PendingTensors
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results.base import People
 
@@ -30,6 +30,9 @@ class Unit(NamedTuple):
     pending: PendingTensors | None = None
 
 
+# "worker": any worker thread; "stream": one thread, on a stream of its own beside the model's; "consumer": the thread
+# that iterates over the results.
+DecodeThread = Literal["worker", "stream", "consumer"]
 LazyUnit = Callable[[], Unit]  # makes a unit of the task's fixed size when its batch runs
 
 
@@ -54,14 +57,12 @@ class InferenceTask(Generic[ResultT]):
 
     Attributes:
         upload_stream: Stream on which `prepare` works on the device; None if it works on the host.
-        decodes_in_workers: Whether worker threads call `decode`.
         fixed_input_size: Whether all inputs have one size, so that a CUDA graph of a batch can be replayed.
         detects_people: Whether `detect` must run before `prepare`.
         max_ahead: Images that the model may process before their results are taken; None for a batch, at least 4.
     """
 
     upload_stream: CudaStream | None = None
-    decodes_in_workers: bool = True
     fixed_input_size: bool = False
     detects_people: bool = False
     max_ahead: int | None = None
@@ -82,6 +83,10 @@ class InferenceTask(Generic[ResultT]):
     def forward(self, units: list[Unit]) -> list[Any]:
         """Run the model on units of one shape; return one output for each. Called by the consumer's thread."""
         raise NotImplementedError
+
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread calls `decode`."""
+        return "worker"
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
         """Reduce an image's outputs, on the device, to nested lists, tuples and dicts of tensors.

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import People
 from vitruvian.text_files import read_json, read_text
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import People
 
 OnEmpty = Literal["whole", "none", "error"]
@@ -95,9 +95,9 @@ def open_detector(
 
     Args:
         spec: ``None`` or ``"whole"`` for the whole image; ``"builtin"`` for the small model inside the package, or a
-            folder that is packed like it; a file of boxes (.json, .csv); an ONNX detector (.onnx: YOLOX, RTMDet); a
-            folder or Hub name of a Mask2Former or MaskFormer with the class person; a function image → boxes; or a
-            detector.
+            folder that is packed like it; a file of boxes (.json, .csv); the records of tracked objects (.jsonl); an
+            ONNX detector (.onnx: YOLOX, RTMDet); a folder or Hub name of a Mask2Former or MaskFormer with the class
+            person; a function image → boxes; or a detector.
         device: Device of its model; by default the best one available.
         dtype: Data type of its weights; by default the checkpoint's.
         threshold: Lowest score of a person; by default the detector's.
@@ -125,9 +125,13 @@ def open_detector(
         from vitruvian.pipelines.people.boxes_file import BoxesFile
 
         return BoxesFile(spec, **options)
-    from vitruvian.auto import packed_tasks
+    if suffix == ".jsonl":
+        from vitruvian.pipelines.people.track_file import TrackFile
 
-    if is_builtin(spec) or packed_tasks(spec):
+        return TrackFile(spec, **options)
+    from vitruvian.models.sapiens2.packed import local_packed_tasks
+
+    if is_builtin(spec) or local_packed_tasks(spec):
         from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 
         return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)
@@ -184,7 +188,8 @@ def detect_people(
     note = f"{detected.note}: no person detected" if detected.note else "no person detected"
     if on_empty == "none":
         return replace(people, note=note)
-    return whole_image(size_hw, detector=detected.detector, score=0.0, note=f"{note}; processed the whole image")
+    whole = whole_image(size_hw, detector=detected.detector, score=0.0, note=f"{note}; processed the whole image")
+    return replace(whole, fallback=True)
 
 
 def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
@@ -205,11 +210,6 @@ def whole_image(
         detector=detector,
         note=note,
     )
-
-
-def is_fallback(people: People) -> bool:
-    """Return whether no one was detected, and `people` is the whole image instead."""
-    return len(people) == 1 and people.scores[0] == 0 and people.note is not None
 
 
 def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFormat = "xywh") -> People:

@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people.detectors import Device
-from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
 Floats = NDArray[np.float32]
@@ -200,12 +200,12 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
 
 
 def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
-    """Resize an image to fit the top left of a grey one [H, W, 3], float32; return it and the resized size.
+    """Resize an image to fit the top left of a gray one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
     """
     inner_hw = fit_inside_hw((image.shape[0], image.shape[1]), size_hw)
-    source = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
+    source = pixels_of(image)  # [3, H, W]
     canvas = np.full((*size_hw, 3), _PAD_VALUE, np.float32)
     canvas[: inner_hw[0], : inner_hw[1]] = resize(source, inner_hw).permute(1, 2, 0).numpy()
     return canvas, inner_hw

@@ -1,6 +1,6 @@
 """People detector with Sapiens2: the small model inside the package, or any Sapiens2 with a detection head.
 
-    image ── resize to a long side of 384 ── model ──▶ centres and sides ── decode_people ──▶ boxes in source pixels
+    image ── resize to a long side of 384 ── model ──▶ centers and sides ── decode_people ──▶ boxes in source pixels
 
 Images much longer than wide (or the other way round) are processed a second time, in tiles: in the whole image, people
 are too small to detect.
@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
 from vitruvian.images import resize
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
+from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.regions import Region, plan_tiles
-from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
 _THRESHOLD = 0.3  # tuned on photographs: precision 0.8, recall 0.6 of large people
@@ -68,7 +68,7 @@ class Sapiens2Detector:
 
     def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
-        pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(image)  # [3, H, W]
         boxes, scores = self._detect(pixels)
         for tile in _extra_tiles((image.shape[0], image.shape[1])):
             tile_boxes, tile_scores = self._detect_in_tile(pixels, tile)

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
 from vitruvian.images.connected_components import remove_islands
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import mask_boxes
+from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
 from vitruvian.models.mask_classification.segments import PackedMask, Thresholds, instance_masks
 from vitruvian.pipelines.people.detectors import Device, DType
-from vitruvian.processor import as_tensor
 from vitruvian.results.base import People
 
 _MAX_PIXELS = 1 << 20
@@ -69,7 +69,7 @@ class SegmentationDetector:
     def find(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         weight = next(self.model.parameters())
-        pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(image)  # [3, H, W]
         batch = self.processor(pixels, return_tensors="pt", input_data_format="channels_first", device=weight.device)
         mask = batch["pixel_mask"].to(weight.device)
         outputs = self.model(pixel_values=batch["pixel_values"].to(weight.device, weight.dtype), pixel_mask=mask)

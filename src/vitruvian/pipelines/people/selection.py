@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.auto import packed_tasks
 from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.images.download import is_url, redacted_url
@@ -86,20 +85,18 @@ class PeopleOptions(Options):
         return None if self.processes_whole_image else _NO_DETECTOR_NOTE
 
 
-def detector_spec(options: PeopleOptions, model: str | None) -> DetectorSpec | None:
+def detector_spec(options: PeopleOptions, own: str | None) -> DetectorSpec | None:
     """Return what `open_detector` opens for these options; None if no one is to be detected.
 
     Args:
         options: The options.
-        model: The checkpoint of the task. A packed one may detect people itself.
+        own: The checkpoint of the task, if it detects people itself.
     """
     if options.processes_whole_image or options.boxes is not None:
         return None
     if options.detect is not None:
         return options.detect
-    if model and "people" in packed_tasks(model):
-        return model
-    return BUILTIN if has_builtin() else None
+    return own or (BUILTIN if has_builtin() else None)
 
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:

@@ -1,4 +1,4 @@
-"""Albedo with Sapiens2: colours without light and shadow."""
+"""Albedo with Sapiens2: colors without light and shadow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vitruvian.results import Albedo
 
 
 class AlbedoPipeline(DensePipeline[Albedo, MaskedOptions]):
-    """A colour for each pixel."""
+    """A color for each pixel."""
 
     task = "albedo"
     options_class = MaskedOptions
     channels = 3
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
-        """Return colours [3, h, w] from 0 to 1."""
+        """Return colors [3, h, w] from 0 to 1."""
         return list(out["albedos"].float().clamp(0, 1))
 
     def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Albedo:

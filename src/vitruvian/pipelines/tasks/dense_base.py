@@ -22,20 +22,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.auto import packed_tasks
+from vitruvian.cuda.graphs import no_capture
+from vitruvian.cuda.pinned_copy import pinned_copy
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import as_tensor
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
+from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
-from vitruvian.ops.cuda_graphs import no_capture
-from vitruvian.ops.pinned_copy import pinned_copy
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
-from vitruvian.pipelines.people.detectors import PeopleDetector, is_fallback, whole_image
+from vitruvian.pipelines.people.detectors import PeopleDetector, whole_image
 from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import (
     Blend,
@@ -47,7 +48,6 @@ from vitruvian.pipelines.regions import (
     plan_tiles,
 )
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -69,7 +69,7 @@ class DenseOptions(PeopleOptions):
         overlap: Minimum share of a tile's side that it has in common with the next.
         feather: Share of a person's crop, at each edge, over which its weight falls to zero.
         refine: Whether outlines of people, and normals, follow the edges of an image that is much larger than the map
-            of the model, and mattes have the colours of the image. False upsamples what the model predicts
+            of the model, and mattes have the colors of the image. False upsamples what the model predicts
             bilinearly, as the reference does.
     """
 
@@ -125,6 +125,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     blend: ClassVar[Blend] = "mean"
     along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
     fixed_input_size = True
+    forward_options = ("background",)
 
     def __init__(self, model: Model, processor: Sapiens2ImageProcessor, **options: object) -> None:
         super().__init__(model, processor, **options)
@@ -139,11 +140,11 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def load_processor(cls, source: str | Path, **hub: object) -> Sapiens2ImageProcessor:
         """Load the processor. The one of packed checkpoints is shared, and padding is up to the task."""
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
-        return processor.with_options(do_pad=True) if packed_tasks(source) else processor
+        return processor.with_options(do_pad=True) if local_packed_tasks(source) else processor
 
-    def _for_call(self, changes: Mapping[str, object]) -> Self:
+    def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call, and with a matting head if it masks the background."""
-        call = super()._for_call(changes)
+        call = super().for_call(changes)
         if isinstance(call.options, MaskedOptions) and call.options.background == "mask":
             self._matting = call._matting = self._matting or self._load_matting()
         else:
@@ -152,9 +153,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     def _load_matting(self) -> Sapiens2TaskModel | None:
         """Load the matting head of a packed checkpoint; None if it has none."""
-        source = self.model.config.name_or_path
-        if not source or "matting" not in packed_tasks(source):
+        if "matting" not in self.packed_tasks:
             return None
+        source = self.model.config.name_or_path
         loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)
         if self.model.optimized:
             loaded.optimize(cuda_graphs=self.model.graphs is not None)
@@ -185,7 +186,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             regions = plan_tiles(frame.size_hw, self._tile_hw(), overlap=self.options.overlap)
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
-        if crops is None or is_fallback(crops):  # not as a crop of one person: that would be padded differently
+        if crops is None or crops.fallback:  # not as a crop of one person: that would be padded differently
             return DenseContext(crops or whole_image(frame.size_hw, note=self.options.whole_image_note))
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 

@@ -9,19 +9,19 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.auto import AutoConfig
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.devices import default_placement
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.task import Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import Embedding, People
 
 
@@ -30,6 +30,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
 
     processor: Sapiens2ImageProcessor
     task = "embed"
+    forward_options = ()
 
     @classmethod
     def accepts(cls) -> tuple[type[Model], ...]:
@@ -46,7 +47,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
+        pixels = pixels_of(frame.image)  # [3, H, W]
         return Prepared(frame, [Unit(one) for one in self.processor.prepare_images([pixels], None)])
 
     def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:

@@ -8,27 +8,27 @@ import numpy as np
 
 from vitruvian.images.rle import rle_box_xywh
 from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.segmentation_base import Segmentation, SegmentationPipeline, SegmentOptions
+from vitruvian.pipelines.tasks.segmentation_base import QueryThresholdOptions, Segmentation, SegmentationPipeline
 from vitruvian.results import Masks
 
 
-class InstancePipeline(SegmentationPipeline[Masks, SegmentOptions]):
+class InstancesPipeline(SegmentationPipeline[Masks, QueryThresholdOptions]):
     """One mask for each object, by score; masks may overlap."""
 
     task = "instances"
-    options_class = SegmentOptions
+    options_class = QueryThresholdOptions
     post_process = "post_process_instance_segmentation"
     post_process_options: ClassVar[dict[str, object]] = {"return_coco_annotation": True}
 
     def finish(self, prepared: Prepared, decoded: Segmentation) -> Masks:
         """Build the result."""
-        runs, infos = decoded["segmentation"], decoded["segments_info"]
-        boxes = np.array([rle_box_xywh(run) for run in runs], np.float32).reshape(-1, 4)  # [N, 4]
+        rles, infos = decoded["segmentation"], decoded["segments_info"]
+        boxes = np.array([rle_box_xywh(rle) for rle in rles], np.float32).reshape(-1, 4)  # [N, 4]
         boxes[:, 2:] += boxes[:, :2]
         return Masks(
             **self.result_fields(prepared.frame),
-            kind="instance",
-            runs=runs,
+            kind="instances",
+            rles=rles,
             scores=np.array([info["score"] for info in infos], np.float32),
             boxes_xyxy=boxes,
             label_ids=np.array([info["label_id"] for info in infos], np.int64),

@@ -7,26 +7,26 @@ pipeline of transformers has.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.batches import BatchSize, is_out_of_memory
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.batches import BatchSize
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import Masks, People
 
 _PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskGenerationOptions(Options, AutomaticMaskOptions):
+class MasksOptions(Options, AutomaticMaskOptions):
     """Options of every pipeline, and how masks are proposed and selected.
 
     Args:
@@ -40,58 +40,54 @@ class MaskGenerationOptions(Options, AutomaticMaskOptions):
         AutomaticMaskOptions.__post_init__(self)
 
 
-class MaskGenerationPipeline(TaskPipeline[Masks, MaskGenerationOptions]):
+class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
     """Generates masks of everything.
 
     Args:
         model: The model.
         processor: Its processor.
-        options: Fields of `MaskGenerationOptions`.
+        options: Fields of `MasksOptions`.
     """
 
     processor: Sam2Processor
     task = "masks"
-    options_class = MaskGenerationOptions
-    blocking_decode: ClassVar[bool] = True
+    options_class = MasksOptions
 
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
         super().__init__(model, processor, **options)
         proposal_options = {name: value for name, value in options.items() if name in _PROPOSAL_OPTIONS}
         self.generator = Sam2AutomaticMaskGenerator(model, processor, **proposal_options)
 
-    def batch_size(self, options: MaskGenerationOptions, *, live: bool) -> BatchSize:
+    def batch_size(self, options: MasksOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""
         if options.batch_size != "auto":
             raise InputError("batch_size: images are processed one by one here. Use points_per_batch.")
         return BatchSize(1, fixed=True)
 
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `forward` decodes."""
+        return "worker"
+
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Return the image at full resolution, from which the generator crops."""
-        return Prepared(frame, [Unit(as_tensor(frame.image).permute(2, 0, 1))])
+        return Prepared(frame, [Unit(pixels_of(frame.image))])
 
     def forward(self, units: list[Unit]) -> list[MaskProposals]:
         """Generate masks of each image. When memory runs out, batches of points become smaller."""
         points = BatchSize(self.options.points_per_batch or self.options.points_per_crop**2, fixed=False)
-        proposals: list[MaskProposals] = []
-        while len(proposals) < len(units):
-            size = points.size
+
+        def generate(unit: Unit, size: int) -> MaskProposals:
             options = dataclasses.replace(self.options, points_per_batch=size, output_rle_mask=True)
-            try:
-                proposals.append(self.generator.generate(units[len(proposals)].pixels, options))
-                continue
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = str(error)
-            points.shrink_below(size, self.device, reason)
-        return proposals
+            return self.generator.generate(unit.pixels, options)
+
+        return [points.run(functools.partial(generate, unit), self.device) for unit in units]
 
     def finish(self, prepared: Prepared, decoded: MaskProposals) -> Masks:
         """Build the result."""
         return Masks(
             **self.result_fields(prepared.frame),
-            kind="mask-generation",
-            runs=decoded.rles,
+            kind="masks",
+            rles=decoded.rles,
             scores=decoded.scores.float().numpy(),
             boxes_xyxy=decoded.boxes_xyxy.float().numpy(),
         )

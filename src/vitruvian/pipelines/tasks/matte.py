@@ -1,4 +1,4 @@
-"""Mattes with Sapiens2: alpha and foreground colour of each pixel."""
+"""Mattes with Sapiens2: alpha and foreground color of each pixel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitruvian.results import Matte
 class MattePipeline(DensePipeline[Matte, DenseOptions]):
     """Alpha and premultiplied foreground; both are zero outside of the people that are processed.
 
-    Colours are those of the image, without the background's at the fringe; with ``refine=False`` the model's.
+    Colors are those of the image, without the background's at the fringe; with ``refine=False`` the model's.
     """
 
     task = "matte"
@@ -25,17 +25,17 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
     blend = "alpha"
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
-        """Return premultiplied colour, then alpha: [4, h, w]."""
+        """Return premultiplied color, then alpha: [4, h, w]."""
         return list(torch.cat((out["foregrounds"], out["alphas"]), dim=1).float())
 
     def full_map(self, prepared: Prepared, maps: list[Tensor]) -> FullMap:
-        """Return premultiplied colour, then alpha: [H, W, 4]."""
+        """Return premultiplied color, then alpha: [H, W, 4]."""
         if not self.options.refine:
             unrefined: FullMap = super().full_map(prepared, maps)
             return unrefined
         alpha = self.full_alpha(prepared, [one[3:] for one in maps])  # [H, W]
-        colours = foreground_colors(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
-        return torch.cat((colours * alpha, alpha[None])).permute(1, 2, 0).contiguous(), None  # [H, W, 4]
+        colors = foreground_colors(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
+        return torch.cat((colors * alpha, alpha[None])).permute(1, 2, 0).contiguous(), None  # [H, W, 4]
 
     def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Matte:
         """Build the result."""

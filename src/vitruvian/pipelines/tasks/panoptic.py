@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.segmentation_base import Segmentation, SegmentationPipeline, SegmentOptions
+from vitruvian.pipelines.tasks.segmentation_base import QueryThresholdOptions, Segmentation, SegmentationPipeline
 from vitruvian.results import Panoptic, Segment
 
 
 @dataclass(frozen=True, kw_only=True)
-class PanopticOptions(SegmentOptions):
+class PanopticOptions(QueryThresholdOptions):
     """Options of panoptic segmentation.
 
     Args:

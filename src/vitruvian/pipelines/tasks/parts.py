@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitruvian.draw import class_colors
 from vitruvian.human import PART_NAMES
-from vitruvian.images.label_maps import resized_argmax
-from vitruvian.models.sapiens2.processing import resize_map
+from vitruvian.images.class_maps import resized_argmax
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.tasks.dense_base import PERSON_ALPHA, DenseOptions, DensePipeline
@@ -55,7 +55,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
         if prepared.context.regions is None:
             logits = self.unpad(maps[0], size_hw)  # [K, h, w]
             labels = resized_argmax(logits[1:], size_hw) + 1 if refined else resized_argmax(logits, size_hw)
-            score = resize_map(logits.softmax(0).amax(0, keepdim=True), size_hw)[0] if self.options.with_score else None
+            score = bilinear(logits.softmax(0).amax(0, keepdim=True), size_hw)[0] if self.options.with_score else None
         else:
             probabilities = [one.softmax(0).half() for one in self.region_maps(prepared, maps)]
             blended = self.blend_maps(prepared, probabilities, channels=len(self.part_names), blend="labels")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,19 +21,21 @@ from vitruvian.errors import InputError
 from vitruvian.images import fit_inside_hw
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
+from vitruvian.pipelines.camera_estimation import (
+    Camera,
+    estimated_camera,
+    fit_focal,
+    in_front,
+    known_camera,
+    median_focal,
+)
 from vitruvian.pipelines.engine.task import Prepared
 from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.dense_base import DenseContext, DensePipeline, Floats, Mask, MaskedOptions
 from vitruvian.results import Pointmap
 from vitruvian.results.camera import Convention
-from vitruvian.results.pointmap import IntrinsicsFrom
 
-_MIN_DEPTH = 1e-4
-_MAX_FITTED_PIXELS = 1 << 16  # that the focal length is fitted to
-# Degrees along the long side of the image that an estimate may have: from a portrait telephoto lens (135 mm on 35 mm
-# film has 15.2°) to the wide camera of a telephone (13 mm has 108°).
-_FIELD_OF_VIEW = (15.0, 110.0)
 PointsAndScale = tuple[Tensor, Tensor | None]
 # Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each.
 DecodedPoints = tuple[Tensor | list[Tensor], list[Tensor | None]]
@@ -44,7 +46,7 @@ class PointmapOptions(MaskedOptions):
     """Options of pointmaps: what is known about the camera.
 
     Args:
-        K: Camera matrix [3, 3] in pixels of the upright image, the centre of the first pixel being (0, 0); or one for
+        K: Camera matrix [3, 3] in pixels of the upright image, the center of the first pixel being (0, 0); or one for
             each image [N, 3, 3].
         fov: Horizontal field of view in degrees.
         exif: Whether to use the focal length in a file's EXIF block, if there is neither `K` nor `fov`.
@@ -62,6 +64,24 @@ class PointmapOptions(MaskedOptions):
             raise InputError("K and fov: expected one of them, got both. Drop one.")
         if self.fov is not None and not (isinstance(self.fov, int | float) and 0 < self.fov < 180):
             raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov!r}.")
+
+
+class _Scene(NamedTuple):
+    """Points of an image.
+
+    Attributes:
+        points: In axes of the camera [H, W, 3].
+        mask: Where there are points [H, W].
+        camera: The camera.
+        scale: What the predicted points were divided by.
+        metric: Whether they are in metres.
+    """
+
+    points: Floats
+    mask: Mask
+    camera: Camera
+    scale: float | None
+    metric: bool
 
 
 class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
@@ -86,51 +106,66 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
     def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> Pointmap:
         """Make the points metric and estimate the camera."""
         frame: Frame = prepared.frame
-        context: DenseContext = prepared.context
         points_and_scales: DecodedPoints = decoded[0]
         (predicted, raw_scales), person = points_and_scales, decoded[1]
-        scales = [_valid_scale(scale) for scale in raw_scales]
-        canonical = self._canonical_focal(frame.size_hw)
-        known = _known_camera(frame, self.options)
         people: Mask = np.ones(frame.size_hw, bool) if person is None else person.numpy()
+        scales = [_valid_scale(scale) for scale in raw_scales]
+        known = known_camera(frame, K=self.options.K, fov=self.options.fov, exif=self.options.exif)
         if isinstance(predicted, Tensor):
-            points: Floats = predicted.numpy()  # [H, W, 3]
-            mask = _in_front(points[..., 2]) & people
-            camera = known or _estimated_camera(
-                _fit_focal(points, mask) or canonical / (scales[0] or 1.0), canonical, frame.size_hw
-            )
-            scale = canonical / camera.focal if known else scales[0]
-            metric = camera.note is None and scale is not None
-            if camera.note is None:
-                points = points / np.float32(scale or 1.0)
-            else:
-                points = camera.unproject(points[..., 2])
+            scene = self._locate_whole(predicted.numpy(), scales[0], known, people)
         else:
-            regions = context.regions or []
-            focals = [self._region_focal(region, is_crop=context.are_crops) for region in regions]
-            camera = known or _estimated_camera(
-                _estimate_focal(predicted, scales, focals, regions) or canonical, canonical, frame.size_hw
-            )
-            metric = camera.note is None and (known is not None or any(scale is not None for scale in scales))
-            # Each region is predicted as if it were the whole image; the camera that they share relates their depths.
-            depths = [one[2:] * (camera.focal / focal) for one, focal in zip(predicted, focals, strict=True)]
-            blended = self.blend_maps(prepared, depths, channels=1, blend="mean")
-            depth: Floats = blended["values"][..., 0].numpy()
-            mask = _in_front(depth) & blended["cover"].numpy() & people
-            points = camera.unproject(depth)
-            scale = canonical / camera.focal
-        points[~mask] = 0
+            scene = self._locate_regions(prepared, predicted, scales, known, people)
+        scene.points[~scene.mask] = 0
         result = Pointmap(
-            **self.result_fields(frame, context.people),
-            points=points,
-            mask=mask,
-            intrinsics=camera.K,
-            intrinsics_from=camera.origin,
-            metric=metric,
-            scale=scale if metric else None,
-            note=camera.note,
+            **self.result_fields(frame, prepared.context.people),
+            points=scene.points,
+            mask=scene.mask,
+            intrinsics=scene.camera.K,
+            intrinsics_from=scene.camera.origin,
+            metric=scene.metric,
+            scale=scene.scale if scene.metric else None,
+            note=scene.camera.note,
         )
         return result.to_convention(self.options.convention)
+
+    def _locate_whole(self, points: Floats, scale: float | None, known: Camera | None, people: Mask) -> _Scene:
+        """Scale the points [H, W, 3] of a whole image, which is one input of the model."""
+        canonical = self._canonical_focal(people.shape)
+        mask = in_front(points[..., 2]) & people
+        camera = known or estimated_camera(
+            fit_focal(points, mask) or canonical / (scale or 1.0), canonical, people.shape
+        )
+        scale = canonical / camera.focal if known else scale
+        if camera.note is None:
+            points = points / np.float32(scale or 1.0)
+        else:
+            points = camera.unproject(points[..., 2])
+        return _Scene(points, mask, camera, scale, metric=camera.note is None and scale is not None)
+
+    def _locate_regions(
+        self,
+        prepared: Prepared,
+        predicted: list[Tensor],
+        scales: list[float | None],
+        known: Camera | None,
+        people: Mask,
+    ) -> _Scene:
+        """Blend the points [3, h, w] of regions, each of which is one input of the model.
+
+        Each region is predicted as if it were the whole image; the camera that they share relates their depths.
+        """
+        context: DenseContext = prepared.context
+        canonical, regions = self._canonical_focal(people.shape), context.regions or []
+        focals = [self._region_focal(region, is_crop=context.are_crops) for region in regions]
+        camera = known or estimated_camera(
+            median_focal(predicted, scales, focals, regions) or canonical, canonical, people.shape
+        )
+        depths = [one[2:] * (camera.focal / focal) for one, focal in zip(predicted, focals, strict=True)]
+        blended = self.blend_maps(prepared, depths, channels=1, blend="mean")
+        depth: Floats = blended["values"][..., 0].numpy()
+        mask = in_front(depth) & blended["cover"].numpy() & people
+        metric = camera.note is None and (known is not None or any(scale is not None for scale in scales))
+        return _Scene(camera.unproject(depth), mask, camera, canonical / camera.focal, metric=metric)
 
     def _canonical_focal(self, size_hw: tuple[int, int]) -> float:
         """Return the canonical focal length in pixels of an image or tile that is resized to the input."""
@@ -145,123 +180,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
         return self._canonical_focal((int(region.height), int(region.width)))
 
 
-@dataclass(frozen=True)
-class _Camera:
-    """A camera matrix [3, 3] in source pixels, its origin, and what is wrong with it."""
-
-    K: Floats
-    origin: IntrinsicsFrom
-    note: str | None = None
-
-    @property
-    def focal(self) -> float:
-        """Focal length in pixels."""
-        return math.sqrt(float(self.K[0, 0]) * float(self.K[1, 1]))
-
-    def unproject(self, depth: Floats) -> Floats:
-        """Return the points of pixels at a depth: [H, W] -> [H, W, 3]."""
-        height, width = depth.shape
-        rows, columns = np.mgrid[0:height, 0:width].astype(np.float32)
-        y = (rows - self.K[1, 2]) / self.K[1, 1]
-        x = (columns - self.K[0, 2] - self.K[0, 1] * y) / self.K[0, 0]
-        return np.stack([x * depth, y * depth, depth], axis=-1).astype(np.float32)  # [H, W, 3]
-
-
-def _known_camera(frame: Frame, options: PointmapOptions) -> _Camera | None:
-    """Return the camera from `K`, the field of view or EXIF."""
-    if options.K is not None:
-        return _Camera(_check_matrix(options.K, frame), "given")
-    if options.fov is not None:
-        focal = frame.size_hw[1] / 2 / math.tan(math.radians(options.fov) / 2)
-        return _Camera(_centred_matrix(focal, frame.size_hw), "field of view")
-    if options.exif and frame.exif_focal_px is not None:
-        return _Camera(_centred_matrix(frame.exif_focal_px, frame.size_hw), "exif")
-    return None
-
-
-def _estimated_camera(focal: float, canonical: float, size_hw: tuple[int, int]) -> _Camera:
-    """Return the camera of an estimated focal length if a lens may have it, else the canonical one."""
-    degrees = math.degrees(2 * math.atan(max(size_hw) / 2 / focal))
-    low, high = _FIELD_OF_VIEW
-    if low <= degrees <= high:
-        return _Camera(_centred_matrix(focal, size_hw), "estimated")
-    note = (
-        f"the estimated field of view, {degrees:.0f}°, is outside of {low:.0f}° to {high:.0f}°; the camera is assumed, "
-        "and points are not in metres"
-    )
-    return _Camera(_centred_matrix(canonical, size_hw), "assumed", note)
-
-
-def _check_matrix(K: ArrayLike | Tensor, frame: Frame) -> Floats:
-    """Read a camera matrix, or the one of this image among several."""
-    try:
-        table = np.array(K.detach().cpu() if isinstance(K, Tensor) else K, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"K: expected a camera matrix [3, 3], got {type(K).__name__}.") from error
-    if table.ndim == 3:
-        if frame.index >= len(table):
-            raise InputError(f"K: expected a matrix for each image, got {len(table)}, none for {frame.name}.")
-        table = table[frame.index]
-    if table.shape != (3, 3):
-        raise InputError(f"K: expected the shape [3, 3], got {list(table.shape)}.")
-    if not np.isfinite(table).all() or table[0, 0] <= 0 or table[1, 1] <= 0:
-        raise InputError(f"K: expected finite numbers and positive focal lengths, got {table.tolist()}.")
-    return table
-
-
-def _centred_matrix(focal: float, size_hw: tuple[int, int]) -> Floats:
-    """Return the matrix [3, 3] of a camera whose principal point is the centre of the image."""
-    height, width = size_hw
-    return np.array([[focal, 0, (width - 1) / 2], [0, focal, (height - 1) / 2], [0, 0, 1]], np.float32)
-
-
 def _valid_scale(scale: Tensor | None) -> float | None:
     """Return a scale [1] if it is finite and positive."""
     value = 0.0 if scale is None else float(scale[0])
     return value if math.isfinite(value) and value > 0 else None
-
-
-def _in_front(depth: Floats) -> Mask:
-    """Return where a depth [H, W] is in front of the camera."""
-    mask: Mask = np.isfinite(depth) & (depth > _MIN_DEPTH)
-    return mask
-
-
-def _fit_focal(points: Floats, mask: Mask) -> float | None:
-    """Return the focal length in pixels that projects points [H, W, 3] closest to their pixels; None if none does.
-
-    Least squares on (x, y) / z against the distance from the centre. The ratio is that of the canonical camera too.
-    """
-    height, width = mask.shape
-    step = max(1, math.isqrt(height * width // _MAX_FITTED_PIXELS))
-    rows, columns = np.mgrid[0:height:step, 0:width:step]
-    chosen = mask[::step, ::step]
-    if not chosen.any():
-        return None
-    sampled = points[::step, ::step][chosen].astype(np.float64)  # [n, 3]
-    offsets = np.stack([columns - (width - 1) / 2, rows - (height - 1) / 2], axis=-1)[chosen]  # [n, 2]
-    ratio = sampled[:, :2] / sampled[:, 2:]  # [n, 2]
-    total = float((ratio * ratio).sum())
-    focal = float((ratio * offsets).sum()) / total if total > 0 else 0.0
-    return focal if math.isfinite(focal) and focal > 1 else None
-
-
-def _estimate_focal(
-    maps: list[Tensor], scales: list[float | None], canonical: list[float], regions: list[Region]
-) -> float | None:
-    """Return the median focal length of regions, weighted by area, from their scale or fitted to their points."""
-    focals, areas = [], []
-    for points, scale, region_focal, region in zip(maps, scales, canonical, regions, strict=True):
-        focal = None if scale is None else region_focal / scale
-        if focal is None:
-            array = np.ascontiguousarray(points.permute(1, 2, 0).numpy())  # [h, w, 3]
-            fitted = _fit_focal(array, _in_front(array[..., 2]))
-            focal = None if fitted is None else fitted * region.height / array.shape[0]
-        if focal is not None:
-            focals.append(focal)
-            areas.append(region.height * region.width)
-    if not focals:
-        return None
-    order = np.argsort(focals)
-    middle = np.searchsorted(np.cumsum(np.array(areas)[order]), sum(areas) / 2)
-    return float(focals[order[middle]])

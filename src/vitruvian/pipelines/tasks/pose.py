@@ -8,30 +8,52 @@ once, whichever images its people are from. If a Triton kernel decodes, it is pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cuda.graphs import no_capture
+from vitruvian.cuda.streams import HostCopy, record_stream, stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.ops.cache import constant
-from vitruvian.ops.crop import crop_windows
-from vitruvian.ops.cuda_graphs import no_capture
+from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import HostCopy, LazyValue, record_stream, stack_on_device
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.people.detectors import whole_image
 from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
 from vitruvian.pipelines.regions import boxes_xywh
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
+from vitruvian.tensor_cache import constant
+
+T = TypeVar("T")
+
+
+class LazyValue(Generic[T]):
+    """A value that the first thread to call `get` computes. Thread-safe."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute: Callable[[], T] | None = compute
+        self._value: list[T] = []
+        self._lock = threading.Lock()
+
+    def get(self) -> T:
+        """Return the value. If computing it raises, the next call tries again."""
+        with self._lock:
+            if self._compute is not None:
+                self._value.append(self._compute())
+                self._compute = None  # releases what the closure holds
+            return self._value[0]
+
 
 # x, y in heatmap pixels and score of each keypoint of a batch [B, J, 3], and the size of its heatmaps.
 BatchKeypoints = tuple[Tensor, tuple[int, int]]
@@ -60,6 +82,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     options_class = PoseOptions
     on_empty = "none"
     fixed_input_size = True
+    forward_options = ("flip", "kernel_size")
 
     @property
     def keypoint_names(self) -> tuple[str, ...]:
@@ -111,12 +134,13 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
             mirrored = None if pairs is None else self.model(crops.flip(-1), return_dict=True).heatmaps
             return _decode(heatmaps, mirrored, pairs, kernel_size)
 
-    def forward_decodes(self) -> bool:
-        """Return whether a kernel decodes in `forward`."""
-        if self.upload_stream is None:
-            return False
-        example = torch.empty(0, self.input_hw[1], dtype=self.model.dtype, device=self.device)
-        return decodes_without_sync(example, kernel_size=self.options.kernel_size)
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker" if a kernel decodes in `forward`, else as for other tasks."""
+        if self.upload_stream is not None:
+            example = torch.empty(0, self.input_hw[1], dtype=self.model.dtype, device=self.device)
+            if decodes_without_sync(example, kernel_size=self.options.kernel_size):
+                return "worker"
+        return super().decode_thread()
 
     def _flip_pairs(self) -> Tensor:
         """Return the pairs of keypoints that swap in a mirrored image [P, 2]."""
@@ -149,7 +173,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     def _to_source(self, xy: NDArray[np.float32], heatmap_hw: tuple[int, int], people: People) -> NDArray[np.float32]:
         """Transform keypoints [P, J, 2] from pixels of people's heatmaps to those of the image."""
-        center_xy, size_wh = crop_windows(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
+        center_xy, size_wh = crop_windows_numpy(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
         last_xy = np.array([heatmap_hw[1] - 1, heatmap_hw[0] - 1], np.float32)
         relative = xy / last_xy - np.float32(0.5)  # [P, J, 2]
         return (relative * size_wh[:, None] + center_xy[:, None]).astype(np.float32, copy=False)

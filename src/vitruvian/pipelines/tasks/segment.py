@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.sam2.processing import Sam2Processor
+from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor, height_width
+from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
 
 _MAX_PROMPTED_OBJECTS = 64  # in one call of the mask decoder
@@ -59,7 +62,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     processor: Sam2Processor
     task = "segment"
     options_class = PromptOptions
-    blocking_decode: ClassVar[bool] = True
+    forward_options = ("best",)
 
     @property
     def input_hw(self) -> tuple[int, int]:
@@ -68,29 +71,37 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image, and scale the prompts with it."""
+        prompts = self.prompts(frame.size_hw)
+        pixels = pixels_of(frame.image)  # [3, H, W]
+        return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), prompts)])
+
+    def prompts(self, size_hw: tuple[int, int]) -> tuple[BatchFeature, bool]:
+        """Return the prompts of the options as inputs of the model, and whether it proposes three masks of each."""
         options = self.options
         points, labels, boxes = _nest(options.points, 3), _nest(options.labels, 2), _nest(options.boxes, 2)
         masks = None if options.masks is None else torch.as_tensor(np.asarray(options.masks))
         if points is None and boxes is None and masks is None:
             raise InputError("prompts: expected points, boxes or masks, got none. Pass points=[[x, y]], say.")
         point_batch, label_batch, box_batch = (None if one is None else [one] for one in (points, labels, boxes))
-        prompts = self.processor.prompts([frame.size_hw], point_batch, label_batch, box_batch, strict=True)
+        prompts = self.processor.prompts([size_hw], point_batch, label_batch, box_batch, strict=True)
         if masks is not None:
             prompts["input_masks"] = (masks if masks.ndim == 3 else masks[None])[None]  # [1, P, h, w]
-        pixels = as_tensor(frame.image).permute(2, 0, 1)  # [3, H, W]
         ambiguous = points is not None and all(len(one) == 1 for one in points) and boxes is None and masks is None
-        multimask = ambiguous if options.multimask is None else options.multimask
-        return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), (prompts, multimask))])
+        return prompts, ambiguous if options.multimask is None else options.multimask
 
     def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
         """Return low-resolution logits [N, h, w] and scores [N] of each image's masks; images are encoded together."""
-        pixels = stack_on_device([unit.pixels for unit in units], self.device).to(self.model.dtype)  # [B, 3, H, W]
-        levels = self.model.get_image_embeddings(pixels)
-        return [self._decode_prompts([level[i : i + 1] for level in levels], unit) for i, unit in enumerate(units)]
+        images = self.encode([unit.pixels for unit in units])
+        return [self.decode_prompts(levels, *unit.extra) for levels, unit in zip(images, units, strict=True)]
 
-    def _decode_prompts(self, levels: list[Tensor], unit: Unit) -> tuple[Tensor, Tensor]:
-        """Run the mask decoder on the prompts of one image."""
-        prompts, multimask = unit.extra
+    def encode(self, inputs: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the embeddings of each image, a list of levels [1, C, h, w], from inputs [3, H, W]."""
+        pixels = stack_on_device(inputs, self.device).to(self.model.dtype)  # [B, 3, H, W]
+        levels = self.model.get_image_embeddings(pixels)
+        return [[level[i : i + 1] for level in levels] for i in range(len(pixels))]
+
+    def decode_prompts(self, levels: list[Tensor], prompts: BatchFeature, multimask: bool) -> tuple[Tensor, Tensor]:
+        """Run the mask decoder on the prompts of one image: low-resolution logits [N, h, w] and scores [N]."""
         count = max(prompt.shape[1] for prompt in prompts.values())
         logits, scores = [], []
         for start in range(0, count, _MAX_PROMPTED_OBJECTS):
@@ -107,10 +118,14 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             scores.append(ious.flatten())  # [P·K]
         return torch.cat(logits), torch.cat(scores)
 
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `decode` waits for the device."""
+        return "worker"
+
     def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[list[Rle], Tensor, Tensor]:
         """Upsample one mask after another; return run lengths, boxes [N, 4] and scores [N]."""
         logits, scores = outputs[0]
-        runs, boxes = encode_masks(
+        rles, boxes = encode_masks(
             self.processor,
             logits,
             prepared.frame.size_hw,
@@ -118,15 +133,15 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             max_hole_area=self.options.max_hole_area,
             max_sprinkle_area=self.options.max_sprinkle_area,
         )
-        return runs, boxes, scores
+        return rles, boxes, scores
 
     def finish(self, prepared: Prepared, decoded: tuple[list[Rle], Tensor, Tensor]) -> Masks:
         """Build the result."""
-        runs, boxes, scores = decoded
+        rles, boxes, scores = decoded
         return Masks(
             **self.result_fields(prepared.frame),
             kind="segment",
-            runs=runs,
+            rles=rles,
             scores=scores.numpy(),
             boxes_xyxy=boxes.numpy(),
         )
@@ -139,12 +154,12 @@ def encode_masks(
 
     `options` are those of `Sam2Processor.post_process_masks`.
     """
-    runs, boxes = [], []
+    rles, boxes = [], []
     for one in logits:
         (mask,) = processor.post_process_masks(one[None, None, None], [size_hw], **options)
-        runs += encode_rles(mask[0], compress=True)
+        rles += encode_rles(mask[0], compress=True)
         boxes.append(mask_boxes(mask[0]))  # [1, 4]
-    return runs, torch.cat(boxes).float()
+    return rles, torch.cat(boxes).float()
 
 
 def _nest(prompt: ArrayLike | None, levels: int) -> Any:

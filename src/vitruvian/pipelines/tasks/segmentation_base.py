@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from vitruvian.cuda.streams import stack_on_device
+from vitruvian.images.data_format import pixels_of
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import as_tensor
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -24,8 +24,8 @@ _TYPICAL_HW = (768, 1024)  # of a photograph
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentOptions(Options):
-    """Options of instance and panoptic segmentation.
+class QueryThresholdOptions(Options):
+    """Which queries become segments, in instance and panoptic segmentation.
 
     Args:
         threshold: Lowest score of an object.
@@ -41,7 +41,7 @@ class SegmentOptions(Options):
 class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):
     """Queries of whole images; subclasses post-process them."""
 
-    blocking_decode: ClassVar[bool] = True
+    forward_options = ()
     post_process: ClassVar[str]  # method of the processor; it takes the options of the task
     post_process_options: ClassVar[dict[str, object]] = {}  # further arguments
 
@@ -59,7 +59,7 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
-        inputs = self.processor(as_tensor(frame.image).permute(2, 0, 1), return_tensors="pt")
+        inputs = self.processor(pixels_of(frame.image), return_tensors="pt")
         return Prepared(frame, [Unit(inputs["pixel_values"][0], inputs["pixel_mask"][0])])
 
     def forward(self, units: list[Unit]) -> list[QueryOutputs]:
@@ -69,6 +69,10 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
         out = self.model(pixels, pixel_mask=masks, return_dict=True)
         classes, queries = out.class_queries_logits.float(), out.masks_queries_logits
         return [(classes[i : i + 1], queries[i : i + 1], masks[i : i + 1]) for i in range(len(units))]
+
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `decode` waits for the device."""
+        return "worker"
 
     def decode(self, prepared: Prepared, outputs: list[QueryOutputs]) -> Any:
         """Post-process the queries of one image with the processor."""

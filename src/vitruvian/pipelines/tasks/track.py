@@ -11,104 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from vitruvian.cuda.streams import HostCopy, stack_on_device
 from vitruvian.errors import InputError, PromptError
-from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import Rle
-from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
-from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import TrackingOptions
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
-from vitruvian.pipelines.engine.cuda_streams import HostCopy, stack_on_device
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import encode_masks
-from vitruvian.pipelines.video.tracking import box_iou
+from vitruvian.pipelines.video.object_tracker import FrameMasks, ObjectTracker, frame_number
+from vitruvian.pipelines.video.smoothing import State
+from vitruvian.pipelines.video.track_prompt import TrackPrompt
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track
-
-_SAME_PERSON_IOU = 0.5  # of the box of a detected person and that of a tracked object
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrackPrompt:
-    """What marks an object in one frame, in pixels of the upright frame.
-
-    Args:
-        object_id: Identity of the object, a number from 1 to 65535.
-        frame: Number of the frame, from 0; the `frame` of results.
-        points: [[x, y], …]. They are added to earlier points of the object in this frame.
-        labels: For each point 1 on the object (the default) or 0 off it.
-        box: x1, y1, x2, y2. It replaces earlier points and boxes of the object in this frame.
-        mask: bool [H, W], alone.
-    """
-
-    object_id: int
-    frame: int = 0
-    points: ArrayLike | None = None
-    labels: ArrayLike | None = None
-    box: ArrayLike | None = None
-    mask: ArrayLike | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.object_id <= 65535:
-            raise PromptError(f"object_id: expected a number from 1 to 65535, got {self.object_id}.")
-        if self.frame < 0:
-            raise PromptError(f"frame: expected a number from 0, got {self.frame} for object {self.object_id}.")
-        given = [name for name in ("points", "box", "mask") if getattr(self, name) is not None]
-        if not given or (self.mask is not None and len(given) > 1):
-            got = " and ".join(given) or "none"
-            raise PromptError(f"prompts: expected points, a box or both, or a mask, got {got} for {self._name}.")
-        if self.labels is not None and self.points is None:
-            raise PromptError(f"labels: expected points with them, got none for {self._name}.")
-        if self.mask is not None and not np.any(self.mask):
-            raise PromptError(f"mask: expected pixels of {self._name}, got an empty mask. Leave the prompt out.")
-
-    @property
-    def _name(self) -> str:
-        return f"object {self.object_id} in frame {self.frame}"
-
-    def add_to(
-        self,
-        session: Sam2VideoInferenceSession,
-        processor: Sam2VideoProcessor,
-        frame_idx: int,
-        size_hw: tuple[int, int],
-    ) -> None:
-        """Add this prompt to a frame of a session; `size_hw` is the size of the frame."""
-        inputs: dict[str, Any] = {"clear_old_inputs": self.box is not None}
-        if self.points is not None:
-            points: Any = np.asarray(self.points, dtype=float).reshape(-1, 2)  # [N, 2]
-            outside = points[((points < 0) | (points > size_hw[::-1])).any(axis=1)].tolist()
-            if outside:
-                expected = f"x in 0…{size_hw[1]} and y in 0…{size_hw[0]}"
-                raise PromptError(f"points: expected {expected} for {self._name}, got {outside}.")
-            labels = np.ones(len(points), int) if self.labels is None else np.asarray(self.labels).reshape(-1)
-            inputs |= {"input_points": [[points.tolist()]], "input_labels": [[labels.tolist()]]}
-        if self.box is not None:
-            inputs["input_boxes"] = [[np.asarray(self.box, dtype=float).tolist()]]
-        if self.mask is not None:
-            mask = np.asarray(self.mask, dtype=bool)
-            if mask.shape != size_hw:
-                expected = f"{size_hw[0]}×{size_hw[1]} pixels"
-                raise PromptError(f"mask: expected {expected} for {self._name}, got {list(mask.shape)}.")
-            inputs = {"input_masks": [mask]}
-        try:
-            processor.add_inputs_to_inference_session(
-                session, frame_idx, self.object_id, original_size=size_hw, **inputs
-            )
-        except (InputError, ValueError) as error:
-            raise PromptError(f"prompts: expected what fits {self._name}, got an error: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,102 +80,6 @@ class TrackOptions(Options, TrackingOptions):
     def prompt_list(self) -> list[TrackPrompt]:
         """The prompts as a list."""
         return [self.prompts] if isinstance(self.prompts, TrackPrompt) else list(self.prompts or ())
-
-
-class _FrameMasks(NamedTuple):
-    """Masks of O objects in a frame: their ids, logits [O, h, w], predicted IoU [O] and presence logits [O]."""
-
-    ids: list[int]
-    logits: Tensor
-    ious: Tensor
-    presence: Tensor
-
-
-class _Tracker:
-    """The state of one video: the session, and the prompts of frames to come.
-
-    Attributes:
-        session: The session of the model.
-        frame: The last frame.
-        number: Its number; -1 before the first.
-        pending: Prompts of later frames, by frame.
-    """
-
-    def __init__(self, model: Sam2VideoModel, processor: Sam2VideoProcessor, options: TrackOptions) -> None:
-        self._model, self._processor = model, processor
-        storage = torch.device("cpu") if options.keep_history else model.device
-        self.session = Sam2VideoInferenceSession(
-            inference_device=model.device,
-            inference_state_device=storage,
-            video_storage_device=storage,
-            dtype=model.dtype,
-            options=options,
-        )
-        self.frame: Frame | None = None
-        self.number = -1
-        self.pending: dict[int, list[TrackPrompt]] = {}
-        self.add(options.prompt_list)
-        self._size_hw: tuple[int, int] | None = None
-        self._pixels: Tensor | None = None  # of the last frame [3, H, W]
-        self._index = 0  # of the last frame in the session, which has no frames before the first prompt
-
-    def add(self, prompts: Sequence[TrackPrompt]) -> None:
-        """Store prompts of later frames."""
-        for prompt in prompts:
-            self.pending.setdefault(prompt.frame, []).append(prompt)
-
-    def remove(self, object_id: int) -> None:
-        """Forget an object and its prompts of later frames."""
-        waiting = any(prompt.object_id == object_id for prompts in self.pending.values() for prompt in prompts)
-        if object_id in self.session.obj_ids or not waiting:
-            self.session.remove_object(object_id)
-        kept = {n: [one for one in prompts if one.object_id != object_id] for n, prompts in self.pending.items()}
-        self.pending = {number: prompts for number, prompts in kept.items() if prompts}
-
-    def advance(self, frame: Frame, pixels: Tensor, people: People | None) -> _FrameMasks | None:
-        """Track all objects to the next frame, with its prompts and detected people; None without objects."""
-        self._size_hw = self._size_hw or frame.size_hw
-        number = frame_number(frame)
-        if frame.size_hw != self._size_hw:
-            expected, got = (f"{height}×{width}" for height, width in (self._size_hw, frame.size_hw))
-            raise InputError(
-                f"frame {number}: expected {expected} pixels as in the frames before, got {got}. Resize the frames."
-            )
-        self.frame, self.number = frame, number
-        prompts = self.pending.pop(number, [])
-        self._index = self.session.num_frames or 0
-        self._pixels = pixels
-        masks = self.segment(prompts)
-        new_people = [] if people is None else self._new_people(people, masks)
-        return self.segment(new_people) if new_people else masks
-
-    def segment(self, prompts: Sequence[TrackPrompt]) -> _FrameMasks | None:
-        """Add prompts to the last frame and segment it; None without objects."""
-        assert self.frame is not None
-        for prompt in prompts:
-            prompt.add_to(self.session, self._processor, self._index, self.frame.size_hw)
-        if not self.session.obj_ids:
-            return None
-        out = self._model(self.session, frame_idx=self._index, frame=self._pixels, return_dict=True)
-        return _FrameMasks(
-            out.object_ids, out.pred_masks[:, 0], out.iou_scores[:, 0].float(), out.object_score_logits[:, 0].float()
-        )
-
-    def _new_people(self, people: People, masks: _FrameMasks | None) -> list[TrackPrompt]:
-        """Return prompts for the detected people that no tracked object is."""
-        assert self.frame is not None
-        boxes: NDArray[np.float64] = people.boxes_xyxy.astype(np.float64)  # [P, 4]
-        if masks is not None and len(boxes):
-            height, width = self.frame.size_hw
-            rows, columns = masks.logits.shape[1:]
-            scale = np.array((width / columns, height / rows) * 2)
-            tracked = mask_boxes(masks.logits > 0).cpu().numpy() * scale  # [O, 4]
-            boxes = boxes[box_iou(boxes, tracked).max(axis=1) < _SAME_PERSON_IOU]
-        taken = {one.object_id for prompts in self.pending.values() for one in prompts} | {*self.session.obj_ids}
-        first = max(taken, default=0) + 1
-        return [
-            TrackPrompt(object_id=object_id, frame=self.number, box=box) for object_id, box in enumerate(boxes, first)
-        ]
 
 
 class TrackResults(Results[Track]):
@@ -300,6 +130,19 @@ class TrackResults(Results[Track]):
         """Stop tracking an object, from the next frame on."""
         self._tracker.remove(object_id)
 
+    def checkpoint(self, every: int) -> None:
+        """Store the state before each frame whose number is a multiple of `every`, for `state_before`."""
+        self._tracker.checkpoint_every = every
+
+    def state_before(self, frame: int) -> State:
+        """Return the state before a frame with a checkpoint, or after the last one; drop older checkpoints."""
+        return self._tracker.state_before(frame)
+
+    def restore(self, state: State, frame: int) -> None:
+        """Continue from a state that was taken before `frame`, which is the first that the source has."""
+        self._tracker.restore(state, frame)
+        self._pipe.continue_after(people_found=self._tracker.people_found)
+
     def __next__(self) -> Track | Failure:
         try:
             outcome = super().__next__()
@@ -322,11 +165,10 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
     """Objects tracked through a video: a call returns `TrackResults`, an iterator over one `Track` for each frame."""
 
     processor: Sam2VideoProcessor
-    tracker: _Tracker
+    tracker: ObjectTracker
     task = "track"
     options_class = TrackOptions
     fixed_input_size = True
-    blocking_decode: ClassVar[bool] = True
     _people_found: bool
 
     @property
@@ -340,14 +182,19 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         assert isinstance(results, Results)
         return results
 
-    def _for_call(self, changes: Mapping[str, object]) -> Self:
-        call = super()._for_call(changes)
+    def for_call(self, changes: Mapping[str, object]) -> Self:
+        """Return a copy with the options of one call, and with the state of its video."""
+        call = super().for_call(changes)
         if call.options.prompts is None and call.detector is None:
             raise InputError("prompts: expected prompts or a finder, got neither. Pass prompts=TrackPrompt(…), say.")
         call.max_ahead = 0 if call.options.interactive else None
-        call.tracker = _Tracker(self.model, self.processor, call.options)
+        call.tracker = ObjectTracker(self.model, self.processor, call.options, call.options.prompt_list)
         call._people_found = False
         return call
+
+    def continue_after(self, *, people_found: bool) -> None:
+        """Continue a video in whose earlier frames people were detected or not."""
+        self._people_found = people_found
 
     def wrap_results(self, results: ResultGenerator[Track], source: Source) -> TrackResults:
         """Return results to which prompts can be added."""
@@ -384,38 +231,37 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         assert isinstance(unit, Unit)  # only many units are made later
         return Prepared(frame, [unit._replace(extra=(frame, people))])
 
-    def forward(self, units: list[Unit]) -> list[_FrameMasks | None]:
+    def forward(self, units: list[Unit]) -> list[FrameMasks | None]:
         """Track all objects to the next frame."""
         (unit,) = units
         frame, people = unit.extra
         pixels = stack_on_device([unit.pixels], self.device)[0].to(self.model.dtype)
         return [self.tracker.advance(frame, pixels, people)]
 
+    def decode_thread(self) -> DecodeThread:
+        """Return "worker": `decode` waits for the device."""
+        return "worker"
+
     def decode(
-        self, prepared: Prepared, outputs: list[_FrameMasks | None]
+        self, prepared: Prepared, outputs: list[FrameMasks | None]
     ) -> tuple[list[int], list[Rle], Tensor, Tensor, Tensor]:
         """Upsample the masks; return ids, run lengths, boxes [O, 4], predicted IoU [O] and presence [O]."""
         (masks,) = outputs
         if masks is None:
             return [], [], torch.zeros(0, 4), torch.zeros(0), torch.zeros(0)
-        runs, boxes = encode_masks(
+        rles, boxes = encode_masks(
             self.processor, masks.logits, prepared.frame.size_hw, mask_threshold=self.options.mask_threshold
         )
-        return masks.ids, runs, boxes, masks.ious, masks.presence.sigmoid()
+        return masks.ids, rles, boxes, masks.ious, masks.presence.sigmoid()
 
     def finish(self, prepared: Prepared, decoded: tuple[list[int], list[Rle], Tensor, Tensor, Tensor]) -> Track:
         """Build the result."""
-        ids, runs, boxes, ious, presence = decoded
+        ids, rles, boxes, ious, presence = decoded
         return Track(
             **(self.result_fields(prepared.frame) | {"frame": frame_number(prepared.frame)}),
-            runs=runs,
+            rles=rles,
             scores=ious.numpy(),
             boxes_xyxy=boxes.numpy(),
             object_ids=np.array(ids, np.int64),
             presence=presence.numpy(),
         )
-
-
-def frame_number(frame: Frame) -> int:
-    """Return the number of a frame in its video, or in the list that it is from."""
-    return frame.index if frame.frame is None else frame.frame

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from vitruvian.pipelines.video.loop import VideoReport, VideoTask, pipeline_task, run_video
+from vitruvian.pipelines.video.loop import VideoOptions, VideoReport, VideoTask, pipeline_task, run_video
+from vitruvian.pipelines.video.person_tracking import PersonTracker
 
-__all__ = ["VideoReport", "VideoTask", "pipeline_task", "run_video"]
+__all__ = ["PersonTracker", "Tracker", "VideoOptions", "VideoReport", "VideoTask", "pipeline_task", "run_video"]
+Tracker = PersonTracker  # its name before

@@ -12,25 +12,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError, PromptError
 from vitruvian.files.video import SequenceReader, VideoReader, open_video
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
-from vitruvian.pipelines.video.segments import SegmentFiles, SegmentFolder, VideoSegment
+from vitruvian.pipelines.video.person_tracking import TrackedDetector
 from vitruvian.pipelines.video.smoothing import ResultSmoother, State, prefixed, substate
-from vitruvian.pipelines.video.tracking import TrackedDetector
-from vitruvian.results import Parts, Result, Semantic
+from vitruvian.pipelines.video.video_segments import SegmentFiles, SegmentFolder, VideoSegment
+from vitruvian.results import Result
 
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
 # Takes frames in order and the people detector; yields a result or a `Failure` for each, in order.
@@ -39,8 +39,75 @@ _CAMERA_RATE = Fraction(30)
 _MAX_QUEUED = 4  # frames that wait to be drawn and written
 
 
+@runtime_checkable
+class ResumableResults(Protocol):
+    """Results of a task with a state of its own, such as objects that are tracked."""
+
+    def checkpoint(self, every: int) -> None:
+        """Store the state before each frame whose number is a multiple of `every`."""
+        ...
+
+    def state_before(self, frame: int) -> State:
+        """Return the state before a frame, and drop older ones."""
+        ...
+
+    def restore(self, state: State, frame: int) -> None:
+        """Continue with `frame` from a state that `state_before` returned. Called before the first result is taken."""
+        ...
+
+
 class _Pipeline(Protocol):
     def run(self, source: object, **options: object) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoOptions:
+    """What to write about a video, and how.
+
+    Args:
+        out: Video to write, or numbered images (``name_%05d.png``).
+        records: File to write with one line of JSON per frame.
+        detector: People detector, for tasks about people. Give it a low threshold, such as 0.1.
+        detect_every: Run the detector in every so many frames, and predict boxes in between.
+        smooth: Whether to smooth results over time; see `ResultSmoother`.
+        draw: Makes the image of a result; by default what `plot_frame` draws. With `alpha` it returns RGBA.
+        record: Makes the record of a result; by default `to_dict`.
+        alpha: Whether the video has straight alpha (.webm, .mov).
+        sound: Whether to copy the sound of the source.
+        preview: Called in the background with each frame's number, drawing and result.
+        progress: Called with the number of completed frames, and the total if known.
+        segment_seconds: Length of a segment: what is lost, at most, when a run is stopped.
+        settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
+        overwrite: Start again, and replace existing output.
+        max_frames: Stop after so many frames.
+        keep_state: Folder to keep segments and states in, for `refine`.
+        refine: A folder that `keep_state` named, and the first frame that is to change: everything before the segment
+            of that frame is taken over.
+    """
+
+    out: str | Path | None = None
+    records: str | Path | None = None
+    detector: PeopleDetector | None = None
+    detect_every: int = 1
+    smooth: bool = True
+    draw: Callable[[Result], Drawing] | None = None
+    record: Callable[[Result], Mapping[str, object]] | None = None
+    alpha: bool = False
+    sound: bool = True
+    preview: Callable[[int, Drawing, Result], object] | None = None
+    progress: Callable[[int, int | None], object] | None = None
+    segment_seconds: float = 10.0
+    settings: Mapping[str, object] | None = None
+    overwrite: bool = False
+    max_frames: int | None = None
+    keep_state: Path | None = None
+    refine: tuple[Path, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.out is None and self.records is None:
+            raise InputError("out, records: expected at least one of them, got none. Say where results shall go.")
+        if not self.segment_seconds > 0:
+            raise InputError(f"segment_seconds: expected seconds above 0, got {self.segment_seconds}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,24 +145,7 @@ def pipeline_task(pipe: _Pipeline, **options: object) -> VideoTask:
 
 
 def run_video(
-    source: str | Path | int,
-    task: VideoTask,
-    *,
-    out: str | Path | None = None,
-    records: str | Path | None = None,
-    detector: PeopleDetector | None = None,
-    detect_every: int = 1,
-    smooth: bool = True,
-    draw: Callable[[Result], Drawing] | None = None,
-    record: Callable[[Result], Mapping[str, object]] | None = None,
-    alpha: bool = False,
-    sound: bool = True,
-    preview: Callable[[int, Drawing, Result], object] | None = None,
-    progress: Callable[[int, int | None], object] | None = None,
-    segment_seconds: float = 10.0,
-    settings: Mapping[str, object] | None = None,
-    overwrite: bool = False,
-    max_frames: int | None = None,
+    source: str | Path | int, task: VideoTask, options: VideoOptions | None = None, **changes: Any
 ) -> VideoReport:
     """Run a task over every frame of a video.
 
@@ -103,94 +153,102 @@ def run_video(
         source: A video file; numbered images (``name_%05d.png``), at 25 frames a second; or a camera: its number or
             ``"camera:0"``. A camera runs until Ctrl-C.
         task: What to do with frames; `pipeline_task` makes one of a pipeline. Its results must hold their images.
-        out: Video to write, or numbered images (``name_%05d.png``).
-        records: File to write with one line of JSON per frame.
-        detector: People detector, for tasks about people. Give it a low threshold, such as 0.1.
-        detect_every: Run the detector in every so many frames, and predict boxes in between.
-        smooth: Whether to smooth results over time; see `ResultSmoother`.
-        draw: Makes the image of a result; by default what `plot` draws. With `alpha` it returns RGBA.
-        record: Makes the record of a result; by default `to_dict`.
-        alpha: Whether the video has straight alpha (.webm, .mov).
-        sound: Whether to copy the sound of the source.
-        preview: Called in the background with each frame's number, drawing and result.
-        progress: Called with the number of completed frames, and the total if known.
-        segment_seconds: Length of a segment: what is lost, at most, when a run is stopped.
-        settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
-        overwrite: Start again, and replace existing output.
-        max_frames: Stop after so many frames.
+        options: What to write, and how.
+        changes: Fields of `VideoOptions`, which replace those of `options`.
     """
-    video, listing = (None if path is None else Path(path) for path in (out, records))
-    if video is None and listing is None:
-        raise InputError("out, records: expected at least one of them, got none. Say where results shall go.")
-    if not segment_seconds > 0:
-        raise InputError(f"segment_seconds: expected seconds above 0, got {segment_seconds}.")
+    options = VideoOptions(**changes) if options is None else replace(options, **changes)
     live = isinstance(source, int) or str(source).startswith("camera:")
     reader = None if live else open_video(str(source))
-    rate = _CAMERA_RATE if reader is None else reader.rate
-    length = max(1, round(segment_seconds * rate))
-    plan = {"settings": dict(settings or {}), "detect_every": detect_every, "smooth": smooth}
-    folder = SegmentFolder(video, listing, reader, rate=rate, length=length, alpha=alpha, settings=plan)
-    if overwrite or live:
+    folder = _open_folder(options, reader)
+    if options.refine is not None:
+        folder.adopt(options.refine[0], before=options.refine[1])
+    elif options.overwrite or live:
         folder.clear(finished=True)
     elif folder.finished():
-        return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=video, records=listing)
+        return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=folder.out, records=folder.records)
     done = folder.resume()
     start = done[-1].stop if done else 0
-    tracked = None if detector is None else TrackedDetector(detector, every=detect_every, checkpoint_every=length)
-    smoother = ResultSmoother() if smooth else None
-    if done:
-        state = folder.state(done[-1])
-        if tracked is not None:
-            tracked.restore(substate("detector.", state))
-        if smoother is not None:
-            smoother.restore(substate("smoother.", state))
-    record = record or methodcaller("to_dict")
-    output = _Output(folder, tracked, smoother, draw or _plot, record, preview, start)
-    total = max_frames if reader is None else reader.count
-    interrupted = False
-    stop_error: Exception | None = None
-    results = task(open_source(source) if reader is None else _read_frames(reader, start), tracked)
-    try:
-        try:
-            for result in results:
-                if live and isinstance(result, Failure) and result.frame is None:  # the camera failed, not a frame
-                    stop_error = result.error
-                    break
-                output.add(result)
-                if progress is not None:
-                    progress(output.next_frame, total)
-                if output.next_frame == max_frames:
-                    break
-        except KeyboardInterrupt:
-            if not live:
-                raise
-            interrupted = True
-        except PromptError as error:  # the frames before are complete
-            stop_error = error
-        output.end()
-    finally:
-        output.close()
-        close = getattr(results, "close", None)
-        if close is not None:
-            close()
+    state = folder.state(done[-1]) if done else None
+    output = _Output(folder, options, start)
+    if state is not None:
+        output.restore(state)
+    results = task(open_source(source) if reader is None else _read_frames(reader, start), output.detector)
+    if isinstance(results, ResumableResults):
+        output.follow(results, state)
+    ending = _consume(results, output, live=live, total=None if reader is None else reader.count)
     segments = [*done, *output.segments]
     if segments:
-        folder.join(segments, sound=sound)
+        folder.join(segments, sound=options.sound)
     else:
         folder.clear()
-    if stop_error is not None:
-        raise stop_error
-    if not segments and not interrupted:
+    if ending.error is not None:
+        raise ending.error
+    if not segments and not ending.interrupted:
         raise InputError(f"{source}: expected frames, got none after the first {start}.")
     return VideoReport(
         frames=segments[-1].stop if segments else 0,
         failures=sum(segment.failures for segment in segments),
         resumed_at=start,
         skipped=False,
-        out=video,
-        records=listing,
-        interrupted=interrupted,
+        out=folder.out,
+        records=folder.records,
+        interrupted=ending.interrupted,
     )
+
+
+def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | None) -> SegmentFolder:
+    """Return the segments of an output; the source is a camera without a reader."""
+    rate = _CAMERA_RATE if reader is None else reader.rate
+    return SegmentFolder(
+        None if options.out is None else Path(options.out),
+        None if options.records is None else Path(options.records),
+        reader,
+        rate=rate,
+        length=max(1, round(options.segment_seconds * rate)),
+        alpha=options.alpha,
+        settings={
+            "settings": dict(options.settings or {}),
+            "detect_every": options.detect_every,
+            "smooth": options.smooth,
+        },
+        keep=options.keep_state,
+    )
+
+
+class _Ending(NamedTuple):
+    """How the frames of a source ended: after the last one by default."""
+
+    interrupted: bool = False  # by Ctrl-C, which ends a camera
+    error: Exception | None = None  # to raise once the frames before it are written
+
+
+def _consume(results: Iterable[Result | Failure], output: _Output, *, live: bool, total: int | None) -> _Ending:
+    """Write all results, and complete the last segment. `total` is the number of frames if it is known."""
+    ending, options = _Ending(), output.options
+    try:
+        try:
+            for result in results:
+                if live and isinstance(result, Failure) and result.frame is None:  # the camera failed, not a frame
+                    ending = _Ending(error=result.error)
+                    break
+                output.add(result)
+                if options.progress is not None:
+                    options.progress(output.next_frame, options.max_frames if live else total)
+                if output.next_frame == options.max_frames:
+                    break
+        except KeyboardInterrupt:
+            if not live:
+                raise
+            ending = _Ending(interrupted=True)
+        except PromptError as error:  # the frames before are complete
+            ending = _Ending(error=error)
+        output.end()
+    finally:
+        output.close()
+        close = getattr(results, "close", None)
+        if close is not None:
+            close()
+    return ending
 
 
 def _read_frames(reader: VideoReader | SequenceReader, start: int) -> Iterator[Frame]:
@@ -200,26 +258,30 @@ def _read_frames(reader: VideoReader | SequenceReader, start: int) -> Iterator[F
 
 
 def _plot(result: Result) -> RgbImage:
-    """Draw a result as `plot` does, without a legend, which would change the size."""
-    options = {"legend": False} if isinstance(result, Parts | Semantic) else {}
-    return np.asarray(result.plot(**options).convert("RGB"))
+    """Draw a result by default."""
+    return np.asarray(result.plot_frame().convert("RGB"))
 
 
 class _Output:
-    """Writes results into segments: smoothed in the calling thread, drawn and written in a background thread."""
+    """Writes results into segments: smoothed in the calling thread, drawn and written in a background thread.
 
-    def __init__(
-        self,
-        folder: SegmentFolder,
-        detector: TrackedDetector | None,
-        smoother: ResultSmoother | None,
-        draw: Callable[[Result], Drawing],
-        record: Callable[[Result], Mapping[str, object]],
-        preview: Callable[[int, Drawing, Result], object] | None,
-        start: int,
-    ) -> None:
-        self._folder, self._detector, self._smoother = folder, detector, smoother
-        self._draw, self._record, self._preview = draw, record, preview
+    Attributes:
+        options: The options.
+        detector: The detector for the frames, which assigns identities; None for tasks without one.
+        next_frame: Number of the next frame to add.
+        segments: Complete segments.
+    """
+
+    def __init__(self, folder: SegmentFolder, options: VideoOptions, start: int) -> None:
+        self._folder, self.options = folder, options
+        self.detector: TrackedDetector | None = None
+        if options.detector is not None:
+            every = options.detect_every
+            self.detector = TrackedDetector(options.detector, every=every, checkpoint_every=folder.length)
+        self._smoother = ResultSmoother() if options.smooth else None
+        self._draw, self._record = options.draw or _plot, options.record or methodcaller("to_dict")
+        self._preview = options.preview
+        self._resumable: ResumableResults | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
         self._queued: deque[Future[None]] = deque()
         self._files: SegmentFiles | None = None  # of the segment that is being written
@@ -227,6 +289,20 @@ class _Output:
         self._failed = False
         self._start = self.next_frame = start
         self.segments: list[VideoSegment] = []
+
+    def restore(self, state: State) -> None:
+        """Continue from the state at the end of a segment."""
+        if self.detector is not None:
+            self.detector.restore(substate("detector.", state))
+        if self._smoother is not None:
+            self._smoother.restore(substate("smoother.", state))
+
+    def follow(self, results: ResumableResults, state: State | None) -> None:
+        """Store the state of results with each segment; they continue from `state`, if there is one."""
+        self._resumable = results
+        results.checkpoint(self._folder.length)
+        if state is not None:
+            results.restore(substate("task.", state), self._start)
 
     def add(self, result: Result | Failure) -> None:
         """Add the result of the next frame, or its `Failure`."""
@@ -259,10 +335,12 @@ class _Output:
     def _end_segment(self, number: int) -> None:
         """Complete the segment that ends before a frame, with the state before that frame."""
         state: State = {}
-        if self._detector is not None:  # it is ahead of the results
-            state |= prefixed("detector.", self._detector.state_before(number))
+        if self.detector is not None:  # it is ahead of the results
+            state |= prefixed("detector.", self.detector.state_before(number))
         if self._smoother is not None:
             state |= prefixed("smoother.", self._smoother.state())
+        if self._resumable is not None:
+            state |= prefixed("task.", self._resumable.state_before(number))
         self._submit(partial(self._finish, number, state))
 
     def _submit(self, work: Callable[[], None]) -> None:

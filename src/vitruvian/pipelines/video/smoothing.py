@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.resize import resize
-from vitruvian.processor import as_tensor
+from vitruvian.images.types import RgbImage
 from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
@@ -36,10 +36,10 @@ _MIN_CUTOFF, _BETA, _VELOCITY_CUTOFF = 1.5, 10.0, 1.5
 _FULL_CONFIDENCE = 0.3  # score from which a keypoint has full weight
 _MAX_GAP = 1.0  # seconds without a person after which their filter is dropped
 _MAX_JUMP = 0.5  # median motion in a step, in body sizes, above which it is someone else or a cut
-# Of maps: differences of an image from its average in grey levels, due to noise, and from which nothing is averaged.
+# Of maps: differences of an image from its average in gray levels, due to noise, and from which nothing is averaged.
 _STILL, _MOVING = 3.0, 10.0
 _CELL = 8  # side in pixels of the cells in which motion is measured
-# Of scene cuts: the minimum mean difference in grey levels, and its minimum ratio to the average difference.
+# Of scene cuts: the minimum mean difference in gray levels, and its minimum ratio to the average difference.
 _CUT_DIFFERENCE, _CUT_RATIO = 18.0, 3.0
 _CUT_GRID_HW = (18, 32)
 
@@ -256,25 +256,25 @@ class DenseSmoother(Stateful):
         unit: Whether maps are unit vectors.
     """
 
-    state_fields = ("average", "grey", "time")
+    state_fields = ("average", "gray", "time")
 
     def __init__(self, time_constant: float = 0.2, *, unit: bool = False) -> None:
         self.time_constant, self.unit = time_constant, unit
         self.average: NDArray[np.float32] | None = None
-        self.grey: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # average of the image
+        self.gray: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # average of the image
         self.time = 0.0
 
     def __call__(self, values: NDArray[np.floating], image: RgbImage, time: float) -> NDArray[np.float32]:
         """Return a map [H, W] or [H, W, C] averaged with earlier ones, from its image [H, W, 3] and its time."""
         newest = values.astype(np.float32)
-        grey = _small_grey(image, (max(1, image.shape[0] // _CELL), max(1, image.shape[1] // _CELL)))
+        gray = _small_gray(image, (max(1, image.shape[0] // _CELL), max(1, image.shape[1] // _CELL)))
         if self.average is None or self.average.shape != newest.shape or time < self.time:
-            self.average, self.grey, self.time = newest, grey, time
+            self.average, self.gray, self.time = newest, gray, time
             return newest.copy()
         decay = math.exp(-(time - self.time) / self.time_constant)
-        moved = np.clip((np.abs(grey - self.grey) - _STILL) / (_MOVING - _STILL), 0, 1)  # [h, w]
+        moved = np.clip((np.abs(gray - self.gray) - _STILL) / (_MOVING - _STILL), 0, 1)  # [h, w]
         old_weight = (decay * (1 - moved)).astype(np.float32)  # [h, w]
-        self.grey = grey + old_weight * (self.grey - grey)
+        self.gray = gray + old_weight * (self.gray - gray)
         large = resize(torch.from_numpy(old_weight)[None], (values.shape[0], values.shape[1]))[0].numpy()  # [H, W]
         large = large.reshape(*large.shape, *[1] * (newest.ndim - 2))  # [H, W] or [H, W, 1]
         mixed: NDArray[np.float32] = newest + large * (self.average - newest)
@@ -300,10 +300,10 @@ class SceneCuts(Stateful):
 
     def __call__(self, image: RgbImage) -> bool:
         """Return whether an image [H, W, 3] is the first after a cut."""
-        grey = _small_grey(image, _CUT_GRID_HW)
-        difference = 0.0 if self.last is None else float(np.abs(grey - self.last).mean())
+        gray = _small_gray(image, _CUT_GRID_HW)
+        difference = 0.0 if self.last is None else float(np.abs(gray - self.last).mean())
         cut = difference > max(_CUT_DIFFERENCE, _CUT_RATIO * self.average)
-        self.last = grey
+        self.last = gray
         self.average += 0.2 * (difference - self.average)
         return cut
 
@@ -349,8 +349,8 @@ class ResultSmoother(Stateful):
         return result
 
 
-def _small_grey(image: RgbImage, size_hw: tuple[int, int]) -> NDArray[np.float32]:
-    """Downsample an image [H, W, 3] to grey levels [h, w]."""
-    pixels = as_tensor(image).permute(2, 0, 1)  # [3, H, W]
+def _small_gray(image: RgbImage, size_hw: tuple[int, int]) -> NDArray[np.float32]:
+    """Downsample an image [H, W, 3] to gray levels [h, w]."""
+    pixels = pixels_of(image)  # [3, H, W]
     small: NDArray[np.float32] = resize(pixels, size_hw).float().mean(0).numpy()
     return small

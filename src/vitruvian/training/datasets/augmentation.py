@@ -1,4 +1,4 @@
-"""Random changes of images: crops, colours, light, blur and noise."""
+"""Random changes of images: crops, colors, light, blur and noise."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def _adjust_crop(crop: CropWindow, *, scale: float, shift_xy: Tensor, flipped: T
     return replace(crop, start_xy=start, step_xy=crop.step_xy / scale, flipped=flipped)
 
 
-def colour_jitter(images: LabeledImages, augment: AugmentConfig, generator: torch.Generator) -> LabeledImages:
+def color_jitter(images: LabeledImages, augment: AugmentConfig, generator: torch.Generator) -> LabeledImages:
     """Change brightness, contrast, saturation and tint of images and their foreground alike.
 
     The change is c ↦ A c + b, under which an image stays foreground + (1 − alpha) · background.
     """
-    draw = (2 * torch.rand(6, generator=generator) - 1) * augment.colour
-    grey = float(torch.rand(1, generator=generator)) < augment.grey
-    if augment.colour == 0 and not grey:
+    draw = (2 * torch.rand(6, generator=generator) - 1) * augment.color
+    gray = float(torch.rand(1, generator=generator)) < augment.gray
+    if augment.color == 0 and not gray:
         return images
-    saturation = 0.0 if grey else 1 + float(draw[0])
+    saturation = 0.0 if gray else 1 + float(draw[0])
     weights = torch.tensor([0.299, 0.587, 0.114])
     matrix = saturation * torch.eye(3) + (1 - saturation) * weights.expand(3, 3)
     contrast = 1 + float(draw[1])
@@ -61,7 +61,7 @@ def colour_jitter(images: LabeledImages, augment: AugmentConfig, generator: torc
 
 _SHRINK = {1: 0.5, 2: 0.15, 3: 0.11, 4: 0.1, 6: 0.08, 8: 0.06}  # factor: probability
 SHARPEN = 0.6  # probability of sharpening small people
-_DARK, _TINTED = 0.1, 0.35  # probability of low light, and of a colour of that light
+_DARK, _TINTED = 0.1, 0.35  # probability of low light, and of a color of that light
 _DEFOCUSED = 0.07
 
 
@@ -92,15 +92,15 @@ def _lower_resolution(images: Tensor, rng: Rng) -> Tensor:
 
 
 def photometric(images: Tensor, rng: Rng) -> Tensor:
-    """Change light, colour, sharpness and noise."""
+    """Change light, color, sharpness and noise."""
     n = len(images)
     shape = (n, 1, 1, 1)
     images = _darken(images * rng.log_uniform(0.65, 1.5, n).view(shape), rng)
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
     images = mean + (images - mean) * rng.log_uniform(0.65, 1.45, n).view(shape)
-    grey = images.mean(dim=1, keepdim=True)
+    gray = images.mean(dim=1, keepdim=True)
     saturation = torch.where(rng.bernoulli(0.08, n), 0.0, rng.log_uniform(0.5, 1.6, n)).view(shape)
-    images = grey + (images - grey) * saturation
+    images = gray + (images - gray) * saturation
     images = images * rng.log_uniform(0.88, 1.14, n, 3)[:, :, None, None]
     images = images.clamp(0, 1) ** rng.log_uniform(0.75, 1.33, n).view(shape)
     soft = F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
@@ -113,10 +113,10 @@ def photometric(images: Tensor, rng: Rng) -> Tensor:
 
 
 def _darken(images: Tensor, rng: Rng) -> Tensor:
-    """Reduce the light of some images, sometimes in one colour, as by night or on a stage."""
+    """Reduce the light of some images, sometimes in one color, as by night or on a stage."""
     n = len(images)
-    colour = torch.where(rng.bernoulli(_TINTED, n, 1), rng.log_uniform(0.3, 1.0, n, 3), 1.0)
-    gain = torch.where(rng.bernoulli(_DARK, n, 1), rng.log_uniform(0.08, 0.6, n, 1) * colour, 1.0)
+    color = torch.where(rng.bernoulli(_TINTED, n, 1), rng.log_uniform(0.3, 1.0, n, 3), 1.0)
+    gain = torch.where(rng.bernoulli(_DARK, n, 1), rng.log_uniform(0.08, 0.6, n, 1) * color, 1.0)
     return images * gain[:, :, None, None]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
 from vitruvian.training.synthetic.camera import points_from_depth
@@ -104,7 +104,7 @@ def _mask(crops: Crops, mask: Tensor) -> Crops:
 
 
 def _truncated_sides(samples: Samples) -> Tensor:
-    """Tell at which sides of the image a person is truncated: left, top, right, bottom [n, 4] bool."""
+    """Return at which sides of the image a person is truncated: left, top, right, bottom [n, 4] bool."""
     H, W = samples.size_hw
     x, y, w, h = samples.boxes_xywh.unbind(1)
     return torch.stack([x <= 1, y <= 1, x + w >= W - 1, y + h >= H - 1], dim=1)
@@ -182,8 +182,8 @@ def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Te
 def _crop(samples: Samples, window: CropWindow) -> Crops:
     depth = depth_metres(samples)
     inverse = torch.where(depth > 0, 1 / depth.clamp_min(1e-3), 0.0)  # linear across a plane, unlike depth
-    colours = [getattr(samples, name) / 255 for name in ("image", "foreground", "alpha", "albedo")]
-    stack = torch.cat([*colours, inverse, (samples.depth > 0).float()], dim=1)  # [n, 12, h, w]
+    colors = [getattr(samples, name) / 255 for name in ("image", "foreground", "alpha", "albedo")]
+    stack = torch.cat([*colors, inverse, (samples.depth > 0).float()], dim=1)  # [n, 12, h, w]
     image, foreground, alpha, albedo, inverse, share = torch.split(window.sample(stack), [3, 3, 1, 3, 1, 1], dim=1)
     parts = window.sample_parts(samples.parts)
     known = (share > 0.99) & (parts > 0)[:, None]
@@ -204,7 +204,7 @@ def _crop(samples: Samples, window: CropWindow) -> Crops:
 
 
 def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
-    """Crop images [G, S, S, 3] uint8 at random, some blurred, all recoloured: [count, 3, H, W] 0..1."""
+    """Crop images [G, S, S, 3] uint8 at random, some blurred, all recolored: [count, 3, H, W] 0..1."""
     crop = photo_crops(backgrounds, count, size_hw, rng=rng, zoom=(0.35, 1.0))
     soft = F.interpolate(F.interpolate(crop, scale_factor=0.125, mode="area"), size=size_hw, mode="bilinear")
     crop = torch.where(rng.bernoulli(0.3, count)[:, None, None, None], soft, crop)
@@ -213,7 +213,7 @@ def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int],
 
 
 def _jitter_exposure(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
-    """Change the exposure and colour of premultiplied people [n, 3, H, W] a little."""
+    """Change the exposure and color of premultiplied people [n, 3, H, W] a little."""
     n = len(foreground)
     gain = rng.log_uniform(0.7, 1.35, n)[:, None, None, None]
     return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
@@ -369,11 +369,11 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
     tall, order = rng.log_uniform(*options.tall, count, most).sort(dim=1)  # [n, m] farthest first
     wanted = wanted.gather(1, order)
     window = _scene_window(samples.boxes_xywh[which], truncated[which, 3], tall.flatten(), rng, options.size_hw)
-    colours = window.sample(torch.cat([samples.foreground[which], samples.alpha[which]], dim=1) / 255)
+    colors = window.sample(torch.cat([samples.foreground[which], samples.alpha[which]], dim=1) / 255)
     labels = window.sample_parts(samples.parts[which]).view(count, most, H, W)
     there = wanted[:, :, None, None, None]
-    lit = _jitter_exposure(colours[:, :3], colours[:, 3:], rng).view(count, most, 3, H, W) * there
-    alpha = colours[:, 3:].reshape(count, most, 1, H, W) * there
+    lit = _jitter_exposure(colors[:, :3], colors[:, 3:], rng).view(count, most, 3, H, W) * there
+    alpha = colors[:, 3:].reshape(count, most, 1, H, W) * there
     masks: list[Tensor] = []
     parts = torch.zeros(count, H, W, dtype=torch.int64, device=device)
     total = torch.zeros(count, 1, H, W, device=device)
@@ -432,8 +432,8 @@ def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: S
     slack = constant((width, height), step.device) - step * constant((W, H), step.device)  # [n, 2]
     start = rng.uniform(0.0, 1.0, n, 2) * slack + step / 2 - 0.5
     window = CropWindow(start, step, rng.bernoulli(0.5, n), options.size_hw)
-    colours = torch.cat([samples.image[which], samples.foreground[which], samples.alpha[which]], dim=1) / 255
-    image, foreground, alpha = torch.split(window.sample(colours, padding="border"), [3, 3, 1], dim=1)
+    colors = torch.cat([samples.image[which], samples.foreground[which], samples.alpha[which]], dim=1) / 255
+    image, foreground, alpha = torch.split(window.sample(colors, padding="border"), [3, 3, 1], dim=1)
     mask = alpha > 0.5
     area = mask.sum(dim=(-2, -1))  # [n, 1]
     large = area > 0.02 * H * W

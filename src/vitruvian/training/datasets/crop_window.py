@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 
 _ANTIALIAS_ABOVE = 4 / 3  # images that shrink by more than this are antialiased
 _SMALLEST_BOX = 2.0  # pixels: smaller boxes in a crop do not count
@@ -17,7 +17,7 @@ _SMALLEST_BOX = 2.0  # pixels: smaller boxes in a crop do not count
 
 @dataclass(frozen=True)
 class CropWindow:
-    """Crops of n images: source xy = xy · step + start, both at pixel centres, mirrored where `flipped`."""
+    """Crops of n images: source xy = xy · step + start, both at pixel centers, mirrored where `flipped`."""
 
     start_xy: Tensor  # [n, 2] source pixel of the first output pixel
     step_xy: Tensor  # [n, 2] source pixels per output pixel, positive
@@ -25,7 +25,7 @@ class CropWindow:
     size_hw: tuple[int, int]
     # The principal point moves to the middle: a model cannot see where in a larger image a crop lies, and pipelines
     # restore points by their depth alone. False transforms the camera exactly.
-    centred: bool = True
+    centered: bool = True
 
     def source_xy(self) -> tuple[Tensor, Tensor]:
         """Return the source x of the columns [n, W] and the source y of the rows [n, H]."""
@@ -90,7 +90,7 @@ class CropWindow:
         H, W = self.size_hw
         K = intrinsics.clone()
         K[:, :2, :2] = intrinsics[:, :2, :2] / self.step_xy[:, :, None]
-        if self.centred:
+        if self.centered:
             K[:, :2, 2] = constant(((W - 1) / 2, (H - 1) / 2), K.device)
             return K
         K[:, :2, 2] = (intrinsics[:, :2, 2] - self.start_xy) / self.step_xy

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.images import crop_params, fit_inside_hw
+from vitruvian.images import crop_windows, fit_inside_hw
 from vitruvian.text_files import read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
-from vitruvian.training.datasets.augmentation import colour_jitter, random_crop
+from vitruvian.training.datasets.augmentation import color_jitter, random_crop
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
@@ -60,7 +60,7 @@ class PeopleFolder:
         folder: The dataset.
         size_hw: Size of the crops.
         tasks: Tasks to train; maps that none of these needs are not read.
-        view: "person" crops each person, "picture" takes whole images.
+        view: "person" crops each person, "image" takes whole images.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PeopleFolder:
         *,
         size_hw: tuple[int, int],
         tasks: Sequence[str],
-        view: Literal["person", "picture"] = "person",
+        view: Literal["person", "image"] = "person",
     ) -> None:
         self.folder, self.size_hw, self.view = Path(folder).expanduser(), size_hw, view
         unknown = [task for task in tasks if task not in _MAPS_OF]
@@ -99,7 +99,7 @@ class PeopleFolder:
             return _crop_image(maps, known, crop)
         generator = torch.Generator().manual_seed(seed)
         crop = random_crop(crop, augment, generator)
-        return colour_jitter(_crop_image(maps, known, crop), augment, generator)
+        return color_jitter(_crop_image(maps, known, crop), augment, generator)
 
 
 class FolderBatches:
@@ -110,7 +110,7 @@ class FolderBatches:
         config: The configuration of a run: seed, tasks, batch size, augmentation and number of threads.
         device: Device of the batches.
         processes: Number of processes, which take turns: the distance between the batch numbers of one.
-        strides: Input pixels per output pixel of each task; see `vitruvian.training.models.head_strides`.
+        strides: Input pixels per output pixel of each task; see `vitruvian.training.task_models.head_strides`.
     """
 
     def __init__(
@@ -218,24 +218,24 @@ def _read_entry(
 
 
 # ------------------------------------------------------------------------------------------------------------ crops
-# Colours are interpolated, labels are not; camera, keypoints and boxes are transformed exactly.
+# Colors are interpolated, labels are not; camera, keypoints and boxes are transformed exactly.
 
 _ONE_SURFACE = 0.02  # depths that differ by less than this share are interpolated
 
 
 def _person_crop(box_xywh: Tensor, size_hw: tuple[int, int]) -> CropWindow:
     """Return the crop around a person [4] that `Sapiens2ImageProcessor` cuts out too."""
-    center, extent = crop_params(box_xywh[None], size_hw)  # [1, 2] each
-    step = extent / torch.tensor([size_hw[1] - 1, size_hw[0] - 1])
-    return CropWindow(center - extent / 2, step, torch.zeros(1, dtype=torch.bool), size_hw)
+    center_xy, size_wh = crop_windows(box_xywh[None], size_hw)  # [1, 2] each
+    step = size_wh / torch.tensor([size_hw[1] - 1, size_hw[0] - 1])
+    return CropWindow(center_xy - size_wh / 2, step, torch.zeros(1, dtype=torch.bool), size_hw)
 
 
 def _image_crop(source_hw: tuple[int, int], size_hw: tuple[int, int]) -> CropWindow:
-    """Return the crop that shows a whole image, as large as possible, centred."""
+    """Return the crop that shows a whole image, as large as possible, centered."""
     inner = fit_inside_hw(source_hw, size_hw)
     step = torch.tensor([[source_hw[1] / inner[1], source_hw[0] / inner[0]]])  # [1, 2]
     margin = torch.tensor([[(size_hw[1] - inner[1]) // 2, (size_hw[0] - inner[0]) // 2]])
-    return CropWindow((0.5 - margin) * step - 0.5, step, torch.zeros(1, dtype=torch.bool), size_hw, centred=False)
+    return CropWindow((0.5 - margin) * step - 0.5, step, torch.zeros(1, dtype=torch.bool), size_hw, centered=False)
 
 
 def _crop_image(maps: ImageMaps, known: _Annotations, crop: CropWindow) -> LabeledImages:

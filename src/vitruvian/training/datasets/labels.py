@@ -19,7 +19,7 @@ from vitruvian.errors import InputError
 from vitruvian.losses.people import PeopleTarget, draw_people
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
 from vitruvian.models.sapiens2.processing import draw_heatmaps
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.tensor_batch import TensorBatch
 
@@ -132,7 +132,7 @@ def _task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float 
 
 
 def _downsample(images: LabeledImages, stride: int) -> LabeledImages:
-    """Reduce maps by `stride`: colours are averaged, other maps take the pixel in the middle of each cell."""
+    """Reduce maps by `stride`: colors are averaged, other maps take the pixel in the middle of each cell."""
     if stride == 1:
         return images
     half = stride // 2
@@ -142,7 +142,7 @@ def _downsample(images: LabeledImages, stride: int) -> LabeledImages:
         if value is not None:
             averaged = name in ("image", "alpha", "foreground")
             maps[name] = F.avg_pool2d(value, stride) if averaged else value[..., half::stride, half::stride]
-    # Pixel centres are integers: cell u holds the pixels around stride · (u + 1/2) − 1/2.
+    # Pixel centers are integers: cell u holds the pixels around stride · (u + 1/2) − 1/2.
     camera = images.intrinsics.clone()
     camera[:, :2] /= stride
     camera[:, :2, 2] += 0.5 / stride - 0.5
@@ -162,7 +162,7 @@ def keypoint_targets(
     H, W = size_hw
     h, w = H // stride, W // stride
     width = _SIGMA * h / _SIGMA_ROWS if sigma is None else sigma
-    # The centres of the corner pixels of both grids coincide, as decoding assumes.
+    # The centers of the corner pixels of both grids coincide, as decoding assumes.
     xy = keypoints[..., :2] * constant(((w - 1) / (W - 1), (h - 1) / (H - 1)), keypoints.device)
     return draw_heatmaps(xy, keypoints[..., 2] > 0, size_hw=(h, w), sigma=max(width, 0.5))
 

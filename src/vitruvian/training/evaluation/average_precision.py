@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.boxes import box_areas, box_iou
 from vitruvian.images.rle import encode_rles, rle_area, rle_iou
 from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.metric import (
@@ -214,7 +215,7 @@ class MeanAveragePrecision(AveragePrecision):
         `crowd` [G] marks regions that stand for many objects; `target_areas` [G] are areas in pixels where they differ
         from those of the masks or boxes, as in COCO's annotations.
         """
-        read, area, iou = (check_boxes, _box_areas, _box_iou) if self.kind == "box" else (_read_rles, _areas, _rle_iou)
+        read, area, iou = (check_boxes, box_areas, box_iou) if self.kind == "box" else (_read_rles, _areas, _rle_iou)
         detected, truth = read(objects), read(targets)
         areas, true_areas = area(detected), area(truth)
         if target_areas is not None:
@@ -261,21 +262,6 @@ def check_boxes(objects: Objects) -> Floats:
     if boxes.ndim != 2 or boxes.shape[1] != 4 or (boxes[:, 2:] < boxes[:, :2]).any():
         raise InputError(f"boxes: expected xyxy of the shape [N, 4], got the shape {list(boxes.shape)}.")
     return boxes
-
-
-def _box_areas(boxes_xyxy: Floats) -> Floats:
-    return np.asarray((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(-1))
-
-
-def _box_iou(detected: Floats, truth: Floats, crowd: Bools) -> Floats:
-    """Return intersection over union [D, G], or over the detection's area where truth is a crowd."""
-    corner = np.minimum(detected[:, None, 2:], truth[None, :, 2:]) - np.maximum(
-        detected[:, None, :2], truth[None, :, :2]
-    )
-    shared = corner.clip(min=0).prod(-1)  # [D, G]
-    ours, theirs = _box_areas(detected)[:, None], _box_areas(truth)[None]
-    whole = np.where(crowd[None], ours, ours + theirs - shared)
-    return np.asarray(shared / np.where(whole > 0, whole, 1.0))
 
 
 def _read_rles(objects: Objects) -> npt.NDArray[Any]:
@@ -358,7 +344,7 @@ class BoxAP(AveragePrecision):
         flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
         lowest = self.min_height * size_hw[0] if size_hw is not None else 0.0
         self.add(
-            _box_iou(detected[best], truth, flags),
+            box_iou(detected[best], truth, flags),
             scores=confidence[best],
             sizes=detected[best, 3] - detected[best, 1],
             target_sizes=truth[:, 3] - truth[:, 1],

@@ -52,7 +52,7 @@ def evaluate_folder(
     *,
     tasks: list[str],
     batch_size: int = 16,
-    pictures: int | None = None,
+    images: int | None = None,
     device: torch.device | str = "cpu",
     precision: str = "float32",
     title: str = "evaluation",
@@ -65,7 +65,7 @@ def evaluate_folder(
         people: The dataset.
         tasks: Tasks to evaluate.
         batch_size: Crops a batch.
-        pictures: Number of crops, from the first; None for all.
+        images: Number of crops, from the first; None for all.
         device: Where the model is.
         precision: "float32" or "bfloat16".
         title: Title of the report.
@@ -74,14 +74,14 @@ def evaluate_folder(
     for task in tasks:
         check_choice("task", task, _EVALUATORS)
     evaluators = {task: _EVALUATORS[task]() for task in tasks}
-    count = min(len(people), pictures or len(people))
+    count = min(len(people), images or len(people))
     for first in range(0, count, batch_size):
         last = min(first + batch_size, count)
-        images = LabeledImages.cat([people.read(index) for index in range(first, last)]).to(device)
+        labeled = LabeledImages.cat([people.read(index) for index in range(first, last)]).to(device)
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
-            outputs = predict(normalize(images.image))
+            outputs = predict(normalize(labeled.image))
         for task, evaluator in evaluators.items():
-            evaluator.update(outputs[task], images)
+            evaluator.update(outputs[task], labeled)
         if progress is not None:
             progress(last, count)
     report = Report(title)
@@ -107,7 +107,7 @@ def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
             people,
             tasks=tasks,
             batch_size=config.evaluation.batch_size,
-            pictures=config.evaluation.pictures,
+            images=config.evaluation.images,
             device=device,
             precision=config.precision,
             title=f"after {step} steps",
@@ -209,7 +209,7 @@ class _Matting(_Evaluator):
 
 
 class _Albedo(_Evaluator):
-    """MAE, RMSE and PSNR of colours from 0 to 1 over the pixels of people."""
+    """MAE, RMSE and PSNR of colors from 0 to 1 over the pixels of people."""
 
     def __init__(self) -> None:
         self.absolute, self.squared, self.count = 0.0, 0.0, 0

@@ -39,6 +39,7 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
+    ImageScores,
     Metric,
     PerObject,
     as_row,
@@ -123,7 +124,7 @@ def _angle_degrees(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthErrorScores:
+class DepthErrorScores(ImageScores):
     """Means over images, NaN where there were none."""
 
     abs_rel: float
@@ -133,17 +134,17 @@ class DepthErrorScores:
     delta_1: float
     delta_2: float
     delta_3: float
-    pictures: int
+    images: int
 
 
 @dataclasses.dataclass(frozen=True)
-class PointErrorScores:
+class PointErrorScores(ImageScores):
     """Means over images, NaN where there were none; `relative_distance` over those with a length."""
 
     distance: float
     rmse: float
     relative_distance: float
-    pictures: int
+    images: int
 
 
 class DepthError(Metric):
@@ -234,8 +235,8 @@ def _align(points: Tensor, target: Tensor, alignment: str) -> Tensor:
         return points * (target_median / median) if median else points
     if alignment == "scale":
         return points * _best_scale(points, target)
-    centre, target_centre = points.mean(0), target.mean(0)  # [C] each
-    return (points - centre) * _best_scale(points - centre, target - target_centre) + target_centre
+    center, target_center = points.mean(0), target.mean(0)  # [C] each
+    return (points - center) * _best_scale(points - center, target - target_center) + target_center
 
 
 def _best_scale(points: Tensor, target: Tensor) -> Tensor:

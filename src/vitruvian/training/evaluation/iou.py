@@ -12,6 +12,7 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
+    ImageScores,
     Metric,
     check_finite,
     check_maps,
@@ -84,13 +85,13 @@ class MeanIoU(Metric):
 
 
 @dataclasses.dataclass(frozen=True)
-class ForegroundIoUScores:
+class ForegroundIoUScores(ImageScores):
     """Scores over all images that count, NaN where there were none."""
 
     mean_iou: float  # mean over images of the intersection over union
     pooled_iou: float  # over the pixels of all images together
     pixel_accuracy: float
-    pictures: int  # images with foreground in target or prediction
+    images: int  # images with foreground in target or prediction
 
 
 class ForegroundIoU(Metric):
@@ -132,5 +133,5 @@ class ForegroundIoU(Metric):
             mean_iou=self.averages.mean("iou"),
             pooled_iou=float(ratio(self.intersection, self.union)),
             pixel_accuracy=float(ratio(self.correct, self.pixels)),
-            pictures=self.averages.counts["iou"],
+            images=self.averages.counts["iou"],
         )

@@ -30,6 +30,7 @@ from vitruvian.training.evaluation.metric import (
     Averages,
     Bools,
     Floats,
+    ImageScores,
     Metric,
     as_double,
     check_finite,
@@ -44,7 +45,7 @@ _SLACK = 1e-3  # of resizing and half precision
 
 
 @dataclasses.dataclass(frozen=True)
-class MattingErrorScores:
+class MattingErrorScores(ImageScores):
     """Means over images, NaN where there were none."""
 
     sad: float
@@ -52,7 +53,7 @@ class MattingErrorScores:
     mse: float
     grad: float
     conn: float
-    pictures: int
+    images: int
 
 
 class MattingError(Metric):

@@ -42,6 +42,17 @@ class Metric:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+class ImageScores:
+    """Base of scores that are means over `images` images."""
+
+    images: int
+
+    @property
+    def pictures(self) -> int:
+        """The earlier name of `images`."""
+        return self.images
+
+
 class Averages:
     """Means of named numbers, one row an image; holds sums and counts only."""
 
@@ -66,10 +77,10 @@ class Averages:
         return self.sums[name] / self.counts[name] if name in self.sums else float("nan")
 
     def scores(self, cls: type[Scores]) -> Scores:
-        """Return the means as a dataclass with one field for each, and `pictures`, the number of images."""
-        names = [field.name for field in dataclasses.fields(cls) if field.name != "pictures"]  # type: ignore[arg-type]
+        """Return the means as a dataclass with one field for each, and `images`, their number."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "images"]  # type: ignore[arg-type]
         values: dict[str, Any] = {name: self.mean(name) for name in names}
-        return cls(**values | {"pictures": self.counts[names[0]]})
+        return cls(**values | {"images": self.counts[names[0]]})
 
 
 def as_double(values: Array) -> Tensor:

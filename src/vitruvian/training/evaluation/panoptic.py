@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation.metric import Array, Metric
+from vitruvian.training.evaluation.metric import Array, Metric, ratio
 
 Ints = npt.NDArray[np.int64]
 
@@ -95,26 +95,19 @@ class PanopticQuality(Metric):
             raise InputError(
                 f"segments_info: expected segments with pixels in the map, got none for the ids {empty[:8]}."
             )
-        predicted_ids, truth_ids = list(predicted), list(truth)
-        matched_predicted, matched_truth = set(), set()
-        for row, column in zip(*np.nonzero(areas[:-1, :-1]), strict=True):
-            segment, target = predicted_ids[row], truth_ids[column]
-            if target in crowds or predicted[segment] != truth[target]:
-                continue
-            shared = int(areas[row, column])
-            overlap = shared / (predicted_areas[row] + truth_areas[column] - shared - areas[row, -1])
-            if overlap > 0.5:
-                self.matched[truth[target]] += 1
-                self.overlaps[truth[target]] += float(overlap)  # type: ignore[assignment]
-                matched_predicted.add(segment)
-                matched_truth.add(target)
-        self.missed.update(
-            label for target, label in truth.items() if target not in matched_truth and target not in crowds
-        )
-        for row, (segment, label) in enumerate(predicted.items()):
-            excused = [c for c, target in enumerate(truth_ids) if target in crowds and truth[target] == label]
-            if segment not in matched_predicted and areas[row, [*excused, -1]].sum() / predicted_areas[row] <= 0.5:
-                self.spurious[label] += 1
+        labels, truth_labels = (np.array([*table.values()], np.int64) for table in (predicted, truth))  # [P], [T]
+        crowd = np.array([segment in crowds for segment in truth], np.bool_)  # [T]
+        shared, void = areas[:-1, :-1], areas[:-1, -1]  # [P, T], [P]
+        same_label = labels[:, None] == truth_labels
+        overlap = ratio(shared, predicted_areas[:, None] + truth_areas - shared - void[:, None])
+        matched = same_label & ~crowd & (overlap > 0.5)
+        matched_labels = truth_labels[np.nonzero(matched)[1]].tolist()
+        self.matched.update(matched_labels)
+        for label, value in zip(matched_labels, overlap[matched].tolist(), strict=True):
+            self.overlaps[label] += value
+        self.missed.update(truth_labels[~matched.any(0) & ~crowd].tolist())
+        excused = (shared * (same_label & crowd)).sum(1) + void
+        self.spurious.update(labels[~matched.any(1) & (excused <= 0.5 * predicted_areas)].tolist())
 
     def compute(self) -> PanopticReport:
         """Return the scores of all images so far."""

@@ -5,7 +5,7 @@
     people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` sample its parts
     render                        PeopleBatch ─▶ GroundTruth: image, matte, albedo, normals, points, parts, keypoints
         camera, backgrounds       where people stand, what is behind them
-        rasterizer, textures      which face a sample shows, with which colour
+        rasterizer, textures      which face a sample shows, with which color
         lighting, shading         lights and shadows ─▶ radiance
         camera_effects            lens, sensor, JPEG
     samples                       GroundTruth in few bytes, which `datasets.compose` makes training images from

@@ -88,40 +88,40 @@ def _grid(size_hw: tuple[int, int], device: torch.device) -> tuple[Tensor, Tenso
     return x.view(1, 1, 1, W), y.view(1, 1, H, 1)
 
 
-def _colours(B: int, rng: Rng, *, grey: float = 0.6) -> Tensor:
-    """Draw colours [B, 3, 1, 1], with probability `grey` of low saturation."""
-    level, colour = rng.uniform(0.05, 0.95, B, 1), rng.uniform(0.0, 1.0, B, 3)
-    plain = (level + 0.12 * (colour - 0.5)).clamp(0.0, 1.0)
-    colour = colour + (colour.mean(dim=1, keepdim=True) - colour) * rng.uniform(0.1, 0.8, B, 1)
-    return torch.where(rng.bernoulli(grey, B, 1), plain, colour)[:, :, None, None]
+def _colors(B: int, rng: Rng, *, gray: float = 0.6) -> Tensor:
+    """Draw colors [B, 3, 1, 1], with probability `gray` of low saturation."""
+    level, color = rng.uniform(0.05, 0.95, B, 1), rng.uniform(0.0, 1.0, B, 3)
+    plain = (level + 0.12 * (color - 0.5)).clamp(0.0, 1.0)
+    color = color + (color.mean(dim=1, keepdim=True) - color) * rng.uniform(0.1, 0.8, B, 1)
+    return torch.where(rng.bernoulli(gray, B, 1), plain, color)[:, :, None, None]
 
 
 def _backdrops(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
-    """Draw studio backdrops: two similar colours in a linear or radial gradient."""
+    """Draw studio backdrops: two similar colors in a linear or radial gradient."""
     x, y = _grid(size_hw, rng.device)
     angle = rng.uniform(0.0, 2 * math.pi, B, 1, 1, 1)
     straight = 0.5 + 0.4 * (x * angle.cos() + y * angle.sin())
-    centre_x, centre_y = rng.normal(0.0, 0.4, B, 1, 1, 1), rng.normal(0.0, 0.4, B, 1, 1, 1)
-    round_ = torch.hypot(x - centre_x, y - centre_y) / rng.uniform(0.8, 2.5, B, 1, 1, 1)
+    center_x, center_y = rng.normal(0.0, 0.4, B, 1, 1, 1), rng.normal(0.0, 0.4, B, 1, 1, 1)
+    round_ = torch.hypot(x - center_x, y - center_y) / rng.uniform(0.8, 2.5, B, 1, 1, 1)
     t = torch.where(rng.bernoulli(0.5, B, 1, 1, 1), straight, round_).clamp(0.0, 1.0)
-    first = _colours(B, rng)
+    first = _colors(B, rng)
     second = (first * rng.uniform(0.3, 1.3, B, 1, 1, 1) + rng.normal(0.0, 0.05, B, 3, 1, 1)).clamp(0.0, 1.0)
     return first + (second - first) * t
 
 
-def coloured_noise(B: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
-    """Draw coloured noise of several octaves, [B, 3, H, W] in 0..1."""
+def colored_noise(B: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+    """Draw colored noise of several octaves, [B, 3, H, W] in 0..1."""
     H, W = size_hw
     total = torch.zeros(B, 3, H, W, device=rng.device)
     fade = rng.uniform(0.35, 0.9, B, 1, 1, 1)
     weight = torch.ones(B, 1, 1, 1, device=rng.device)
     for octave in range(6):
         h, w = min(3 * 2**octave, H), min(3 * 2**octave, W)
-        grey = rng.uniform_field(B, 1, h, w) - 0.5
-        colour = (rng.uniform_field(B, 3, h, w) - 0.5) * 0.35
-        total = total + weight * F.interpolate(grey + colour, size=size_hw, mode="bicubic", align_corners=False)
+        gray = rng.uniform_field(B, 1, h, w) - 0.5
+        color = (rng.uniform_field(B, 3, h, w) - 0.5) * 0.35
+        total = total + weight * F.interpolate(gray + color, size=size_hw, mode="bicubic", align_corners=False)
         weight = weight * fade
-    return (_colours(B, rng) + total * rng.uniform(0.1, 0.6, B, 1, 1, 1)).clamp(0.0, 1.0)
+    return (_colors(B, rng) + total * rng.uniform(0.1, 0.6, B, 1, 1, 1)).clamp(0.0, 1.0)
 
 
 def soft_shape(
@@ -141,7 +141,7 @@ def soft_shape(
 
 
 def _rooms(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
-    """Draw a wall with pictures and windows, a floor of boards or tiles, sometimes a second wall."""
+    """Draw a wall with frames and windows, a floor of boards or tiles, sometimes a second wall."""
     x, y = _grid(size_hw, rng.device)
     wall = _backdrops(B, size_hw, rng)
     for _ in range(5):
@@ -155,7 +155,7 @@ def _rooms(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
     boards = torch.sin(x * depth * rng.log_uniform(4.0, 20.0, B, 1, 1, 1)) * torch.where(
         rng.bernoulli(0.5, B, 1, 1, 1), torch.sin(depth * rng.log_uniform(4.0, 20.0, B, 1, 1, 1)), 1.0
     )
-    floor = _colours(B, rng, grey=0.7) * (1 + rng.uniform(0.0, 0.25, B, 1, 1, 1) * boards.sign())
+    floor = _colors(B, rng, gray=0.7) * (1 + rng.uniform(0.0, 0.25, B, 1, 1, 1) * boards.sign())
     floor = floor * (1 + 0.2 * (y - line))
-    floor = floor + 0.06 * (coloured_noise(B, size_hw, rng=rng) - 0.5)
+    floor = floor + 0.06 * (colored_noise(B, size_hw, rng=rng) - 0.5)
     return torch.where(y > line, floor, wall).clamp(0.0, 1.0)

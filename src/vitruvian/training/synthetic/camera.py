@@ -3,7 +3,7 @@
     Placement: person p ──yaw, offset──▶ world of image `image_index[p]` (x right, y away, z up)
     Cameras:   world ──rotation, translation──▶ camera (x right, y down, z forward) ──K──▶ pixels
 
-The centre of pixel (x, y) is the point (x, y), so the middle of a W-pixel row is at (W - 1) / 2.
+The center of pixel (x, y) is the point (x, y), so the middle of a W-pixel row is at (W - 1) / 2.
 Letters: P people, B images, J points.
 """
 
@@ -90,7 +90,7 @@ class Cameras(TensorBatch):
         return torch.stack([(x + 0.5) * samples - 0.5, (y + 0.5) * samples - 0.5, depth], dim=-1)  # [P, J, 3]
 
     def pixel_rays(self) -> Tensor:
-        """World directions through the pixel centres, with depth 1 along the camera's axis: [B, H·W, 3]."""
+        """World directions through the pixel centers, with depth 1 along the camera's axis: [B, H·W, 3]."""
         H, W = self.size_hw
         ones = torch.ones(len(self.intrinsics), H, W, device=self.intrinsics.device)
         rays = points_from_depth(ones, self.intrinsics).flatten(2).transpose(1, 2)  # [B, H·W, 3]
@@ -151,8 +151,8 @@ def sample_cameras(
     rotation = _sample_rotation(framing, rng)  # [B, 3, 3]
     rotated = rotate(world, rotation[placement.image_index][:, None])  # [P, J, 3]
     low, high = _bounds(rotated, wanted, placement)  # [B, 3]
-    centre = (low + high) / 2
-    rotated = rotated - centre[placement.image_index][:, None]
+    center = (low + high) / 2
+    rotated = rotated - center[placement.image_index][:, None]
 
     H, W = size_hw
     low_focal = torch.tensor([0.7, 0.8, 1.0, 1.2], device=device)[framing]
@@ -187,7 +187,7 @@ def sample_cameras(
 
     zero, one = torch.zeros_like(focal), torch.ones_like(focal)
     K = torch.stack([focal, zero, middle[:, 0], zero, focal, middle[:, 1], zero, zero, one], dim=1).view(B, 3, 3)
-    return Cameras(K, rotation, t - centre, size_hw)
+    return Cameras(K, rotation, t - center, size_hw)
 
 
 def _framed_points(framing: Tensor, placement: Placement, joints: int, rng: Rng) -> Tensor:

@@ -1,4 +1,4 @@
-"""What lenses, sensors and files do to images: blur, colour, noise and JPEG, with other settings for each image."""
+"""What lenses, sensors and files do to images: blur, color, noise and JPEG, with other settings for each image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.ops.cache import constant
+from vitruvian.tensor_cache import constant
 from vitruvian.training.synthetic.rng import Rng
 
 _RADIUS = 7  # kernels are 15 x 15
@@ -87,7 +87,7 @@ _CHROMA_TABLE = (
 
 
 def sample_grading(B: int, *, rng: Rng) -> Callable[[Tensor], Tensor]:
-    """Draw the colour grading of B images [B, 3, H, W] in 0..1; a few are black and white."""
+    """Draw the color grading of B images [B, 3, H, W] in 0..1; a few are black and white."""
     shape = (B, 1, 1, 1)
     gamma, contrast = rng.normal(0.0, 0.14, *shape).exp(), rng.normal(1.0, 0.12, *shape).clamp(0.6, 1.5)
     saturation = rng.normal(0.95, 0.18, *shape).clamp(0.2, 1.5) * ~rng.bernoulli(0.03, *shape)
@@ -100,8 +100,8 @@ def sample_grading(B: int, *, rng: Rng) -> Callable[[Tensor], Tensor]:
         x = torch.linspace(-1, 1, W, device=images.device).view(1, 1, 1, W)
         images = images.clamp(1e-5, 1.0) ** gamma * gains * (1 - vignette * (x**2 + y**2) / 2)
         images = (images - 0.45) * contrast + 0.45
-        grey = images.mean(dim=1, keepdim=True)
-        return (grey + (images - grey) * saturation).clamp(0.0, 1.0)
+        gray = images.mean(dim=1, keepdim=True)
+        return (gray + (images - gray) * saturation).clamp(0.0, 1.0)
 
     return grade
 
@@ -134,13 +134,13 @@ def add_noise_and_jpeg(images: Tensor, *, rng: Rng, sharpen: float) -> Tensor:
 
 
 def _add_noise(images: Tensor, *, level: Tensor, rng: Rng) -> Tensor:
-    """Add sensor noise of `level` [B] at mid-grey: stronger in bright areas, partly coloured, partly smoothed."""
+    """Add sensor noise of `level` [B] at mid-gray: stronger in bright areas, partly colored, partly smoothed."""
     B, _, H, W = images.shape
     grain = rng.normal_field(B, 3, H, W)
     smoothed = F.avg_pool2d(F.pad(grain, (1, 1, 1, 1), mode="replicate"), 3, stride=1) * 2.0
     grain = grain + (smoothed - grain) * rng.uniform(0.0, 0.8, B, 1, 1, 1)
-    grey = grain.mean(dim=1, keepdim=True) * 1.6
-    grain = grey + (grain - grey) * rng.uniform(0.1, 0.8, B, 1, 1, 1)
+    gray = grain.mean(dim=1, keepdim=True) * 1.6
+    grain = gray + (grain - gray) * rng.uniform(0.1, 0.8, B, 1, 1, 1)
     strength = level[:, None, None, None] * (0.5 + images.clamp(0.0, 1.0).sqrt() * 0.7)
     return (images + grain * strength).clamp(0.0, 1.0)
 

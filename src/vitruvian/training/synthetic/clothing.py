@@ -118,7 +118,7 @@ def _lower_halves(names: tuple[str, ...], device: torch.device) -> Tensor:
 
 
 def _has_style(table: tuple[str, ...], pieces: Tensor, names: tuple[str, ...]) -> Tensor:
-    """Tell whether the entry of `table` for each piece [P] is one of `names`; False where nothing is worn."""
+    """Return whether the entry of `table` for each piece [P] is one of `names`; False where nothing is worn."""
     mask = torch.tensor([entry in names for entry in table], device=pieces.device)
     return mask[pieces.clamp_min(0)] & (pieces >= 0)
 

@@ -5,7 +5,7 @@
     DATASET/contact-sheet.jpg        the first images and their ground truth
     DATASET/images/000000.jpg        the image
     DATASET/matte/000000.png         people without background: straight sRGB and alpha, 8 bit
-    DATASET/albedo/000000.png        surface colour without light, sRGB, 8 bit
+    DATASET/albedo/000000.png        surface color without light, sRGB, 8 bit
     DATASET/parts/000000.png         one of 29 classes a pixel, as palette indices
     DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `_decode_depth`
     DATASET/records/000000.json      annotations of eight images: what `annotations.json` is joined from
@@ -33,7 +33,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.atomic import atomic_write, write_text
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.draw.contact_sheet import contact_sheet
 from vitruvian.draw.dense import checkerboard, color_depth, color_normals, composite
 from vitruvian.draw.pose import draw_pose
@@ -41,6 +40,7 @@ from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
+from vitruvian.images.types import RgbImage
 from vitruvian.text_files import read_json_object
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
@@ -71,7 +71,7 @@ class ImageMaps(TypedDict, total=False):
     """One image and those of its maps that were read."""
 
     image: Required[Tensor]  # [3, H, W] uint8, sRGB
-    matte: Tensor  # [4, H, W] float32 0..1: straight colour, alpha
+    matte: Tensor  # [4, H, W] float32 0..1: straight color, alpha
     albedo: Tensor  # [3, H, W] float32 0..1, sRGB
     parts: Tensor  # [H, W] uint8
     normals: Tensor  # [3, H, W] float32, zero where there is no person
@@ -81,9 +81,9 @@ class ImageMaps(TypedDict, total=False):
 def _maps_of(truth: GroundTruth, row: int) -> ImageMaps:
     """Return the maps of one image of a batch."""
     alpha = truth.alpha[row]  # [1, H, W]
-    colour = torch.where(alpha > 0, truth.foreground[row] / alpha.clamp_min(1e-6), 0.0).clamp(0, 1)  # [3, H, W]
+    color = torch.where(alpha > 0, truth.foreground[row] / alpha.clamp_min(1e-6), 0.0).clamp(0, 1)  # [3, H, W]
     return {
-        "image": (truth.image[row].clamp(0, 1) * 255).round().byte(), "matte": torch.cat([colour, alpha]),
+        "image": (truth.image[row].clamp(0, 1) * 255).round().byte(), "matte": torch.cat([color, alpha]),
         "albedo": truth.albedo[row], "parts": truth.parts[row], "normals": truth.normals[row],
         "depth": truth.pointmap[row, 2],
     }  # fmt: skip
@@ -102,7 +102,7 @@ def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, qual
     Image.fromarray(_to_pixels(maps["matte"])).save(folder / names["matte"])
     Image.fromarray(_to_pixels(maps["albedo"])).save(folder / names["albedo"])
     labels = Image.fromarray(maps["parts"].contiguous().numpy()).convert("L")
-    labels.putpalette([channel for colour in PART_COLORS for channel in colour])  # converts to palette mode
+    labels.putpalette([channel for color in PART_COLORS for channel in color])  # converts to palette mode
     labels.save(folder / names["parts"])
     codes, low, step = _encode_depth(maps["depth"].contiguous().numpy())
     with (folder / names["geometry"]).open("wb") as file:

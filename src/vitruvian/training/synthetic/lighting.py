@@ -4,7 +4,7 @@
                                └─▶ sun: direction and strength of what is far brighter than the rest
 
 World axes, z up. Row 0 of a map is straight up; column c is at azimuth 2π (c + ½) / 64 - π.
-Colours are linear; a light of colour 1 gives a white matte surface that faces it radiance 1.
+Colors are linear; a light of color 1 gives a white matte surface that faces it radiance 1.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Lights(TensorBatch):
     glossy: Tensor  # [B, 32, 64, 3] prefiltered environment map: reflections in glossy surfaces
     rough: Tensor  # [B, 16, 32, 3] the same for rough ones
     key_direction: Tensor  # [B, 3] unit, towards the light
-    key_colour: Tensor  # [B, 3]
+    key_color: Tensor  # [B, 3]
     key_softness: Tensor  # [B] apparent radius of the light, radians
     fill_direction: Tensor  # [B, 3] unit
-    fill_colour: Tensor  # [B, 3]
-    flash_colour: Tensor  # [B, 3] light at the camera, as it arrives at the subject
+    fill_color: Tensor  # [B, 3]
+    flash_color: Tensor  # [B, 3] light at the camera, as it arrives at the subject
 
     def ambient(self, normals: Tensor, image_index: Tensor) -> Tensor:
         """Irradiance / π of the environment on surfaces: world normals [N, 3], image_index [N] -> [N, 3]."""
@@ -106,7 +106,7 @@ def _lobes(source_hw: tuple[int, int], target_hw: tuple[int, int], power: float,
 
 
 def _split_sun(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the sun off maps [B, H, W, 3]: the rest, the sun's direction [B, 3] and its colour [B, 3]."""
+    """Split the sun off maps [B, H, W, 3]: the rest, the sun's direction [B, 3] and its color [B, 3]."""
     directions, angles = _map_directions(maps.shape[1], maps.shape[2], device=maps.device)
     flat = maps.flatten(1, 2)  # [B, H·W, 3]
     level = flat.mean(dim=-1)  # [B, H·W]
@@ -119,14 +119,14 @@ def _split_sun(maps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     peak = directions[weight.argmax(dim=1)]  # [B, 3]
     close = ((directions @ peak.T).T > 0.8).float() * weight  # [B, H·W]
     direction = F.normalize(close @ directions + 1e-6 * peak, dim=1)
-    colour = excess.sum(dim=1) / math.pi
-    return (flat * keep).view_as(maps), direction, colour
+    color = excess.sum(dim=1) / math.pi
+    return (flat * keep).view_as(maps), direction, color
 
 
 def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | None = None) -> Lights:
     """Draw the light of B images: measured environments [E, H, W, 3] (E may be 0) or procedural ones, and lamps.
 
-    `tint` [B, 3] is the mean linear colour of the background, which the light approaches.
+    `tint` [B, 3] is the mean linear color of the background, which the light approaches.
     """
     B = count
     maps = _procedural_maps(B, rng)  # [B, 32, 64, 3]
@@ -135,17 +135,17 @@ def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | 
         small = F.adaptive_avg_pool2d(chosen.permute(0, 3, 1, 2), _MAP_HW).permute(0, 2, 3, 1)  # [B, 32, 64, 3]
         measured = rng.bernoulli(0.7, B)[:, None, None, None]
         maps = torch.where(measured, _rotated(small, rng), maps)
-    maps, sun, sun_colour = _split_sun(maps)
+    maps, sun, sun_color = _split_sun(maps)
     soft = _irradiance_harmonics(maps)  # [B, 9, 3]
     level = soft[:, 0].mean(dim=1) * 0.282095 + 1e-4  # mean irradiance / π over all directions
     gain = (1.0 / level)[:, None]
 
     # Sunlight may be a hundred times brighter than the rest; it is limited to a few times, to keep both in range.
-    strength = (sun_colour * gain).mean(dim=1)
-    hue = sun_colour / sun_colour.mean(dim=1, keepdim=True).clamp_min(1e-6)
+    strength = (sun_color * gain).mean(dim=1)
+    hue = sun_color / sun_color.mean(dim=1, keepdim=True).clamp_min(1e-6)
     has_sun = strength > 0.05
     lamp = _lamp_direction(rng, B)
-    lamp_hue = _colour_temperature(rng.normal(0.1, 0.35, B))
+    lamp_hue = _color_temperature(rng.normal(0.1, 0.35, B))
     use_lamp = (~has_sun & rng.bernoulli(0.6, B)) | rng.bernoulli(0.15, B)
     direction = torch.where(use_lamp[:, None], lamp, torch.where(has_sun[:, None], sun, lamp))
     direction = F.normalize(torch.cat([direction[:, :2], direction[:, 2:].clamp_min(0.05)], dim=1), dim=1)
@@ -155,10 +155,10 @@ def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | 
     softness = torch.where(use_lamp, rng.log_uniform(0.03, 0.5, B), rng.log_uniform(0.02, 0.15, B))
 
     fill = (
-        _colour_temperature(rng.normal(0.0, 0.4, B)) * (rng.log_uniform(0.1, 1.2, B) * rng.bernoulli(0.35, B))[:, None]
+        _color_temperature(rng.normal(0.0, 0.4, B)) * (rng.log_uniform(0.1, 1.2, B) * rng.bernoulli(0.35, B))[:, None]
     )
     flash = (
-        _colour_temperature(rng.normal(0.0, 0.1, B)) * (rng.log_uniform(0.3, 4.0, B) * rng.bernoulli(0.12, B))[:, None]
+        _color_temperature(rng.normal(0.0, 0.1, B)) * (rng.log_uniform(0.3, 4.0, B) * rng.bernoulli(0.12, B))[:, None]
     )
     balance = _white_balance(soft[:, 0] * 0.282095 * gain + 0.3 * key, tint, rng)  # [B, 3]
     scaled = maps * (gain * balance)[:, None, None]
@@ -167,11 +167,11 @@ def sample_lights(environments: Tensor, count: int, *, rng: Rng, tint: Tensor | 
         glossy=_blur_maps(scaled, power=_GLOSSY_POWER, size_hw=_GLOSSY_HW),
         rough=_blur_maps(scaled, power=_ROUGH_POWER, size_hw=_ROUGH_HW),
         key_direction=direction,
-        key_colour=key * balance,
+        key_color=key * balance,
         key_softness=softness,
         fill_direction=_lamp_direction(rng, B),
-        fill_colour=fill * balance,
-        flash_colour=flash * balance,
+        fill_color=fill * balance,
+        flash_color=flash * balance,
     )
 
 
@@ -188,17 +188,17 @@ def _procedural_maps(B: int, rng: Rng) -> Tensor:
     """Draw ground, horizon and sky with a few bright windows or lamps, [B, 32, 64, 3]."""
     directions, _ = _map_directions(*_MAP_HW, device=rng.device)  # [N, 3]
     up = directions[:, 2][None, :, None]  # [1, N, 1]
-    sky = _colour_temperature(rng.normal(-0.2, 0.3, B))[:, None] * rng.log_uniform(0.5, 2.0, B, 1, 1)
-    horizon = _colour_temperature(rng.normal(0.0, 0.2, B))[:, None] * rng.log_uniform(0.3, 1.5, B, 1, 1)
+    sky = _color_temperature(rng.normal(-0.2, 0.3, B))[:, None] * rng.log_uniform(0.5, 2.0, B, 1, 1)
+    horizon = _color_temperature(rng.normal(0.0, 0.2, B))[:, None] * rng.log_uniform(0.3, 1.5, B, 1, 1)
     ground = rng.uniform(0.3, 1.0, B, 1, 3) * rng.log_uniform(0.08, 0.6, B, 1, 1)
     maps = horizon + (sky - horizon) * up.clamp_min(0.0).sqrt()
     maps = maps + (ground - maps) * torch.sigmoid(-up * 12.0)  # [B, N, 3]
     for _ in range(4):
-        centre = _lamp_direction(rng, B)  # [B, 3]
+        center = _lamp_direction(rng, B)  # [B, 3]
         sharpness = rng.log_uniform(6.0, 300.0, B, 1)
-        lobe = ((centre @ directions.T - 1) * sharpness).exp()[..., None]  # [B, N, 1]
+        lobe = ((center @ directions.T - 1) * sharpness).exp()[..., None]  # [B, N, 1]
         bright = rng.log_uniform(1.0, 40.0, B, 1, 1) * rng.bernoulli(0.5, B, 1, 1)
-        maps = maps + lobe * bright * _colour_temperature(rng.normal(0.1, 0.3, B))[:, None]
+        maps = maps + lobe * bright * _color_temperature(rng.normal(0.1, 0.3, B))[:, None]
     return maps.view(B, *_MAP_HW, 3)  # [B, 32, 64, 3]
 
 
@@ -209,14 +209,14 @@ def _lamp_direction(rng: Rng, B: int) -> Tensor:
     return torch.stack([flat * azimuth.cos(), flat * azimuth.sin(), height], dim=1)
 
 
-def _colour_temperature(amount: Tensor) -> Tensor:
-    """Return the colour of light from cold (negative) to warm (positive), [B] -> [B, 3], mean about 1."""
+def _color_temperature(amount: Tensor) -> Tensor:
+    """Return the color of light from cold (negative) to warm (positive), [B] -> [B, 3], mean about 1."""
     amount = amount.clamp(-0.7, 0.9)
     return torch.stack([1 + 0.45 * amount, 1 + 0.05 * amount, 1 - 0.6 * amount], dim=-1).clamp_min(0.05)
 
 
 def _white_balance(light: Tensor, tint: Tensor | None, rng: Rng) -> Tensor:
-    """Draw gains [B, 3] of a camera that corrects most of the colour of the light."""
+    """Draw gains [B, 3] of a camera that corrects most of the color of the light."""
     B = len(light)
     cast = light / light.mean(dim=1, keepdim=True)
     gains = cast.clamp_min(0.05) ** -rng.uniform(0.7, 1.0, B, 1)
@@ -231,11 +231,11 @@ def _white_balance(light: Tensor, tint: Tensor | None, rng: Rng) -> Tensor:
 
 @dataclass(frozen=True)
 class ShadowMap:
-    """The depth that a light sees in each of B images. The lit region has a centre and a radius."""
+    """The depth that a light sees in each of B images. The lit region has a center and a radius."""
 
     depth: Tensor  # [B, S, S] metres from the light; very far where there is nothing
     rotation: Tensor  # [B, 3, 3] world to light
-    centre: Tensor  # [B, 3]
+    center: Tensor  # [B, 3]
     radius: Tensor  # [B]
 
     @property
@@ -245,7 +245,7 @@ class ShadowMap:
 
     def project(self, points: Tensor, image_index: Tensor) -> Tensor:
         """World points [N, 3] of images [N] -> x, y in texels and depth, [N, 3]."""
-        rotated = rotate(points - self.centre[image_index], self.rotation[image_index])
+        rotated = rotate(points - self.center[image_index], self.rotation[image_index])
         return _to_screen(rotated, self.radius[image_index], self.depth.shape[-1])
 
     def lit(self, at: Tensor, image_index: Tensor, *, bias: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ def _disc_point(k: int, count: int, start: Tensor) -> Tensor:
 
 
 def _to_screen(rotated: Tensor, radius: Tensor, size: int) -> Tensor:
-    """Points in light axes around the centre -> x, y in texels and depth; the region fills 1/1.1 of the map."""
+    """Points in light axes around the center -> x, y in texels and depth; the region fills 1/1.1 of the map."""
     depth = rotated[..., 2] + _LIGHT_DISTANCE * radius
     scale = size / 2.2 * _LIGHT_DISTANCE / depth.clamp_min(1e-3)
     xy = rotated[..., :2] * scale[..., None] + (size - 1) / 2
@@ -307,15 +307,15 @@ def _to_screen(rotated: Tensor, radius: Tensor, size: int) -> Tensor:
 
 
 def render_shadow_map(
-    meshes: Meshes, direction: Tensor, centre: Tensor, radius: Tensor, *, size: int, cutouts: Cutouts | None = None
+    meshes: Meshes, direction: Tensor, center: Tensor, radius: Tensor, *, size: int, cutouts: Cutouts | None = None
 ) -> ShadowMap:
-    """Render the depth that lights in `direction` [B, 3] (towards them) see around `centre` [B, 3], `radius` [B]."""
+    """Render the depth that lights in `direction` [B, 3] (towards them) see around `center` [B, 3], `radius` [B]."""
     rotation = _look_at(direction)  # [B, 3, 3]
     index = meshes.image_index
-    rotated = rotate(meshes.vertices - centre[index][:, None], rotation[index][:, None])  # [P, V, 3]
+    rotated = rotate(meshes.vertices - center[index][:, None], rotation[index][:, None])  # [P, V, 3]
     screen = _to_screen(rotated, radius[index][:, None], size)
     ids = rasterize(meshes, screen, (size, size), cutouts)
-    return ShadowMap(depth_map(ids, screen, meshes.faces, empty=_FAR), rotation, centre, radius)
+    return ShadowMap(depth_map(ids, screen, meshes.faces, empty=_FAR), rotation, center, radius)
 
 
 def _look_at(direction: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ class AmbientOcclusion:
     brightness: list[Tensor]  # [B, 3] each
 
     def visibility(self, points: Tensor, normals: Tensor, image_index: Tensor) -> Tensor:
-        """Share of the ambient light that reaches points [N, 3] with world normals [N, 3], per colour: [N, 3]."""
+        """Share of the ambient light that reaches points [N, 3] with world normals [N, 3], per color: [N, 3]."""
         reached, possible = torch.zeros_like(points), torch.full_like(points, 1e-4)
         texel = self.maps[0].texel[image_index]  # [N] metres
         lifted = points + normals * texel[:, None]  # off the surface, which would shade itself in coarse maps
@@ -352,7 +352,7 @@ class AmbientOcclusion:
 
 
 def render_ambient_occlusion(
-    meshes: Meshes, lights: Lights, centre: Tensor, radius: Tensor, *, directions: int, size: int, rng: Rng
+    meshes: Meshes, lights: Lights, center: Tensor, radius: Tensor, *, directions: int, size: int, rng: Rng
 ) -> AmbientOcclusion:
     """Draw shadow maps from evenly spaced directions; regions as for `render_shadow_map`."""
     start = rng.uniform(0.0, 2 * math.pi, meshes.image_count)  # [B]
@@ -363,6 +363,6 @@ def render_ambient_occlusion(
         flat, azimuth = math.sqrt(1 - height**2), start + k * _GOLDEN_ANGLE
         direction = torch.stack([flat * azimuth.cos(), flat * azimuth.sin(), torch.full_like(azimuth, height)], dim=1)
         shadows.directions.append(direction)
-        shadows.maps.append(render_shadow_map(meshes, direction, centre, radius, size=size))
+        shadows.maps.append(render_shadow_map(meshes, direction, center, radius, size=size))
         shadows.brightness.append(sample_environment(lights.rough, direction, every) + 0.1)
     return shadows

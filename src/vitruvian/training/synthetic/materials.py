@@ -12,16 +12,16 @@ from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, SLOT, SLOTS
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.textures import GREY_MEAN
+from vitruvian.training.synthetic.textures import GRAY_MEAN
 from vitruvian.training.tensor_batch import TensorBatch
 
-# Common colours of clothes: black, white, greys, navy, denim, khaki, beige, brown, olive, burgundy. sRGB.
-_CLOTH_COLOURS = (
+# Common colors of clothes: black, white, grays, navy, denim, khaki, beige, brown, olive, burgundy. sRGB.
+_CLOTH_COLORS = (
     (0.10, 0.10, 0.11), (0.93, 0.93, 0.92), (0.35, 0.36, 0.38), (0.62, 0.63, 0.65), (0.13, 0.17, 0.30),
     (0.28, 0.38, 0.54), (0.62, 0.56, 0.42), (0.82, 0.77, 0.68), (0.36, 0.25, 0.18), (0.33, 0.35, 0.22),
     (0.42, 0.11, 0.16), (0.20, 0.22, 0.24), (0.85, 0.86, 0.90),
 )  # fmt: skip
-_HAIR_COLOURS = (
+_HAIR_COLORS = (
     (0.09, 0.08, 0.08), (0.20, 0.14, 0.11), (0.33, 0.22, 0.15), (0.45, 0.32, 0.20), (0.70, 0.56, 0.36),
     (0.84, 0.73, 0.52), (0.48, 0.22, 0.12), (0.55, 0.54, 0.53), (0.85, 0.84, 0.82),
 )  # fmt: skip
@@ -29,7 +29,7 @@ _GLOSS = {
     "body": (0.12, 0.45), "hair": (0.25, 0.5), "brows": (0.1, 0.2), "lashes": (0.1, 0.2), "teeth": (0.6, 0.8),
     "tongue": (0.4, 0.7), "shoes": (0.1, 0.6), "glasses": (0.4, 0.8), "accessory": (0.05, 0.5), "hat": (0.0, 0.15),
 }  # fmt: skip
-# Range of brightness, and colour where there is no texture.
+# Range of brightness, and color where there is no texture.
 _MOUTH_AND_LASHES = {
     "lashes": ((0.15, 0.6), (0.1, 0.1, 0.1)), "teeth": ((0.7, 1.0), (0.8, 0.76, 0.68)),
     "tongue": ((0.7, 1.1), (0.5, 0.15, 0.14)),
@@ -46,7 +46,7 @@ class Pattern(IntEnum):
 class Materials(TensorBatch):
     """M materials for each of P people; `PeopleBatch.face_material` selects one for a face.
 
-    Colour of a surface point = texture (white where `texture` is -1) x tint, in linear light. With a pattern, the tint
+    Color of a surface point = texture (white where `texture` is -1) x tint, in linear light. With a pattern, the tint
     is a mix of `tint` and `tint2` that depends on the rest position q = (x, y, z) of the point, in metres.
     With frequency, angle, width, phase = `pattern_param`, c = cos(angle), s = sin(angle), u = x c + z s, v = z c - x s:
 
@@ -59,7 +59,7 @@ class Materials(TensorBatch):
 
     texture: Tensor  # [P, M] int64 into Pack.textures; -1: no texture
     tint: Tensor  # [P, M, 3] float32 >= 0, linear light
-    tint2: Tensor  # [P, M, 3] float32 >= 0, second colour of the pattern
+    tint2: Tensor  # [P, M, 3] float32 >= 0, second color of the pattern
     pattern: Tensor  # [P, M] int64, see `Pattern`
     pattern_param: Tensor  # [P, M, 4] float32: frequency (1/m), angle (rad), width (0..1), phase
     gloss: Tensor  # [P, M] float32 0 (cloth) .. 1 (wet eye): strength and sharpness of highlights
@@ -84,7 +84,7 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     """Draw the materials of everything people wear: pieces [P, S] (-1: none), traits [P, 4] -> [P, M]."""
     P = len(pieces)
     body, face, eyes, dark = _skin(pack, traits, rng)
-    hair = _hair_colours(traits[:, 1], dark, rng)
+    hair = _hair_colors(traits[:, 1], dark, rng)
     paints = {("body", 0): body, ("body", 1): face, ("body", 2): eyes}
     for slot in SLOTS[1:]:
         textures = torch.where(pieces[:, SLOT[slot], None] >= 0, pack.wardrobe.textures[pieces[:, SLOT[slot]]], -1)
@@ -93,16 +93,16 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
             paints[slot, 0] = _hair(pack, textures[:, 0], shade, rng)
         elif slot in _MOUTH_AND_LASHES:
             brightness, plain = _MOUTH_AND_LASHES[slot]
-            colour = rng.uniform(*brightness, P, 1).expand(P, 3)
-            untextured = colour * torch.tensor(plain, device=colour.device)
-            paints[slot, 0] = _plain(textures[:, 0], torch.where(textures[:, :1] >= 0, colour, untextured))
+            color = rng.uniform(*brightness, P, 1).expand(P, 3)
+            untextured = color * torch.tensor(plain, device=color.device)
+            paints[slot, 0] = _plain(textures[:, 0], torch.where(textures[:, :1] >= 0, color, untextured))
         else:
             for part in range(2):
                 patterned = 0.35 if slot in ("upper", "lower", "outer") else 0.06
                 paints[slot, part] = _cloth(pack, textures, rng, patterned=patterned)
     lens = rng.uniform(0.0, 0.06, P, 1).expand(P, 3) * rng.uniform(0.3, 1.0, P, 3)
     none = torch.full((P,), -1, dtype=torch.int64, device=pieces.device)
-    frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), _cloth_colours(P, rng))
+    frame = torch.where(rng.bernoulli(0.6, P, 1), rng.uniform(0.0, 0.05, P, 1).expand(P, 3), _cloth_colors(P, rng))
     paints["glasses", 0], paints["glasses", 1] = _plain(none, frame), _plain(none, lens)
 
     gloss = torch.cat(
@@ -126,9 +126,9 @@ def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Ma
     )
 
 
-def _cloth_colours(count: int, rng: Rng) -> Tensor:
-    """Draw colours of clothes in linear light [P, 3]: mostly common ones, else any hue."""
-    table = torch.tensor(_CLOTH_COLOURS, device=rng.device)
+def _cloth_colors(count: int, rng: Rng) -> Tensor:
+    """Draw colors of clothes in linear light [P, 3]: mostly common ones, else any hue."""
+    table = torch.tensor(_CLOTH_COLORS, device=rng.device)
     common = (table[rng.integers(len(table), count)] + rng.normal(0.0, 0.04, count, 3)).clamp(0.03, 0.97)
     hue, saturation, value = (rng.uniform(low, high, count, 1) for low, high in ((0, 1), (0.25, 0.95), (0.25, 0.95)))
     wheel = (hue + torch.tensor([0.0, 2 / 3, 1 / 3], device=rng.device)) % 1.0  # [P, 3]
@@ -136,17 +136,17 @@ def _cloth_colours(count: int, rng: Rng) -> Tensor:
     return srgb_to_linear(torch.where(rng.bernoulli(0.6, count, 1), common, vivid))
 
 
-def _hair_colours(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
-    """Draw colours of hair in linear light [P, 3]: grey with age [P], black with `dark` skin [P] bool."""
+def _hair_colors(age: Tensor, dark: Tensor, rng: Rng) -> Tensor:
+    """Draw colors of hair in linear light [P, 3]: gray with age [P], black with `dark` skin [P] bool."""
     count = len(age)
-    table = torch.tensor(_HAIR_COLOURS, device=rng.device)
+    table = torch.tensor(_HAIR_COLORS, device=rng.device)
     natural = rng.categorical((0.22, 0.24, 0.19, 0.12, 0.1, 0.07, 0.06, 0.0, 0.0), count)
     natural = torch.where(dark & ~rng.bernoulli(0.05, count), rng.categorical((0.75, 0.25), count), natural)
     old = 7 + rng.integers(2, count)
-    greying = rng.uniform(0.0, 1.0, count) < ((age - 0.75) * 3.2).clamp(0, 0.85)
-    colour = table[torch.where(greying, old, natural)] * rng.uniform(0.85, 1.15, count, 1)
+    graying = rng.uniform(0.0, 1.0, count) < ((age - 0.75) * 3.2).clamp(0, 0.85)
+    color = table[torch.where(graying, old, natural)] * rng.uniform(0.85, 1.15, count, 1)
     dyed = rng.bernoulli(0.03, count, 1)
-    return torch.where(dyed, _cloth_colours(count, rng), srgb_to_linear(colour.clamp(0.02, 0.95)))
+    return torch.where(dyed, _cloth_colors(count, rng), srgb_to_linear(color.clamp(0.02, 0.95)))
 
 
 def _patterns(count: int, rng: Rng, *, probability: float) -> tuple[Tensor, Tensor]:
@@ -166,21 +166,21 @@ def _patterns(count: int, rng: Rng, *, probability: float) -> tuple[Tensor, Tens
 def _cloth(pack: Pack, textures: Tensor, rng: Rng, *, patterned: float) -> _Paint:
     """Paint a garment with the alternative `textures` [P, K] (-1: none).
 
-    It has its texture as it is, or the grey copy of it, or plain cloth, in a random colour or pattern.
+    It has its texture as it is, or the gray copy of it, or plain cloth, in a random color or pattern.
     """
     P, K = textures.shape
     available = (textures >= 0).sum(1)  # [P]
     index = (rng.uniform(0.0, 1.0, P) * available).long().clamp(max=K - 1)
     original = textures.gather(1, index[:, None])[:, 0]  # [P]
-    grey = pack.grey_of[original.clamp_min(0)]
+    gray = pack.gray_of[original.clamp_min(0)]
     keep = (original >= 0) & rng.bernoulli(0.5, P)
     plain = torch.where(rng.bernoulli(0.75, P), pack.fabrics[rng.integers(len(pack.fabrics), P)], -1)
-    texture = torch.where(keep, original, torch.where((original >= 0) & (grey >= 0), grey, plain))
+    texture = torch.where(keep, original, torch.where((original >= 0) & (gray >= 0), gray, plain))
     kind, param = _patterns(P, rng, probability=patterned)
-    # A grey texture has folds and seams already; patterns on top are less frequent.
+    # A gray texture has folds and seams already; patterns on top are less frequent.
     kind = torch.where(keep | ((original >= 0) & rng.bernoulli(0.4, P)), Pattern.NONE, kind)
-    level = torch.where(texture >= 0, 1 / GREY_MEAN, 1.0)[:, None]
-    tint, tint2 = _cloth_colours(P, rng) * level, _cloth_colours(P, rng) * level
+    level = torch.where(texture >= 0, 1 / GRAY_MEAN, 1.0)[:, None]
+    tint, tint2 = _cloth_colors(P, rng) * level, _cloth_colors(P, rng) * level
     tint = torch.where(keep[:, None], rng.uniform(0.75, 1.1, P, 1) * rng.uniform(0.92, 1.08, P, 3), tint)
     return _patterned(texture, tint, tint2, kind, param)
 
@@ -208,8 +208,8 @@ def _skin(pack: Pack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint,
     return body, face, _plain(eye, rng.uniform(0.8, 1.0, P, 1).expand(P, 3)), dark
 
 
-def _hair(pack: Pack, original: Tensor, colours: Tensor, rng: Rng) -> _Paint:
-    """Paint hair or brows: the grey copy of textures [P] (or the noise of plain cloth) in `colours` [P, 3]."""
-    grey = pack.grey_of[original.clamp_min(0)]
-    texture = torch.where((original >= 0) & (grey >= 0), grey, torch.where(original >= 0, original, pack.fabrics[0]))
-    return _plain(texture, colours / GREY_MEAN * rng.uniform(0.9, 1.1, len(original), 1))
+def _hair(pack: Pack, original: Tensor, colors: Tensor, rng: Rng) -> _Paint:
+    """Paint hair or brows: the gray copy of textures [P] (or the noise of plain cloth) in `colors` [P, 3]."""
+    gray = pack.gray_of[original.clamp_min(0)]
+    texture = torch.where((original >= 0) & (gray >= 0), gray, torch.where(original >= 0, original, pack.fabrics[0]))
+    return _plain(texture, colors / GRAY_MEAN * rng.uniform(0.9, 1.1, len(original), 1))

@@ -30,7 +30,7 @@ from vitruvian.human import KEYPOINT_NAMES
 from vitruvian.training.synthetic.pieces import SLOT, SLOTS, Floats, Ints, Piece, fit_piece
 from vitruvian.training.synthetic.textures import (
     decode_textures,
-    grey_copy,
+    gray_copy,
     procedural_eye,
     procedural_fabrics,
     procedural_skins,
@@ -40,7 +40,7 @@ from vitruvian.training.tensor_batch import TensorBatch
 Arrays = dict[str, NDArray[Any]]
 KEYPOINTS = len(KEYPOINT_NAMES)
 _FORMAT = "vitruvian-people-1"
-# Slots whose textures also exist in grey, to be tinted freely.
+# Slots whose textures also exist in gray, to be tinted freely.
 _TINTED_SLOTS = ("lower", "upper", "outer", "shoes", "hair", "brows", "hat", "accessory")
 BACKGROUND_SIDE = 320  # pixels: short side of a stored background, and side of the squares that are loaded
 
@@ -127,15 +127,15 @@ class Scenery(TensorBatch):
 
 @dataclass(frozen=True)
 class Pack(TensorBatch):
-    """Everything that people are made from. Each texture of cloth or hair has a grey copy, which a tint colours."""
+    """Everything that people are made from. Each texture of cloth or hair has a gray copy, which a tint colors."""
 
     body: Body
     poses: Poses
     wardrobe: Wardrobe
     textures: Tensor  # [T, 512, 512, 4] uint8, sRGB + alpha
     cutout: Tensor  # [T] bool: alpha has holes
-    grey_of: Tensor  # [T] int64: the grey copy; -1: none
-    fabrics: Tensor  # [Y] int64 into textures: plain cloth, grey
+    gray_of: Tensor  # [T] int64: the gray copy; -1: none
+    fabrics: Tensor  # [Y] int64 into textures: plain cloth, gray
     skins: Tensor  # [S, 2] int64 into textures: of the body, of the face
     skin_traits: Tensor  # [S, 3]: gender (0 male, 1 female), age (0 young .. 1 old), tone (0 light .. 1 dark)
     eyes: Tensor  # [Z] int64 into textures
@@ -287,7 +287,7 @@ def load_pack(path: str | Path, device: torch.device | str = "cpu") -> Pack:
 
 
 def pack_from_arrays(arrays: Arrays) -> Pack:
-    """Turn the arrays of a pack into tensors; add grey copies, cloth and, where there are none, skins and eyes."""
+    """Turn the arrays of a pack into tensors; add gray copies, cloth and, where there are none, skins and eyes."""
     try:
         meta = json.loads(bytes(arrays["meta"]).decode())
         written = meta["format"]
@@ -301,10 +301,10 @@ def pack_from_arrays(arrays: Arrays) -> Pack:
     textures, cutout = [decode_textures(rgb, alpha)], [bool(blob) for blob in alpha]
     wardrobe = _read_wardrobe(arrays, meta)
     tinted = torch.isin(wardrobe.slot, torch.tensor([SLOT[name] for name in _TINTED_SLOTS]))
-    grey_of = torch.full((len(rgb),), -1)
+    gray_of = torch.full((len(rgb),), -1)
     for index in sorted(set(wardrobe.textures[tinted].flatten().tolist()) - {-1}):
-        grey_of[index] = len(cutout)
-        textures.append(grey_copy(textures[0][index])[None])
+        gray_of[index] = len(cutout)
+        textures.append(gray_copy(textures[0][index])[None])
         cutout.append(cutout[index])
     fabrics = len(cutout) + torch.arange(3)
     textures.append(procedural_fabrics())
@@ -320,7 +320,7 @@ def pack_from_arrays(arrays: Arrays) -> Pack:
     return Pack(
         body=_read_body(arrays, meta), poses=_read_poses(arrays), wardrobe=wardrobe, textures=stacked,
         cutout=torch.tensor(cutout + [False] * missing, dtype=torch.bool),
-        grey_of=F.pad(grey_of, (0, len(stacked) - len(grey_of)), value=-1), fabrics=fabrics,
+        gray_of=F.pad(gray_of, (0, len(stacked) - len(gray_of)), value=-1), fabrics=fabrics,
         skins=skins[:, :2].long(), skin_traits=skins[:, 2:].contiguous(),
         eyes=eyes[:, 0].contiguous(), eyes_brown=eyes[:, 1] > 0, scenery=_read_scenery(arrays),
     )  # fmt: skip

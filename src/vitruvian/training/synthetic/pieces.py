@@ -80,10 +80,8 @@ def join_pieces(first: Piece, second: Piece) -> Piece:
 
 
 def vertex_normals(vertices: Floats, faces: Ints) -> Floats:
-    """Return unit normals [n, 3] of a triangle mesh, weighted by area; zero where no face touches."""
+    """Return unit normals [n, 3] of a triangle mesh [n, 3], [f, 3], weighted by area; zero where no face touches."""
     a, b, c = (vertices[faces[:, k]] for k in range(3))
     normals = np.zeros_like(vertices)
-    cross = np.cross(b - a, c - a)
-    for k in range(3):
-        np.add.at(normals, faces[:, k], cross)
+    np.add.at(normals, faces, np.cross(b - a, c - a)[:, None])
     return np.asarray(normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12), np.float32)

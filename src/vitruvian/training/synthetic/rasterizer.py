@@ -3,7 +3,7 @@
     screen [P, V, 3] + faces [P, F, 3] ──▶ work items (triangle, tile) ──▶ keys ──▶ face ids [B, H, W]
     face ids ──find_fragments──▶ Fragments: covered samples with perspective-correct weights and depth
 
-Screen axes are x right, y down; the centre of pixel (x, y) is the point (x, y). Corners are snapped to 1/256 pixel and
+Screen axes are x right, y down; the center of pixel (x, y) is the point (x, y). Corners are snapped to 1/256 pixel and
 coverage is decided in integers with the top-left rule, so that triangles with a common edge neither overlap nor leave
 a gap, on any device. A key has the depth in its upper and the face in its lower bits: the smallest is the nearest face.
 The torch and the Triton version read the same work items and give the same keys.

@@ -5,9 +5,9 @@
 
 Axes are the camera's (OpenCV): x right, y down, z forward. Normals point out of the surface: a surface facing the
 camera has z = -1.
-The centre of pixel (x, y) is the point (x, y) for keypoints and intrinsics; boxes, as in COCO, end between pixels.
+The center of pixel (x, y) is the point (x, y) for keypoints and intrinsics; boxes, as in COCO, end between pixels.
 
-Each pixel has s·s samples. Colour and alpha are averages. Part, normal and point come from the part that most covered
+Each pixel has s·s samples. Color and alpha are averages. Part, normal and point come from the part that most covered
 samples show (the nearest one where two tie), and exist where at least half of the samples are covered.
 Images are rendered in chunks, so that memory does not grow with the batch. Letters: P people, B images, M the most
 people in one image, V vertices, F triangles, N covered samples.
@@ -26,7 +26,7 @@ from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
-from vitruvian.training.synthetic.backgrounds import coloured_noise, photo_crops, sample_backgrounds, soft_shape
+from vitruvian.training.synthetic.backgrounds import colored_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
     Cameras,
     Placement,
@@ -84,7 +84,7 @@ class RenderOptions:
     folds: float = 0.22  # typical slope of folds in clothes; 0: none
     ground_shadows: float = 0.6  # probability
     occluders: float = 0.1  # probability
-    camera_effects: bool = True  # colour grading, blur, noise and JPEG
+    camera_effects: bool = True  # color grading, blur, noise and JPEG
 
     def __post_init__(self) -> None:
         if min(self.size_hw) < 8 or self.supersample < 1 or self.chunk < 1:
@@ -104,7 +104,7 @@ class GroundTruth(TensorBatch):
     image: Tensor  # [B, 3, H, W] float32 0..1 sRGB
     alpha: Tensor  # [B, 1, H, W] share of the pixel that people cover
     foreground: Tensor  # [B, 3, H, W] sRGB x alpha: image = foreground + (1 - alpha) x background, before noise
-    albedo: Tensor  # [B, 3, H, W] surface colour without light, sRGB
+    albedo: Tensor  # [B, 3, H, W] surface color without light, sRGB
     normals: Tensor  # [B, 3, H, W] unit, camera axes
     pointmap: Tensor  # [B, 3, H, W] metres, camera axes
     parts: Tensor  # [B, H, W] uint8, one of the 29 classes; 0 background
@@ -296,7 +296,7 @@ def _light(
 
 
 def _lit_region(surface: Surface, image_count: int) -> tuple[Tensor, Tensor]:
-    """Return centre [B, 3] and radius [B] of the visible surface of each image, with a margin for what shades it."""
+    """Return center [B, 3] and radius [B] of the visible surface of each image, with a margin for what shades it."""
     lengths = torch.bincount(surface.image_index, minlength=image_count)  # samples are sorted by image
     low = torch.segment_reduce(surface.position, "min", lengths=lengths, initial=math.inf)  # [B, 3]
     high = torch.segment_reduce(surface.position, "max", lengths=lengths, initial=-math.inf)
@@ -439,7 +439,7 @@ def _ground_light(
     position = cameras.position[:, None]  # [B, 1, 3]
     reach = -position[..., 2] / torch.where(rays[..., 2].abs() < 1e-6, 1e-6, rays[..., 2])  # [B, H·W]
     ground = position + rays * reach[..., None]  # [B, H·W, 3]
-    away = (ground - shadow.centre[:, None])[..., :2].norm(dim=-1)
+    away = (ground - shadow.center[:, None])[..., :2].norm(dim=-1)
     close = (reach > 0) & (rays[..., 2] < 0) & (away < 3.0 * shadow.radius[:, None])
     image_index, pixel = close.nonzero(as_tuple=True)  # [n]
     points = ground[image_index, pixel]  # [n, 3]
@@ -447,7 +447,7 @@ def _ground_light(
     visibility = ambient_occlusion.visibility(points, up, image_index)
     lit = shadow.soft_shadow(points + 0.01 * up, image_index, softness=lights.key_softness, rng=rng, taps=8)[:, None]
     ambient = lights.ambient(up, image_index) + 0.05
-    key = lights.key_colour[image_index] * lights.key_direction[image_index, 2:].clamp_min(0.0)
+    key = lights.key_color[image_index] * lights.key_direction[image_index, 2:].clamp_min(0.0)
     darker = (ambient * visibility + key * lit) / (ambient + key)  # [n, 3]
     # Fade out towards the border of the shadow maps.
     radius = shadow.radius[image_index]
@@ -478,7 +478,7 @@ def _add_occluders(truth: GroundTruth, scenery: Scenery, *, rng: Rng, probabilit
     B, _, H, W = truth.image.shape
     cover = torch.maximum(*(soft_shape(B, (H, W), rng=rng, radius=(0.04, 0.35)) for _ in range(2)))
     cover = cover * rng.bernoulli(probability, B, 1, 1, 1)
-    paint = coloured_noise(B, (H, W), rng=rng)
+    paint = colored_noise(B, (H, W), rng=rng)
     if len(scenery.backgrounds):
         photo = photo_crops(scenery.backgrounds, B, (H, W), rng=rng)
         paint = torch.where(rng.bernoulli(0.6, B, 1, 1, 1), photo, paint)

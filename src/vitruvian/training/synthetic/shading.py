@@ -1,4 +1,4 @@
-"""Shading: surface colour, normals and the light that covered samples send to the camera.
+"""Shading: surface color, normals and the light that covered samples send to the camera.
 
     Fragments ──▶ albedo (texture x tint x pattern) ─┐
               └─▶ normals (smooth, folds in cloth) ──┴─▶ radiance = ambient + key light + fill + flash + highlights
@@ -28,7 +28,7 @@ from vitruvian.training.synthetic.textures import TexturePyramid, sample_texture
 
 
 def _pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
-    """Weight of the second colour: pattern [N], parameters [N, 4], rest positions [N, 3] -> [N] in 0..1.
+    """Weight of the second color: pattern [N], parameters [N, 4], rest positions [N, 3] -> [N] in 0..1.
 
     `footprint` [N] is the size of a sample in metres, to which edges are softened against aliasing.
     """
@@ -137,7 +137,7 @@ class Scene:
 def surface_attributes(
     scene: Scene, fragments: Fragments, *, normals: Tensor, samples: int, folds: float, rng: Rng
 ) -> Surface:
-    """Compute colour, material and normal of each fragment; `normals` [P, V, 3] world.
+    """Compute color, material and normal of each fragment; `normals` [P, V, 3] world.
 
     `folds` is the typical slope of folds in clothes, 0 for none.
     """
@@ -156,7 +156,7 @@ def surface_attributes(
     footprint = fragments.depth / cameras.focal[image_index] / samples
     albedo = _albedo(scene, fragments, material, rest, footprint)
     albedo = torch.where(
-        skin[:, None], _skin_colour(albedo, rest), albedo * (1 + 0.08 * (_value_noise(rest * 400.0) - 0.5))[:, None]
+        skin[:, None], _skin_color(albedo, rest), albedo * (1 + 0.08 * (_value_noise(rest * 400.0) - 0.5))[:, None]
     )
 
     position = fragments.interpolate(meshes.vertices)  # [N, 3]
@@ -181,29 +181,29 @@ def _is_in(part: Tensor, classes: tuple[int, ...]) -> Tensor:
 
 
 def _albedo(scene: Scene, fragments: Fragments, material: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
-    """Linear surface colour, [N, 3]."""
+    """Linear surface color, [N, 3]."""
     materials = scene.people.materials
     texture = materials.texture.flatten()[material]  # [N]
     uv = (scene.people.face_uv.flatten(0, 1)[fragments.face] * fragments.weights[..., None]).sum(dim=1)  # [N, 2]
     textured = texture >= 0
     texel = sample_texture(scene.pyramid, texture.clamp_min(0), scene.levels.flatten()[fragments.face], uv)[:, :3]
-    colour = torch.where(textured[:, None], srgb_to_linear(texel), 1.0)
+    color = torch.where(textured[:, None], srgb_to_linear(texel), 1.0)
     weight = _pattern_weight(
         materials.pattern.flatten()[material], materials.pattern_param.flatten(0, 1)[material], rest, footprint
     )
     tint, tint2 = materials.tint.flatten(0, 1)[material], materials.tint2.flatten(0, 1)[material]
-    return (colour * (tint + (tint2 - tint) * weight[:, None])).clamp(0.0, 1.0)
+    return (color * (tint + (tint2 - tint) * weight[:, None])).clamp(0.0, 1.0)
 
 
-def _skin_colour(albedo: Tensor, rest: Tensor) -> Tensor:
-    """Vary the colour of skin: slow changes of redness, and fine grain."""
+def _skin_color(albedo: Tensor, rest: Tensor) -> Tensor:
+    """Vary the color of skin: slow changes of redness, and fine grain."""
     blotches, grain = _value_noise(rest * 22.0) - 0.5, _value_noise(rest * 260.0) - 0.5
     red = torch.stack([0.03 * blotches, -0.10 * blotches, -0.08 * blotches], dim=1)
     return (albedo * (1 + red + 0.035 * grain[:, None])).clamp(0.0, 1.0)
 
 
 def _hair_strands(albedo: Tensor, normal: Tensor, rest: Tensor, person: Tensor) -> tuple[Tensor, Tensor]:
-    """Add strands to hair: streaks of colour [n, 3], and normals [n, 3] that vary across the strands."""
+    """Add strands to hair: streaks of color [n, 3], and normals [n, 3] that vary across the strands."""
     people = int(person.max()) + 1 if len(person) else 1
     count = torch.zeros(people, 1, device=rest.device).index_add_(0, person, torch.ones_like(rest[:, :1]))
     crown = torch.zeros(people, 3, device=rest.device).index_add_(0, person, rest) / count.clamp_min(1.0)
@@ -266,11 +266,11 @@ def shade_surface(surface: Surface, lights: Lights, *, key_light: Tensor, ambien
     wrap = wrap + 0.25 * surface.hair[:, None]
     passed = torch.tensor([0.75, 1.0, 1.1], device=normal.device)
     arriving = torch.where(surface.skin[:, None], key_light[:, None] ** passed, key_light[:, None])
-    key = lights.key_colour[image_index] * _wrap_diffuse(normal, lights.key_direction[image_index], wrap)
-    fill = lights.fill_colour[image_index] * _wrap_diffuse(normal, lights.fill_direction[image_index], wrap + 0.3)
+    key = lights.key_color[image_index] * _wrap_diffuse(normal, lights.key_direction[image_index], wrap)
+    fill = lights.fill_color[image_index] * _wrap_diffuse(normal, lights.fill_direction[image_index], wrap + 0.3)
     received = received + key * arriving + fill * mean_share
     facing = (normal * surface.view).sum(dim=1, keepdim=True).clamp(0.0, 1.0)
-    received = received + lights.flash_colour[image_index] * facing
+    received = received + lights.flash_color[image_index] * facing
 
     radiance = albedo * received
     fuzz = (~surface.skin & ~surface.hair & (surface.gloss < 0.3)).float()[:, None]
@@ -294,11 +294,11 @@ def _highlights(surface: Surface, lights: Lights, facing: Tensor, arriving: Tens
     base = torch.where(surface.hair[:, None], 0.03 + 0.25 * surface.albedo, base)
     total = torch.zeros_like(surface.albedo)
     lamps = (
-        (lights.key_direction[image_index], lights.key_colour[image_index] * arriving),
-        (lights.fill_direction[image_index], lights.fill_colour[image_index] * mean_share),
-        (view, lights.flash_colour[image_index]),
+        (lights.key_direction[image_index], lights.key_color[image_index] * arriving),
+        (lights.fill_direction[image_index], lights.fill_color[image_index] * mean_share),
+        (view, lights.flash_color[image_index]),
     )
-    for direction, colour in lamps:
+    for direction, color in lamps:
         half = F.normalize(direction + view, dim=1, eps=1e-6)
         incidence = (normal * direction).sum(dim=1, keepdim=True).clamp_min(0.0)
         grazing = (direction * half).sum(dim=1, keepdim=True).clamp_min(0.0)
@@ -306,7 +306,7 @@ def _highlights(surface: Surface, lights: Lights, facing: Tensor, arriving: Tens
         tip = (normal * half).sum(dim=1, keepdim=True).clamp(0.0, 1.0)
         a2 = rough**4
         lobe = a2 / (tip**2 * (a2 - 1) + 1) ** 2  # π D: lights are over π already
-        total = total + colour * incidence * reflect * lobe * 0.25 / grazing.clamp_min(0.15) ** 2
+        total = total + color * incidence * reflect * lobe * 0.25 / grazing.clamp_min(0.15) ** 2
     mirrored = 2 * (normal * view).sum(dim=1, keepdim=True) * normal - view
     sharp, blurred = (sample_environment(maps, mirrored, image_index) for maps in (lights.glossy, lights.rough))
     reflected = sharp + (blurred - sharp) * ((rough - 0.2) / 0.35).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Textures: how a pack stores them, their grey copies, procedural ones, and bilinear lookup in a mipmap pyramid."""
+"""Textures: how a pack stores them, their gray copies, procedural ones, and bilinear lookup in a mipmap pyramid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitruvian.errors import CheckpointError
 from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 
 _TEXTURE_SIZE = 512
-GREY_MEAN = 0.62  # mean linear value of a grey copy: a tint of colour / GREY_MEAN gives that colour on average
+GRAY_MEAN = 0.62  # mean linear value of a gray copy: a tint of color / GRAY_MEAN gives that color on average
 _SMALLEST_LEVEL = 16
 
 
@@ -38,7 +38,7 @@ class TexturePyramid:
 
 
 def build_pyramid(textures: Tensor) -> TexturePyramid:
-    """Halve textures [T, S, S, 4] uint8 repeatedly. Colours are weighted by alpha, so that holes do not bleed in."""
+    """Halve textures [T, S, S, 4] uint8 repeatedly. Colors are weighted by alpha, so that holes do not bleed in."""
     device = textures.device
     if not len(textures):  # one white texture that nothing reads: lookups need no special case
         textures = torch.full((1, _SMALLEST_LEVEL, _SMALLEST_LEVEL, 4), 255, dtype=torch.uint8, device=device)
@@ -105,8 +105,8 @@ def sample_texture(pyramid: TexturePyramid, texture: Tensor, level: Tensor, uv: 
 def decode_textures(rgb: Sequence[bytes], alpha: Sequence[bytes]) -> Tensor:
     """Decode JPEG or PNG files as [T, 512, 512, 4] uint8; without bytes of alpha a texture is opaque."""
     out = np.full((len(rgb), _TEXTURE_SIZE, _TEXTURE_SIZE, 4), 255, np.uint8)
-    for index, (colour, holes) in enumerate(zip(rgb, alpha, strict=True)):
-        out[index, ..., :3] = _decode(colour, "RGB")
+    for index, (color, holes) in enumerate(zip(rgb, alpha, strict=True)):
+        out[index, ..., :3] = _decode(color, "RGB")
         if holes:
             out[index, ..., 3] = _decode(holes, "L")
     return torch.from_numpy(out)
@@ -121,25 +121,25 @@ def _decode(data: bytes, mode: str) -> np.ndarray:
     return np.asarray(resized)
 
 
-def grey_copy(texture: Tensor) -> Tensor:
-    """Remove the colour of [512, 512, 4] uint8, and scale it so that its linear mean, where opaque, is GREY_MEAN."""
+def gray_copy(texture: Tensor) -> Tensor:
+    """Remove the color of [512, 512, 4] uint8, and scale it so that its linear mean, where opaque, is GRAY_MEAN."""
     values = texture.float() / 255
     linear = srgb_to_linear(values[..., :3]) @ torch.tensor([0.2126, 0.7152, 0.0722])  # [512, 512]
     weight = values[..., 3] + 1e-3
     mean = (linear * weight).sum() / weight.sum()
-    level = (linear / mean.clamp_min(1e-3)).clamp(0.15, 1 / GREY_MEAN) * GREY_MEAN  # contrast stays as a ratio
-    level = level * GREY_MEAN / ((level * weight).sum() / weight.sum())
-    grey = linear_to_srgb(level.clamp(0, 1))[..., None].expand(-1, -1, 3)
-    return (torch.cat([grey, values[..., 3:]], -1) * 255).round().byte()  # [512, 512, 4]
+    level = (linear / mean.clamp_min(1e-3)).clamp(0.15, 1 / GRAY_MEAN) * GRAY_MEAN  # contrast stays as a ratio
+    level = level * GRAY_MEAN / ((level * weight).sum() / weight.sum())
+    gray = linear_to_srgb(level.clamp(0, 1))[..., None].expand(-1, -1, 3)
+    return (torch.cat([gray, values[..., 3:]], -1) * 255).round().byte()  # [512, 512, 4]
 
 
-def _opaque(colours: Tensor) -> Tensor:
-    """Add an opaque alpha to colours [..., 3] in 0..1: uint8 [..., 4]."""
-    return (torch.cat([colours.clamp(0, 1), torch.ones_like(colours[..., :1])], -1) * 255).round().byte()
+def _opaque(colors: Tensor) -> Tensor:
+    """Add an opaque alpha to colors [..., 3] in 0..1: uint8 [..., 4]."""
+    return (torch.cat([colors.clamp(0, 1), torch.ones_like(colors[..., :1])], -1) * 255).round().byte()
 
 
 def procedural_fabrics() -> Tensor:
-    """Draw three plain grey fabrics that tile: cotton, ribbed knit and twill. [3, 512, 512, 4] uint8."""
+    """Draw three plain gray fabrics that tile: cotton, ribbed knit and twill. [3, 512, 512, 4] uint8."""
     generator = torch.Generator().manual_seed(7)
     y, x = torch.meshgrid(torch.arange(_TEXTURE_SIZE), torch.arange(_TEXTURE_SIZE), indexing="ij")
     turn = 2 * torch.pi / _TEXTURE_SIZE
@@ -147,7 +147,7 @@ def procedural_fabrics() -> Tensor:
     knit = torch.sin(turn * 40 * x) * 0.6 + torch.sin(turn * 80 * y + 2 * torch.sin(turn * 40 * x)) * 0.4
     twill = torch.sin(turn * 60 * (x + y)) * 0.7 + _tiling_noise(generator, cells=128)
     levels = [
-        GREY_MEAN * (1 + strength * weave + 0.06 * _tiling_noise(generator, cells=6))
+        GRAY_MEAN * (1 + strength * weave + 0.06 * _tiling_noise(generator, cells=6))
         for weave, strength in ((cotton, 0.05), (knit, 0.10), (twill, 0.08))
     ]
     return _opaque(linear_to_srgb(torch.stack(levels).clamp(0, 1))[..., None].expand(-1, -1, -1, 3))
@@ -157,14 +157,14 @@ def procedural_skins() -> Tensor:
     """Draw light, medium and dark skin with faint blotches. [3, 512, 512, 4] uint8."""
     generator = torch.Generator().manual_seed(11)
     skins = []
-    for colour in ((0.86, 0.67, 0.57), (0.66, 0.47, 0.36), (0.36, 0.24, 0.18)):
+    for color in ((0.86, 0.67, 0.57), (0.66, 0.47, 0.36), (0.36, 0.24, 0.18)):
         noise = torch.stack([_tiling_noise(generator, cells=cells) / cells**0.5 for cells in (8, 24, 96)]).sum(0)
-        skins.append(torch.tensor(colour) * (1 + 0.12 * noise[..., None] * torch.tensor([0.7, 1.0, 1.1])))
+        skins.append(torch.tensor(color) * (1 + 0.12 * noise[..., None] * torch.tensor([0.7, 1.0, 1.1])))
     return _opaque(torch.stack(skins))
 
 
 def procedural_eye() -> Tensor:
-    """Draw a brown eye: white, iris and pupil around the centre. [512, 512, 4] uint8."""
+    """Draw a brown eye: white, iris and pupil around the center. [512, 512, 4] uint8."""
     y, x = torch.meshgrid(torch.linspace(-1, 1, _TEXTURE_SIZE), torch.linspace(-1, 1, _TEXTURE_SIZE), indexing="ij")
     radius = torch.hypot(x, y)[..., None]
     white, brown, black = torch.tensor([0.93, 0.91, 0.89]), torch.tensor([0.32, 0.2, 0.11]), torch.tensor([0.02] * 3)

@@ -10,7 +10,6 @@ from vitruvian.models.mask_classification.layers import (
     conv_norm_relu,
     mask_head,
     mask_logits,
-    pointwise,
 )
 
 
@@ -40,23 +39,6 @@ def test_mask_head_and_logits() -> None:
     features = torch.randn(2, 6, 5, 7)
     logits = mask_logits(vectors, features)
     torch.testing.assert_close(logits, torch.einsum("bqm,bmhw->bqhw", vectors, features))
-
-
-def test_a_pointwise_convolution_is_a_matrix_product() -> None:
-    convolution = nn.Conv2d(5, 7, 1)
-    for maps in (torch.randn(2, 5, 3, 4), torch.randn(2, 12, 5).transpose(1, 2).unflatten(2, (3, 4))):
-        found = pointwise(convolution, maps)
-        torch.testing.assert_close(found, convolution(maps))
-        assert found.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_gradients_are_those_of_the_convolution() -> None:
-    convolution, maps = nn.Conv2d(5, 7, 1).double(), torch.randn(2, 5, 3, 4, dtype=torch.float64, requires_grad=True)
-    weights = torch.randn(2, 7, 3, 4, dtype=torch.float64)
-    inputs = [maps, *convolution.parameters()]
-    found = torch.autograd.grad((pointwise(convolution, maps) * weights).sum(), inputs)
-    want = torch.autograd.grad((convolution(maps) * weights).sum(), inputs)
-    torch.testing.assert_close(found, want)
 
 
 def test_exports_keep_the_convolution() -> None:

@@ -222,7 +222,7 @@ def test_masks_are_cleaned_and_vanished_ones_dropped() -> None:
 def test_run_lengths_are_the_masks(parts: tuple[Sam2Model, Sam2Processor]) -> None:
     pixels, runs = found_by(parts), found_by(parts, output_rle_mask=True)
     assert runs.pixels is None
-    assert pixels.runs is None
+    assert pixels.stored_rles is None
     assert torch.equal(runs.masks, pixels.masks)
     assert pixels.rles == runs.rles
     assert torch.equal(decode_rle(runs.rles[0]), pixels.masks[0])

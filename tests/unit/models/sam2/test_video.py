@@ -14,7 +14,8 @@ from torch import Tensor
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _closest, _fill_specks
+from vitruvian.models.sam2.video_memories import _closest
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession, TrackingOptions
 
@@ -163,6 +164,37 @@ def test_flat_memory_gives_the_same_masks() -> None:
     assert len(flat.frames_tracked_per_obj[0]) == MODEL.config.max_object_pointers_in_encoder
 
 
+def stored_bytes(value: Any, seen: dict[int, int]) -> int:
+    """Bytes of the memory behind all tensors in nested containers, shared memory counted once."""
+    if isinstance(value, Tensor):
+        seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    elif isinstance(value, dict):
+        for one in value.values():
+            stored_bytes(one, seen)
+    elif isinstance(value, list | tuple | set):
+        for one in value:
+            stored_bytes(one, seen)
+    return sum(seen.values())
+
+
+@torch.inference_mode()
+def test_bytes_of_a_session_do_not_grow() -> None:
+    state = session(streaming=True, keep_history=False, corrections_as_conditioning=True, objects_start_at_prompt=True)
+    add(state, 0, [1, 2], [[POINT_A[0][0], POINT_B[0][0]]], [[[1], [1]]], original_size=(SIDE, SIDE))
+    sizes, entries = [], []
+    for index in range(200):
+        if index == 30:
+            add(state, 30, 3, POINT_B, ONE, original_size=(SIDE, SIDE))
+        MODEL(state, frame=FRAMES[index % len(FRAMES)])
+        if index == 35:
+            state.remove_object(2)
+        if index in (60, 199):
+            sizes.append(stored_bytes(vars(state), {}))
+            entries.append([len(frames) for frames in state.frames_tracked_per_obj.values()])
+    assert sizes[0] == sizes[1] > 0
+    assert entries[0] == entries[1]
+
+
 def test_prior_logits_are_given_with_further_points() -> None:
     plain, prior = clicked(), clicked(prior_logits=True)
     before = prior.get_output(0, 0, "pred_masks")
@@ -234,13 +266,13 @@ def test_holes_are_filled_and_islands_removed() -> None:
     logits = torch.full((1, 1, 8, 8), 3.0)
     logits[0, 0, 2, 2], logits[0, 0, :, 6:] = -3.0, -3.0
     logits[0, 0, 7, 7] = 3.0
-    filled = _fill_specks(logits, max_hole_area=1, max_sprinkle_area=1)
+    filled = _clean_logits(logits, max_hole_area=1, max_sprinkle_area=1)
     assert filled[0, 0, 2, 2] == pytest.approx(0.1)
     assert filled[0, 0, 7, 7] == pytest.approx(-0.1)
     assert ((filled > 0) != (logits > 0)).sum() == 2
-    assert _fill_specks(logits, max_hole_area=0, max_sprinkle_area=0) is logits
+    assert _clean_logits(logits, max_hole_area=0, max_sprinkle_area=0) is logits
     plain, cleaned = clicked(), clicked(max_hole_area=20, max_sprinkle_area=20)
-    want = _fill_specks(masks(MODEL(plain, frame_idx=0)), max_hole_area=20, max_sprinkle_area=20)
+    want = _clean_logits(masks(MODEL(plain, frame_idx=0)), max_hole_area=20, max_sprinkle_area=20)
     close(masks(MODEL(cleaned, frame_idx=0)), want)
 
 
@@ -297,6 +329,14 @@ def test_sessions_from_videos_of_any_form(form: str) -> None:
     logits = torch.randn(1, 1, 16, 16)
     large = PROCESSOR.video_processor.post_process_masks([logits], [(40, 50)], [(64, 32)], binarize=False)
     assert large[0].shape == (1, 1, 40, 50)
+
+
+def test_options_reach_the_image_and_the_video_processor(tmp_path: Path) -> None:
+    Sam2VideoProcessor().save_pretrained(tmp_path)
+    opened = Sam2VideoProcessor.from_pretrained(tmp_path, do_normalize=False, target_size=64)
+    assert not opened.image_processor.do_normalize
+    assert not opened.video_processor.do_normalize
+    assert opened.target_size == 64
 
 
 def test_processor_files(tmp_path: Path) -> None:

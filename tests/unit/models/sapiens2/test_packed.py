@@ -32,15 +32,15 @@ from vitruvian import (
     auto,
     hub,
 )
-from vitruvian.auto import packed_tasks
 from vitruvian.hub import HubOptions
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
 from vitruvian.models.sapiens2.packed import (
     _kernel_axes,
     _PackedReader,
     _quantize,
+    local_packed_tasks,
     pack_multitask,
-    packed_table,
+    read_packed_tasks,
 )
 
 AUTO = {
@@ -146,7 +146,7 @@ class TestFiles:
     def test_packing_again_replaces(self, tmp_path: Path) -> None:
         pack_multitask(tiny_multitask("pose"), tmp_path)
         pack_multitask(tiny_multitask("seg"), tmp_path)
-        assert packed_tasks(tmp_path) == ("seg",)
+        assert local_packed_tasks(tmp_path) == ("seg",)
 
     def test_weights_that_cannot_be_kept(self, tmp_path: Path) -> None:
         broken = tiny_multitask("pose")
@@ -234,13 +234,13 @@ class TestOpening:
         assert "packed" not in AutoConfig.from_pretrained(packed).to_dict()
 
     def test_tasks_of_a_folder(self, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert packed_tasks(packed) == tuple(HEADS)
+        assert local_packed_tasks(packed) == tuple(HEADS)
         tiny_task("pose").save_pretrained(tmp_path)
-        assert packed_tasks(tmp_path) == ()
-        assert packed_table(tmp_path / "model.safetensors", HubOptions()) is None
-        assert packed_tasks("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
+        assert local_packed_tasks(tmp_path) == ()
+        assert read_packed_tasks(tmp_path / "model.safetensors", HubOptions()) is None
+        assert local_packed_tasks("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
         monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
-        assert packed_tasks("builtin") == ()
+        assert local_packed_tasks("builtin") == ()
 
 
 class TestBuiltin:

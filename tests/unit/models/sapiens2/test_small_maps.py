@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.tiny import pixels
 from tests.tiny_packed import tiny_multitask
 from vitruvian import Sapiens2ImageProcessor
-from vitruvian.images import crop_params
+from vitruvian.images import crop_windows
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
 from vitruvian.models.sapiens2.processing import crop_padding, draw_heatmaps
 
@@ -78,7 +78,7 @@ def test_maps_at_full_size_are_cut_as_they_are() -> None:
 def test_keypoints_of_small_heatmaps() -> None:
     boxes = torch.tensor([[30.0, 50.0, 120.0, 300.0]])
     points = torch.tensor([[[60.0, 80.0], [121.3, 333.9], [90.5, 200.25]]])  # [1, J, 2] in the picture
-    (center,), (extent,) = crop_params(boxes, INPUT_HW)
+    (center,), (extent,) = crop_windows(boxes, INPUT_HW)
     in_crop = ((points - center) / extent + 0.5) * torch.tensor([INPUT_HW[1] - 1.0, INPUT_HW[0] - 1.0])
     scale = torch.tensor([(QUARTER_HW[1] - 1) / (INPUT_HW[1] - 1), (QUARTER_HW[0] - 1) / (INPUT_HW[0] - 1)])
     heatmaps, _ = draw_heatmaps(in_crop * scale, torch.ones(1, 3), size_hw=QUARTER_HW, sigma=2.0)

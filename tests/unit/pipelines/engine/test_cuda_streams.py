@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
+from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, sample_image
 from tests.unit.pipelines.engine.test_runner import Doubler, results, solid
 from vitruvian import pipeline
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.streams import CudaStream, PendingTensors
 from vitruvian.errors import InputError
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
 from vitruvian.pipelines.base import _can_auto_optimize
 from vitruvian.pipelines.engine.batches import BatchSize
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, LazyValue, PendingTensors, upload_stream
 from vitruvian.pipelines.engine.runner import Failure, _default_workers, _max_in_flight, run_many
-from vitruvian.pipelines.engine.task import Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Unit
 from vitruvian.pipelines.regions import Region, RegionBlender
 from vitruvian.pipelines.sources import open_source
 from vitruvian.pipelines.tasks import pose
@@ -58,7 +58,7 @@ class TestSameResults:
     def test_one_image_and_many(self, task: str, call: str) -> None:
         if task == "pose" and call == "tiles":
             pytest.skip("poses have no tiles")
-        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(5)]
+        shown = [sample_image(seed, (40 + 5 * seed, 56)) for seed in range(5)]
         shown[1].flags.writeable = False
         usual, other = opened(task), streamed(task)
         wanted = list(usual(shown, batch_size=3, **CALLS[call]))
@@ -73,7 +73,7 @@ class TestSameResults:
         usual, other = opened("pose"), streamed("pose")
         for pipe in (usual, other):
             pipe.model.config.flip_pairs = [[1, 2], [3, 4]]
-        shown = [picture(seed) for seed in range(3)]
+        shown = [sample_image(seed) for seed in range(3)]
         for got, want in zip(*(pipe(shown, boxes=BOXES, flip=True) for pipe in (other, usual)), strict=True):
             same(got, want)
 
@@ -82,14 +82,14 @@ class TestSameResults:
     def test_kernels(self, task: str) -> None:
         usual, other = opened(task), streamed(task)
         with interpret_triton():
-            assert other.forward_decodes() == (task == "pose")
-            found = other(picture(1, (45, 56)), boxes=BOXES)
-        same(found, usual(picture(1, (45, 56)), boxes=BOXES), near=2e-2)  # random heatmaps have saddles
+            assert other.decode_thread() == ("worker" if task == "pose" else "stream")
+            found = other(sample_image(1, (45, 56)), boxes=BOXES)
+        same(found, usual(sample_image(1, (45, 56)), boxes=BOXES), near=2e-2)  # random heatmaps have saddles
 
     @pytest.mark.parametrize("options", [{}, {"flip": True}, {"kernel_size": 5}], ids=str)
     def test_decoded_together_with_the_model(self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """As where a kernel decodes: in one call with the model, which is recorded on a GPU; here its twin decodes."""
-        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(7)]
+        shown = [sample_image(seed, (40 + 5 * seed, 56)) for seed in range(7)]
         boxes = [BOXES, [], BOXES[:1], BOXES, BOXES, BOXES[1:], BOXES]
         usual, other = opened("pose", **options), streamed("pose", **options)
         for pipe in (usual, other):
@@ -103,7 +103,7 @@ class TestSameResults:
             return find_points(self, crops, *rest)
 
         monkeypatch.setattr(pose.PosePipeline, "_forward_and_decode", noted)
-        assert other.forward_decodes()
+        assert other.decode_thread() == "worker"
         found = list(other(shown, batch_size=4, boxes=boxes, batch_timeout=60.0))
         assert calls == [(size, threading.current_thread().name) for size in (1, 2, 4, 3)]
         for got, want in zip(found, wanted, strict=True):
@@ -119,8 +119,8 @@ class TestSameResults:
 
         pipe = opened("pose")
         pipe.upload_stream = Full(CPU)
-        for got in pipe([picture()] * 3, boxes=BOXES):
-            same(got, opened("pose")(picture(), boxes=BOXES))
+        for got in pipe([sample_image()] * 3, boxes=BOXES):
+            same(got, opened("pose")(sample_image(), boxes=BOXES))
         assert pipe.upload_stream.asked == 3
 
     def test_other_errors_of_the_device_are_failures(self) -> None:
@@ -130,7 +130,7 @@ class TestSameResults:
 
         pipe = opened("pose")
         pipe.upload_stream = Broken(CPU)
-        assert [one.message for one in pipe([picture()] * 2)] == ["array: no such luck"] * 2
+        assert [one.message for one in pipe([sample_image()] * 2)] == ["array: no such luck"] * 2
 
     @pytest.mark.parametrize("call", [call for call in CALLS if call != "nobody"])
     @pytest.mark.parametrize("task", SAPIENS)
@@ -139,7 +139,7 @@ class TestSameResults:
         if task == "pose" and call == "tiles":
             pytest.skip("poses have no tiles")
         pipe = opened(task, **CALLS[call])
-        frame = next(open_source(picture()).loaders()).frame(0)
+        frame = next(open_source(sample_image()).loaders()).frame(0)
         pipe.upload_stream = CudaStream(torch.device("meta"))
         units = pipe.prepare(frame, None).units
         assert len(units) >= 1
@@ -165,7 +165,7 @@ class TestSameResults:
 class Streamed(Doubler):
     """A task with an upload stream on the CPU."""
 
-    decodes_in_workers = False
+    thread: DecodeThread = "stream"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -282,7 +282,7 @@ class TestThreads:
     def test_decoded_outputs_are_copied_in_finishing_threads(self) -> None:
         """Outputs are on their way to the host: those who finish wait for them, apart from those who read."""
         job = Streamed(units=2)
-        job.decodes_in_workers = True
+        job.thread = "worker"
         assert results(job, [solid(n) for n in range(12)]) == [4 * n for n in range(12)]
         assert sorted(job.decoded) == list(range(12))
         for step in ("decode", "finish"):
@@ -310,52 +310,11 @@ class TestThreads:
                 return super().finish(prepared, decoded)
 
         graphs = GraphCache(max_batch=1)
-        for behind in (False, True):
+        for thread in get_args(DecodeThread):
             job = Kept()
-            job.decodes_in_workers, job.fixed_input_size = behind, True
+            job.thread, job.fixed_input_size = thread, True
             assert results(job, [solid(1)] * 60, batch=4, workers=2, batch_timeout=60.0, graphs=graphs) == [4] * 60
             assert [len(batch) for batch in job.batches] == [4] * 30
-
-
-class TestLazyValue:
-    def test_computed_once_for_all_threads(self) -> None:
-        asked: list[int] = []
-
-        def work() -> int:
-            asked.append(1)
-            threading.Event().wait(0.02)
-            return 7
-
-        later, found = LazyValue(work), []
-        threads = [threading.Thread(target=lambda: found.append(later.get())) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == [7] * 8
-        assert asked == [1]
-        assert later._compute is None
-
-    def test_computed_again_after_an_error(self) -> None:
-        answers = iter([ValueError("not yet"), 3])
-
-        def work() -> int:
-            answer = next(answers)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        later = LazyValue(work)
-        with pytest.raises(ValueError, match="not yet"):
-            later.get()
-        assert later.get() == later.get() == 3
-
-
-def test_upload_streams_are_for_cuda_devices_and_reused() -> None:
-    assert upload_stream(CPU, None) is None
-    held = CudaStream(CPU)
-    assert upload_stream(CPU, held) is held
-    assert upload_stream(torch.device("mps"), held) is None
 
 
 def test_default_number_of_workers() -> None:
@@ -367,24 +326,24 @@ class TestOptimize:
     def test_on_a_cpu_only_on_request(self) -> None:
         for options, wanted in (({}, False), ({"optimize": False}, False), ({"optimize": True}, True)):
             pipe = opened("pose", **options)
-            before = opened("pose", optimize=False)(picture(), boxes=BOXES)
-            found = pipe(picture(), boxes=BOXES)
+            before = opened("pose", optimize=False)(sample_image(), boxes=BOXES)
+            found = pipe(sample_image(), boxes=BOXES)
             assert pipe.model.optimized is wanted
             np.testing.assert_allclose(found.keypoints, before.keypoints, **leeway("keypoints", atol=0, rtol=0))
 
     def test_graphs_are_reused_between_calls(self) -> None:
         pipe = opened("normals")
-        pipe(picture())
+        pipe(sample_image())
         assert not pipe.model.optimized
-        pipe(picture(), optimize=True)
+        pipe(sample_image(), optimize=True)
         recordings = pipe.model.graphs
         assert isinstance(recordings, GraphCache)
-        pipe(picture(), optimize=True)
+        pipe(sample_image(), optimize=True)
         assert pipe.model.graphs is recordings  # not made anew for each call
 
     def test_models_with_varying_input_sizes_have_no_graphs(self) -> None:
         pipe = opened("semantic", optimize=True)
-        pipe(picture())
+        pipe(sample_image())
         assert pipe.model.optimized
         assert pipe.model.graphs is None
 
@@ -407,7 +366,7 @@ class TestOnAGpu:
         # a level apart, and random weights make much of that. People are cut out in float32 on both.
         resized = call in ("whole", "tiles")
         tolerance, least = (2e-2, 0.94) if resized else (1e-2, 0.999)
-        shown = [picture(seed, (40 + 5 * seed, 56)) for seed in range(7)]
+        shown = [sample_image(seed, (40 + 5 * seed, 56)) for seed in range(7)]
         wanted = list(opened(task)(shown, **CALLS[call]))
         for options in ({"optimize": False}, {}, {"batch_size": 3}):
             model, processor = parts_of(task)
@@ -420,7 +379,7 @@ class TestOnAGpu:
 
     def test_files_of_many_sizes(self, tmp_path: Any) -> None:
         for number in range(40):
-            Image.fromarray(picture(number, (300 + number, 400))).save(tmp_path / f"{number:02d}.jpg")
+            Image.fromarray(sample_image(number, (300 + number, 400))).save(tmp_path / f"{number:02d}.jpg")
         model, processor = parts_of("pose")
         pipe = pipeline("pose", model.cuda(), processor=processor, boxes=[[50, 50, 200, 250], [10, 10, 90, 200]])
         found = list(pipe(tmp_path))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, picture
+from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, sample_image
 from vitruvian import InputError, pipeline
-from vitruvian.ops.cuda_graphs import GraphCache, _only_batch
+from vitruvian.cuda.graphs import GraphCache, _only_batch
+from vitruvian.cuda.streams import stack_on_device
 from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize, forward_units
-from vitruvian.pipelines.engine.cuda_streams import stack_on_device
 from vitruvian.pipelines.engine.runner import Failure, run_many
 from vitruvian.pipelines.engine.task import Unit
 from vitruvian.pipelines.sources import open_source
@@ -100,11 +100,11 @@ class TestPadding:
 def test_results_do_not_depend_on_padding(task: str) -> None:
     """Eleven people in batches of six, the last filled up: results are those of one at a time, in order."""
     pipe = opened(task)
-    shown = [picture(seed, (40 + 3 * seed, 56)) for seed in range(6)]
+    shown = [sample_image(seed, (40 + 3 * seed, 56)) for seed in range(6)]
     boxes = [BOXES, BOXES[:1], BOXES, BOXES, BOXES, BOXES]
     wanted = list(pipe(shown, boxes=boxes))
     sizes = noted_sizes(pipe)
-    call = pipe._for_call({"boxes": boxes})
+    call = pipe.for_call({"boxes": boxes})
     graphs = GraphCache()
     found = list(run_many(call, open_source(shown), batch=BatchSize(6, fixed=True), batch_timeout=60.0, graphs=graphs))
     assert sizes == [6, 6]
@@ -130,7 +130,7 @@ def noted_sizes(pipe: Any) -> list[int]:
 def test_on_a_cpu_nothing_is_padded() -> None:
     pipe = opened("pose", optimize=True, batch_size=6)
     sizes = noted_sizes(pipe)
-    assert len(list(pipe([picture()] * 4, boxes=BOXES, batch_timeout=60.0))) == 4
+    assert len(list(pipe([sample_image()] * 4, boxes=BOXES, batch_timeout=60.0))) == 4
     assert sizes == [1, 2, 4, 1]
 
 
@@ -151,7 +151,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("task", SAPIENS)
     def test_a_run_is_replayed(self, task: str) -> None:
         """Eleven people by six, the last batch filled up: one recording, which the second run uses again."""
-        shown = [picture(seed, (40 + 3 * seed, 56)) for seed in range(6)]
+        shown = [sample_image(seed, (40 + 3 * seed, 56)) for seed in range(6)]
         boxes = [BOXES, BOXES[:1], BOXES, BOXES, BOXES, BOXES]
         wanted = list(opened(task)(shown, boxes=boxes))
         model, processor = parts_of(task)
@@ -182,8 +182,8 @@ class TestOnAGpu:
 
         model, processor = parts_of("pose")
         pipe = pipeline("pose", model.cuda(), processor=processor, boxes=BOXES)
-        pipe(picture())
-        frame = next(open_source(picture()).loaders()).frame(0)
+        pipe(sample_image())
+        frame = next(open_source(sample_image()).loaders()).frame(0)
         with torch.inference_mode(), Calls() as calls:
             prepared = pipe.prepare(frame, None)
         assert len(prepared.units) == 2

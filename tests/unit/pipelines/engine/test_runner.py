@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+from vitruvian.cuda.graphs import GraphCache
+from vitruvian.cuda.streams import CudaStream, HostCopy
 from vitruvian.errors import InputError
-from vitruvian.ops.cuda_graphs import GraphCache
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
-from vitruvian.pipelines.engine.cuda_streams import CudaStream, HostCopy
 from vitruvian.pipelines.engine.runner import _max_in_flight, run_many, run_one
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -37,7 +37,7 @@ class Doubler:
     device = torch.device("cpu")
     detects_people = False
     fixed_input_size = False
-    decodes_in_workers = True
+    thread: DecodeThread = "worker"  # that decodes
     upload_stream: CudaStream | None = None
     max_ahead: int | None = None
 
@@ -81,6 +81,9 @@ class Doubler:
         torch.stack([unit.pixels for unit in units])  # as models do
         self.batches.append([unit.extra for unit in units])
         return [unit.pixels * 2 for unit in units]
+
+    def decode_thread(self) -> DecodeThread:
+        return self.thread
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
         self.note("decode")
@@ -140,7 +143,7 @@ class TestOrder:
 
     def test_on_a_gpu_the_caller_decodes(self) -> None:
         job = Doubler()
-        job.decodes_in_workers = False
+        job.thread = "consumer"
         assert results(job, [solid(5)] * 3) == [10] * 3
         assert job.threads["decode"] == {threading.current_thread().name}
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tests.families.mask2former import tiny as tiny_mask2former
 from tests.families.maskformer import tiny as tiny_maskformer
 from tests.shared import SHARED, needs_shared
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.images.types import RgbImage
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor
 from vitruvian.models.mask_classification.outputs import QueryLogits
@@ -26,7 +26,7 @@ from vitruvian.pipelines.people.boxes_file import BoxesFile
 from vitruvian.pipelines.people.onnx_detector import OnnxDetector, _letterbox
 from vitruvian.pipelines.people.segmentation_detector import SegmentationDetector
 
-PICTURE: RgbImage = np.zeros((40, 80, 3), np.uint8)
+IMAGE: RgbImage = np.zeros((40, 80, 3), np.uint8)
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -76,12 +76,12 @@ def raw_yolox(boxes: list[tuple[int, float, float, float, float, float]], classe
 
 
 BOXES = [(10, 20.0, 15.0, 16.0, 20.0, 0.9), (70, 40.0, 10.0, 8.0, 12.0, 0.6), (11, 21.0, 15.0, 16.0, 20.0, 0.8)]
-# 40×80 in 64×64: scale 0.8, so corners in the picture are those of the input / 0.8, cut at the edges.
+# 40×80 in 64×64: scale 0.8, so corners in the image are those of the input / 0.8, cut at the edges.
 EXPECTED = np.array([[12, 5, 28, 25], [36, 4, 44, 16]], np.float32) / 0.8
 
 
 def check(detector: OnnxDetector, expected: NDArray[np.float32] = EXPECTED) -> None:
-    people = detector.find(PICTURE)
+    people = detector.find(IMAGE)
     np.testing.assert_allclose(people.boxes_xyxy, expected, atol=1e-3)
     np.testing.assert_allclose(people.scores, [0.9, 0.6], atol=1e-5)
     assert people.detector == detector.name
@@ -105,7 +105,7 @@ class TestOnnx:
 
     def test_threshold(self, tmp_path: Path) -> None:
         path = constant_graph(tmp_path / "m.onnx", {"output": raw_yolox(BOXES)})
-        assert len(OnnxDetector(path, threshold=0.85).find(PICTURE)) == 1
+        assert len(OnnxDetector(path, threshold=0.85).find(IMAGE)) == 1
 
     def test_detections_with_labels(self, tmp_path: Path) -> None:
         corners = [[12, 5, 28, 25, 0.9], [0, 0, 9, 9, 0.8], [36, 4, 44, 16, 0.6], [36, 4, 44, 16, 0.1]]
@@ -114,11 +114,11 @@ class TestOnnx:
 
     def test_nms_in_the_graph_is_final(self, tmp_path: Path) -> None:
         outputs: Arrays = {"dets": np.array([[[1, 1, 9, 9, 0.9], [1, 1, 9, 9, 0.8]]], np.float32)}
-        assert len(OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs)).find(PICTURE)) == 2
+        assert len(OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs)).find(IMAGE)) == 2
 
     def test_no_detections(self, tmp_path: Path) -> None:
         outputs: Arrays = {"dets": np.zeros((1, 0, 5), np.float32), "labels": np.zeros((1, 0), np.int64)}
-        people = OnnxDetector(constant_graph(tmp_path / "rtmdet.onnx", outputs)).find(PICTURE)
+        people = OnnxDetector(constant_graph(tmp_path / "rtmdet.onnx", outputs)).find(IMAGE)
         assert people.boxes_xyxy.shape == (0, 4)
 
     def test_lists_with_a_count(self, tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ class TestOnnx:
             make("Concat", ["corners", "score"], ["dets"], axis=2),
         ]
         path = save_graph(tmp_path / "m.onnx", nodes, {"dets": np.zeros((1, 1, 5), np.float32)}, [1, 3, 64, 64])
-        picture = np.full((64, 64, 3), colour, np.uint8)
-        people = OnnxDetector(path, kind=kind).find(picture)
+        image = np.full((64, 64, 3), colour, np.uint8)
+        people = OnnxDetector(path, kind=kind).find(image)
         assert people.scores[0] == pytest.approx((200 - 103.53) / 57.375 if score is None else score, rel=1e-5)
 
     def test_kind_is_told_by_the_names_of_weights(self, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ class TestOnnx:
     def test_other_outputs_are_refused(self, tmp_path: Path, outputs: Arrays) -> None:
         detector = OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs))
         with pytest.raises(InputError, match="expected the outputs of YOLOX or RTMDet"):
-            detector.find(PICTURE)
+            detector.find(IMAGE)
 
     def test_other_inputs_and_files_are_refused(self, tmp_path: Path) -> None:
         outputs: Arrays = {"dets": np.zeros((1, 1, 5), np.float32)}
@@ -226,7 +226,7 @@ class TestOnnx:
 
     def test_opened_by_name(self, tmp_path: Path) -> None:
         path = constant_graph(tmp_path / "m.onnx", {"output": raw_yolox(BOXES)})
-        people = detect_people(open_detector(str(path), threshold=0.85), PICTURE)
+        people = detect_people(open_detector(str(path), threshold=0.85), IMAGE)
         np.testing.assert_allclose(people.boxes_xyxy, EXPECTED[:1], atol=1e-3)
 
 
@@ -285,7 +285,7 @@ class TestSegmenter:
         people = detector_of()._people_of(queries(masks, [1]), pixel_mask, (64, 64))
         np.testing.assert_allclose(people.boxes_xyxy, [[32, 16, 64, 48]], atol=2)
 
-    def test_large_pictures_are_looked_at_in_a_megapixel(self) -> None:
+    def test_large_images_are_looked_at_in_a_megapixel(self) -> None:
         masks = np.zeros((1, 16, 16), np.bool_)
         masks[0, 4:12, 4:8] = True
         people = detector_of()._people_of(queries(masks, [1]), torch.ones(1, 64, 64), (4096, 4096))
@@ -308,8 +308,8 @@ class TestSegmenter:
         model.save_pretrained(tmp_path)
         detector = open_detector(str(tmp_path), device="cpu", threshold=0.05)
         assert isinstance(detector, SegmentationDetector)
-        picture = np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8)
-        people = detector.find(picture)
+        image = np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8)
+        people = detector.find(image)
         assert len(people) > 0  # untrained, at so low a threshold, it sees someone
         assert (people.boxes_xyxy >= 0).all()
         assert (people.boxes_xyxy <= [90, 50, 90, 50]).all()
@@ -341,7 +341,7 @@ def boxes_file(folder: Path, values: Any, name: str = "boxes.json", **options: A
 
 
 def boxes_of(detector: BoxesFile, source: str, frame: int | None = None) -> list[list[float]]:
-    found: list[list[float]] = detector.find_in(PICTURE, source=source, frame=frame).boxes_xyxy.tolist()
+    found: list[list[float]] = detector.find_in(IMAGE, source=source, frame=frame).boxes_xyxy.tolist()
     return found
 
 
@@ -350,19 +350,19 @@ class TestFiles:
         detector = boxes_file(tmp_path, COCO)
         assert boxes_of(detector, "/photos/a.jpg") == [[10, 20, 40, 60]]
         assert boxes_of(detector, "b.jpg") == []
-        assert detector.find_in(PICTURE, source="b.jpg", frame=None).note is None
-        assert detector.find_in(PICTURE, source="c.jpg", frame=None).note == "c.jpg is not listed in boxes.json"
+        assert detector.find_in(IMAGE, source="b.jpg", frame=None).note is None
+        assert detector.find_in(IMAGE, source="c.jpg", frame=None).note == "c.jpg is not listed in boxes.json"
 
     def test_coco_detections(self, tmp_path: Path) -> None:
         entry = {"image_id": 139, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.4}
         detector = boxes_file(tmp_path, [entry, entry | {"score": 0.1}, entry | {"category_id": 3}], threshold=0.2)
-        people = detector.find_in(PICTURE, source="val2017/000000000139.jpg", frame=None)
+        people = detector.find_in(IMAGE, source="val2017/000000000139.jpg", frame=None)
         assert people.boxes_xyxy.tolist() == [[1, 2, 4, 6]]
         assert people.scores[0] == pytest.approx(0.4)
 
     def test_a_table_and_a_single_box(self, tmp_path: Path) -> None:
         detector = boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4], [5, 6, 7, 8, 0.5]], "b.jpg": [1, 2, 3, 4]})
-        people = detector.find_in(PICTURE, source="a.jpg", frame=None)
+        people = detector.find_in(IMAGE, source="a.jpg", frame=None)
         assert people.boxes_xyxy.tolist() == [[1, 2, 4, 6], [5, 6, 12, 14]]
         assert people.scores.tolist() == [1.0, 0.5]
         assert boxes_of(detector, "b.jpg") == [[1, 2, 4, 6]]
@@ -382,17 +382,17 @@ class TestFiles:
         corners = boxes_file(tmp_path, "image,xmin,ymin,xmax,ymax\na.jpg,1,2,4,6\n", "c.csv")
         assert boxes_of(corners, "a.jpg") == [[1, 2, 4, 6]]
 
-    def test_pictures_of_one_name_in_two_folders(self, tmp_path: Path) -> None:
+    def test_images_of_one_name_in_two_folders(self, tmp_path: Path) -> None:
         detector = boxes_file(tmp_path, {"x/1.jpg": [[1, 1, 1, 1]], "y\\1.jpg": [[2, 2, 2, 2]], "2.jpg": []})
         assert boxes_of(detector, "/data/y/1.jpg") == [[2, 2, 4, 4]]
         assert boxes_of(detector, "/data/x/1.jpg") == [[1, 1, 2, 2]]
         with pytest.raises(InputError, match="alike"):
             boxes_of(detector, "1.jpg")
 
-    def test_a_picture_without_a_name(self, tmp_path: Path) -> None:
-        assert boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4]]}).find(PICTURE).boxes_xyxy.tolist() == [[1, 2, 4, 6]]
+    def test_a_image_without_a_name(self, tmp_path: Path) -> None:
+        assert boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4]]}).find(IMAGE).boxes_xyxy.tolist() == [[1, 2, 4, 6]]
         with pytest.raises(InputError, match="lists 2 images"):
-            boxes_file(tmp_path, {"a.jpg": [], "b.jpg": []}).find(PICTURE)
+            boxes_file(tmp_path, {"a.jpg": [], "b.jpg": []}).find(IMAGE)
 
     @pytest.mark.parametrize(
         ("values", "name", "words"),

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitruvian.draw.canvas import RgbImage
 from vitruvian.errors import InputError
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector, people_from_boxes
 from vitruvian.pipelines.people.detectors import FunctionDetector
 from vitruvian.results.base import People
 
-PICTURE: RgbImage = np.zeros((60, 80, 3), np.uint8)
+IMAGE: RgbImage = np.zeros((60, 80, 3), np.uint8)
 
 
 def found(boxes: list[list[float]], scores: list[float] | None = None, note: str | None = None) -> People:
@@ -29,61 +29,63 @@ class Fake:
     def __init__(self, people: People) -> None:
         self.people = people
 
-    def find(self, picture: RgbImage) -> People:
+    def find(self, image: RgbImage) -> People:
         return self.people
 
 
 def test_boxes_are_clipped_sorted_and_useless_ones_dropped() -> None:
     boxes = [[-10, -5, 20, 30], [70, 50, 200, 90], [100, 10, 120, 20], [5, 5, 5.5, 40], [0, 0, np.nan, 5]]
-    people = detect_people(Fake(found(boxes, [0.5, 0.9, 1.0, 1.0, 1.0])), PICTURE)
+    people = detect_people(Fake(found(boxes, [0.5, 0.9, 1.0, 1.0, 1.0])), IMAGE)
     np.testing.assert_array_equal(people.boxes_xyxy, [[70, 50, 80, 60], [0, 0, 20, 30]])
     np.testing.assert_allclose(people.scores, [0.9, 0.5])
     assert people.note is None
-    assert len(detect_people(Fake(found(boxes)), PICTURE, max_people=1)) == 1
+    assert len(detect_people(Fake(found(boxes)), IMAGE, max_people=1)) == 1
 
 
 def test_nobody_is_explicit() -> None:
     nobody = Fake(found([]))
-    whole = detect_people(nobody, PICTURE)
+    whole = detect_people(nobody, IMAGE)
     np.testing.assert_array_equal(whole.boxes_xyxy, [[0, 0, 80, 60]])
     assert (whole.scores.tolist(), whole.detector) == ([0.0], "fake")
     assert whole.note == "no person detected; processed the whole image"
-    none = detect_people(Fake(found([], note="not listed")), PICTURE, on_empty="none")
+    assert whole.fallback
+    none = detect_people(Fake(found([], note="not listed")), IMAGE, on_empty="none")
     assert (len(none), none.note) == (0, "not listed: no person detected")
     with pytest.raises(InputError, match=r"a\.jpg: expected people, but fake detected no one"):
-        detect_people(nobody, PICTURE, source="a.jpg", on_empty="error")
+        detect_people(nobody, IMAGE, source="a.jpg", on_empty="error")
 
 
 def test_a_detector_that_wants_the_file_gets_it() -> None:
     class Asks(Fake):
-        def find_in(self, picture: RgbImage, *, source: str, frame: int | None) -> People:
+        def find_in(self, image: RgbImage, *, source: str, frame: int | None) -> People:
             assert (source, frame) == ("clip.mp4", 7)
             return found([[1, 2, 30, 40]])
 
-    people = detect_people(Asks(found([])), PICTURE, source="clip.mp4", frame=7)
+    people = detect_people(Asks(found([])), IMAGE, source="clip.mp4", frame=7)
     np.testing.assert_array_equal(people.boxes_xyxy, [[1, 2, 30, 40]])
 
 
 class TestOpening:
     @pytest.mark.parametrize("spec", [None, "whole", "WHOLE"])
-    def test_whole_picture(self, spec: str | None) -> None:
+    def test_whole_image(self, spec: str | None) -> None:
         detector = open_detector(spec)
-        people = detect_people(detector, PICTURE)
+        people = detect_people(detector, IMAGE)
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 80, 60]])
         assert (people.scores.tolist(), people.detector, people.note) == ([1.0], "whole image", None)
+        assert not people.fallback
 
     def test_a_function(self) -> None:
-        def faces(picture: RgbImage) -> list[list[float]]:
-            return [[1, 2, 3, 4, 0.5]] if picture.size else []
+        def faces(image: RgbImage) -> list[list[float]]:
+            return [[1, 2, 3, 4, 0.5]] if image.size else []
 
         detector = open_detector(faces)
         assert isinstance(detector, PeopleDetector)
-        people = detector.find(PICTURE)
+        people = detector.find(IMAGE)
         assert (people.detector, people.scores.tolist()) == ("faces", [0.5])
         np.testing.assert_array_equal(people.boxes_xyxy, [[1, 2, 3, 4]])
-        assert len(detector.find(PICTURE[:0])) == 0
+        assert len(detector.find(IMAGE[:0])) == 0
         with pytest.raises(InputError, match=r"got \[2, 3\]"):
-            FunctionDetector(lambda _: np.ones((2, 3)), name="bad").find(PICTURE)
+            FunctionDetector(lambda _: np.ones((2, 3)), name="bad").find(IMAGE)
 
     def test_a_detector_stays_what_it_is(self) -> None:
         detector = Fake(found([]))
@@ -97,8 +99,8 @@ class TestOpening:
     def test_files_are_told_by_their_ending(self, tmp_path: Path) -> None:
         path = tmp_path / "boxes.json"
         path.write_text('{"a.jpg": [[1, 2, 3, 4, 0.3], [5, 6, 7, 8]]}')
-        assert len(open_detector(path).find(PICTURE)) == 2
-        assert len(open_detector(str(path), threshold=0.5).find(PICTURE)) == 1
+        assert len(open_detector(path).find(IMAGE)) == 2
+        assert len(open_detector(str(path), threshold=0.5).find(IMAGE)) == 1
         with pytest.raises(OSError, match="no such file"):
             open_detector(tmp_path / "none.onnx")
 

@@ -1,4 +1,4 @@
-"""Maps of whole pictures, people and tiles lie where they belong; pointmaps know their camera."""
+"""Maps of whole images, people and tiles lie where they belong; pointmaps know their camera."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from tests.unit.pipelines.case import DENSE, opened, parts_of, picture
+from tests.unit.pipelines.case import DENSE, opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.pipelines.camera_estimation import median_focal
 from vitruvian.pipelines.regions import Region
-from vitruvian.pipelines.tasks.pointmap import _estimate_focal
 from vitruvian.results import People
 
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
@@ -79,12 +79,12 @@ def finds(*boxes: list[float]) -> Any:
 
 
 class TestWhereMapsLie:
-    """A model that gives back its input must give back the picture."""
+    """A model that gives back its input must give back the image."""
 
     @pytest.mark.parametrize("padded", [True, False])
     @pytest.mark.parametrize("size_hw", [(80, 60), (60, 110), (150, 61)])
     def test_whole(self, padded: bool, size_hw: tuple[int, int]) -> None:
-        shown = picture(2, size_hw)
+        shown = sample_image(2, size_hw)
         result = mirror(padded=padded)(shown)
         assert result.mask is None
         assert result.people.detector == "whole image"
@@ -93,7 +93,7 @@ class TestWhereMapsLie:
 
     @pytest.mark.parametrize("padded", [True, False])
     def test_people(self, padded: bool) -> None:
-        shown = picture(4, (160, 200))
+        shown = sample_image(4, (160, 200))
         boxes = [[20, 30, 70, 120], [100, 40, 170, 150]]
         result = mirror(padded=padded)(shown, boxes=boxes)
         assert result.people.detector == "given"
@@ -108,24 +108,24 @@ class TestWhereMapsLie:
     @pytest.mark.parametrize("padded", [True, False])
     @pytest.mark.parametrize("tile", [100, (120, 90), True])
     def test_tiles(self, padded: bool, tile: Any) -> None:
-        shown = picture(6, (230, 310))
+        shown = sample_image(6, (230, 310))
         result = mirror(padded=padded)(shown, tile=tile)
         assert result.mask is None
         np.testing.assert_allclose(result.albedo, shown / 255, atol=0.06)
 
-    def test_a_picture_that_fits_into_a_tile_is_whole(self) -> None:
-        pipe, shown = opened("normals"), picture(1, (40, 30))
+    def test_a_image_that_fits_into_a_tile_is_whole(self) -> None:
+        pipe, shown = opened("normals"), sample_image(1, (40, 30))
         np.testing.assert_array_equal(pipe(shown, tile=64).normals, pipe(shown).normals)
 
     def test_tiles_see_more_than_the_whole(self) -> None:
-        """Stripes that vanish when the picture is made small are there in tiles."""
+        """Stripes that vanish when the image is made small are there in tiles."""
         shown = np.zeros((400, 300, 3), np.uint8)
         shown[:, ::4] = shown[:, 1::4] = 255
         pipe = mirror(padded=False)
         assert pipe(shown, tile=(96, 72)).albedo.std() > 0.4
         assert pipe(shown).albedo.std() < 0.1
 
-    def test_units_of_all_people_and_pictures_share_batches(self) -> None:
+    def test_units_of_all_people_and_images_share_batches(self) -> None:
         sizes: list[int] = []
 
         def answer(seen: torch.Tensor) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class TestWhereMapsLie:
             return {"albedos": seen}
 
         pipe = seeing("albedo", answer, padded=True)
-        shown = [picture(seed, (100, 120)) for seed in range(4)]
+        shown = [sample_image(seed, (100, 120)) for seed in range(4)]
         boxes = [[[5, 5, 60, 90]], [[5, 5, 60, 90], [50, 10, 110, 95]], [], [[40, 5, 90, 90]]]
         found = list(pipe(shown, boxes=boxes, batch_size=2, patience=60.0))
         assert sizes == [1, 2, 1]
@@ -144,59 +144,59 @@ class TestWhereMapsLie:
 @pytest.mark.parametrize("task", DENSE)
 class TestWhoIsLookedAt:
     def test_by_default_the_builtin_detector(self, task: str) -> None:
-        result = opened(task, detect=None)(picture(), on_empty="none")
+        result = opened(task, detect=None)(sample_image(), on_empty="none")
         assert (result.people.detector, len(result.people)) == ("builtin", 0)
 
-    def test_the_whole_picture(self, task: str) -> None:
-        result = opened(task)(picture())
+    def test_the_whole_image(self, task: str) -> None:
+        result = opened(task)(sample_image())
         assert (result.people.detector, result.people.note) == ("whole image", None)
         assert result.people.boxes_xyxy.tolist() == [[0, 0, 56, 40]]
 
     def test_a_detector_means_crops(self, task: str) -> None:
         pipe, detector = opened(task), finds([5, 5, 30, 35])
-        result = pipe(picture(), detect=detector)
+        result = pipe(sample_image(), detect=detector)
         assert result.people.detector == "test"
-        by_hand = pipe(picture(), boxes=[5, 5, 30, 35])
+        by_hand = pipe(sample_image(), boxes=[5, 5, 30, 35])
         for name, values in result.arrays().items():
             if not name.startswith("people"):
                 np.testing.assert_array_equal(values, by_hand.arrays()[name])
         for earlier in ({"finder": detector}, {"people": detector}, {"people": "crop", "finder": detector}):
-            assert pipe(picture(), **earlier).people.detector == "test"
+            assert pipe(sample_image(), **earlier).people.detector == "test"
 
     def test_nobody_found(self, task: str) -> None:
         pipe = opened(task, detect=finds())
-        result = pipe(picture())
+        result = pipe(sample_image())
         assert result.people.note == "no person detected; processed the whole image"
         np.testing.assert_array_equal(
-            next(iter(result.arrays().values())), next(iter(pipe(picture(), detect="whole").arrays().values()))
+            next(iter(result.arrays().values())), next(iter(pipe(sample_image(), detect="whole").arrays().values()))
         )
-        empty = pipe(picture(), on_empty="none")
+        empty = pipe(sample_image(), on_empty="none")
         assert (len(empty.people), empty.people.note) == (0, "no person detected")
         with pytest.raises(InputError, match="no one"):
-            pipe(picture(), on_empty="error")
+            pipe(sample_image(), on_empty="error")
 
     def test_tiles_and_people(self, task: str) -> None:
         with pytest.raises(InputError, match="tile and people"):
-            opened(task)(picture(), tile=32, boxes=[5, 5, 30, 35])
+            opened(task)(sample_image(), tile=32, boxes=[5, 5, 30, 35])
 
 
 class TestValues:
     def test_normals_are_unit_vectors(self) -> None:
         for options in ({}, {"boxes": [[4, 4, 30, 36], [20, 4, 50, 36]]}, {"tile": 24}):
-            result = opened("normals")(picture(), **options)
+            result = opened("normals")(sample_image(), **options)
             length = np.linalg.norm(result.normals, axis=-1)
             where = np.ones(length.shape, bool) if result.mask is None else result.mask
             np.testing.assert_allclose(length[where], 1, atol=1e-4)
 
     def test_normals_in_other_axes(self) -> None:
         pipe = opened("normals")
-        plain, turned = pipe(picture()), pipe(picture(), convention="opencv")
+        plain, turned = pipe(sample_image()), pipe(sample_image(), convention="opencv")
         assert plain.convention == "opengl"  # the model's own
         assert turned.convention == "opencv"
         np.testing.assert_allclose(turned.normals, plain.normals * [1, -1, -1], atol=1e-6)
 
     def test_parts_by_hand(self) -> None:
-        pipe, shown = opened("parts", with_score=True, refine=False), picture()
+        pipe, shown = opened("parts", with_score=True, refine=False), sample_image()
         inputs = pipe.processor(shown, return_tensors="pt")
         with torch.inference_mode():
             out = pipe.model(**inputs)
@@ -220,7 +220,7 @@ class TestValues:
         assert (result.labels[:, 170:] == 0).all()
 
     def test_mattes_by_hand(self) -> None:
-        pipe, shown = opened("matte", refine=False), picture()
+        pipe, shown = opened("matte", refine=False), sample_image()
         with torch.inference_mode():
             out = pipe.model(**pipe.processor(shown, return_tensors="pt"))
         (wanted,) = pipe.processor.post_process_image_matting(out, target_sizes=[shown.shape[:2]])
@@ -259,7 +259,7 @@ class TestValues:
 
 
 HEIGHT, WIDTH = 120, 90  # fits the input's 96×72 at a scale of 0.8
-CANONICAL = CANONICAL_FOCAL * 96 / 0.8  # in pixels of the picture
+CANONICAL = CANONICAL_FOCAL * 96 / 0.8  # in pixels of the image
 
 
 def wall(depth: float, *, scale: float | None, fan: float | None = None, padded: bool = True) -> Any:
@@ -278,7 +278,7 @@ def wall(depth: float, *, scale: float | None, fan: float | None = None, padded:
 
 
 def shown_wall() -> np.ndarray:
-    return picture(1, (HEIGHT, WIDTH))
+    return sample_image(1, (HEIGHT, WIDTH))
 
 
 class TestCamera:
@@ -304,7 +304,7 @@ class TestCamera:
         np.testing.assert_allclose(result.points[..., 2], 3.0 * 180 / CANONICAL, rtol=1e-5)
         np.testing.assert_array_equal(result.intrinsics, np.array(K, np.float32))
 
-    def test_a_matrix_for_each_picture(self) -> None:
+    def test_a_matrix_for_each_image(self) -> None:
         matrices = [np.diag([focal, focal, 1.0]) for focal in (100.0, 200.0)]
         first, second = wall(3.0, scale=None)([shown_wall()] * 2, K=np.stack(matrices))
         assert second.points[5, 5, 2] == pytest.approx(2 * first.points[5, 5, 2])
@@ -349,7 +349,7 @@ class TestCamera:
         areas = [(10, 10), (80, 100), (10, 10)]
         regions = [Region(0, 0, *area) for area in areas]
         maps = [torch.ones(3, 4, 4)] * 3
-        assert _estimate_focal(maps, [1.0] * 3, focals, regions) == 90.0
+        assert median_focal(maps, [1.0] * 3, focals, regions) == 90.0
 
     def test_points_behind_the_camera(self) -> None:
         result = wall(-1.0, scale=None)(shown_wall())
@@ -359,17 +359,17 @@ class TestCamera:
 
     @pytest.mark.parametrize("options", [{"boxes": [[20, 20, 60, 100]]}, {"tile": 60}])
     def test_windows_agree_with_the_whole(self, options: dict[str, Any]) -> None:
-        """A window sees the wall larger, so closer in its own canonical camera: the picture's camera puts it right."""
+        """A window sees the wall larger, so closer in its own canonical camera: the image's camera puts it right."""
         K = [[CANONICAL, 0, (WIDTH - 1) / 2], [0, CANONICAL, (HEIGHT - 1) / 2], [0, 0, 1]]
 
         def answer(seen: torch.Tensor) -> dict[str, Any]:
-            # Canonical depth is metric depth × canonical focal length of the window / focal length of the picture.
+            # Canonical depth is metric depth × canonical focal length of the window / focal length of the image.
             grown = self.canonical_of_windows / CANONICAL
             return {"pointmaps": torch.full_like(seen, 2.0 * grown), "scales": None}
 
         pipe = seeing("pointmap", answer, padded=True)
         frame = SimpleNamespace(size_hw=(HEIGHT, WIDTH), index=0, name="array")
-        context = pipe._for_call(options)._choose_regions(frame, None)
+        context = pipe.for_call(options)._choose_regions(frame, None)
         self.canonical_of_windows = pipe._region_focal(context.regions[0], is_crop=context.are_crops)
         result = pipe(shown_wall(), K=K, **options)
         assert result.metric

@@ -1,7 +1,8 @@
-"""Keypoints of people in boxes, found or given, and of whole pictures."""
+"""Keypoints of people in boxes, found or given, and of whole images."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.pipelines.case import opened, parts_of, picture
+from tests.unit.pipelines.case import opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
+from vitruvian.pipelines.tasks.pose import LazyValue
 from vitruvian.results import People
 
 BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]
@@ -34,7 +36,7 @@ class Detector:
 
 
 def test_by_hand() -> None:
-    pipe, shown = opened("pose"), picture()
+    pipe, shown = opened("pose"), sample_image()
     xywh = [[[x1, y1, x2 - x1, y2 - y1] for x1, y1, x2, y2 in BOXES]]
     with torch.inference_mode():
         out = pipe.model(**pipe.processor(shown, boxes=xywh, return_tensors="pt"))
@@ -74,8 +76,8 @@ def test_a_dot_is_found_where_it_is() -> None:
 
 
 class TestWhoIsLookedAt:
-    def test_the_whole_picture(self) -> None:
-        result = opened("pose")(picture(), detect="whole")
+    def test_the_whole_image(self) -> None:
+        result = opened("pose")(sample_image(), detect="whole")
         assert (len(result), result.people.detector, result.people.note) == (1, "whole image", None)
         assert result.people.boxes_xyxy.tolist() == [[0, 0, 56, 40]]
 
@@ -86,12 +88,12 @@ class TestWhoIsLookedAt:
         assert result.people.note == "people were detected by the built-in detector, the default"
 
     def test_what_a_call_says_replaces_what_the_pipeline_says(self) -> None:
-        assert opened("pose", detect="whole")(picture(), boxes=BOXES).people.detector == "given"
-        assert opened("pose", boxes=BOXES)(picture(), detect="whole").people.detector == "whole image"
+        assert opened("pose", detect="whole")(sample_image(), boxes=BOXES).people.detector == "given"
+        assert opened("pose", boxes=BOXES)(sample_image(), detect="whole").people.detector == "whole image"
 
-    def test_a_detector_looks_in_order_at_every_picture(self) -> None:
+    def test_a_detector_looks_in_order_at_every_image(self) -> None:
         detector = Detector(BOXES, [], BOXES[:1])
-        shown = [picture(seed) for seed in range(9)]
+        shown = [sample_image(seed) for seed in range(9)]
         for number, one in enumerate(shown):
             one[0, 0] = number
         found = list(opened("pose", detect=detector)(shown, batch_size=4))
@@ -101,16 +103,16 @@ class TestWhoIsLookedAt:
         assert found[0].keypoints.shape == (0, 5, 2)
         assert {result.people.detector for result in found} == {"told"}
 
-    def test_nobody_found_and_the_whole_picture_instead(self) -> None:
-        result = opened("pose", detect=Detector([]), on_empty="whole")(picture())
+    def test_nobody_found_and_the_whole_image_instead(self) -> None:
+        result = opened("pose", detect=Detector([]), on_empty="whole")(sample_image())
         assert len(result) == 1
         assert result.people.note == "no person detected; processed the whole image"
         assert result.people.scores.tolist() == [0]
-        found = list(opened("pose", detect=Detector([]), on_empty="error")([picture()]))
+        found = list(opened("pose", detect=Detector([]), on_empty="error")([sample_image()]))
         assert "no one" in found[0].message
 
     def test_a_detector_from_a_file(self, tmp_path: Path) -> None:
-        Image.fromarray(picture()).save(tmp_path / "a.png")
+        Image.fromarray(sample_image()).save(tmp_path / "a.png")
         (tmp_path / "boxes.json").write_text('{"a.png": [[4, 3, 26, 35]]}')
         pipe = opened("pose", detect=str(tmp_path / "boxes.json"))
         (result,) = pipe([tmp_path / "a.png"])
@@ -118,12 +120,12 @@ class TestWhoIsLookedAt:
         assert list(pipe._open_detectors) == [(str(tmp_path / "boxes.json"), None)]
 
     def test_the_best_few(self) -> None:
-        assert len(opened("pose")(picture(), boxes=BOXES, max_people=1)) == 1
-        assert len(opened("pose")(picture(), detect=Detector(BOXES), max_people=1)) == 1
+        assert len(opened("pose")(sample_image(), boxes=BOXES, max_people=1)) == 1
+        assert len(opened("pose")(sample_image(), detect=Detector(BOXES), max_people=1)) == 1
 
-    def test_boxes_for_each_picture(self, tmp_path: Path) -> None:
+    def test_boxes_for_each_image(self, tmp_path: Path) -> None:
         pipe = opened("pose")
-        shown = [picture(seed) for seed in range(3)]
+        shown = [sample_image(seed) for seed in range(3)]
         found = list(pipe(shown, boxes=[BOXES, [], BOXES[1:]]))
         assert [len(result) for result in found] == [2, 0, 1]
         found = list(pipe(shown, boxes=[BOXES]))
@@ -140,23 +142,57 @@ class TestWhoIsLookedAt:
     )
     def test_boxes_that_make_no_sense(self, boxes: Any) -> None:
         with pytest.raises(InputError, match="boxes"):
-            opened("pose")(picture(), boxes=boxes)
+            opened("pose")(sample_image(), boxes=boxes)
 
-    def test_boxes_of_the_whole_picture(self) -> None:
+    def test_boxes_of_the_whole_image(self) -> None:
         with pytest.raises(InputError, match="boxes and detect"):
-            opened("pose")(picture(), boxes=BOXES, detect="whole")
+            opened("pose")(sample_image(), boxes=BOXES, detect="whole")
 
 
 def test_mirrored_too() -> None:
     pipe = opened("pose")
     with pytest.raises(InputError, match="flip_pairs"):
-        pipe(picture(), flip=True)
+        pipe(sample_image(), flip=True)
     pipe.model.config.flip_pairs = [[1, 2], [3, 4]]
     xywh = [[4.0, 3.0, 26.0, 35.0]]
-    crops = pipe.processor(picture(), boxes=[xywh], return_tensors="pt")["pixel_values"]
+    crops = pipe.processor(sample_image(), boxes=[xywh], return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
         plain = pipe.model(crops)
         flipped = pipe.model(crops.flip(-1), flip_pairs=torch.tensor([[1, 2], [3, 4]]))
     (person,) = pipe.processor.post_process_pose_estimation(plain, boxes=[xywh], outputs_flipped=flipped)[0]
-    result = pipe(picture(), boxes=[[4, 3, 30, 38]], flip=True)
+    result = pipe(sample_image(), boxes=[[4, 3, 30, 38]], flip=True)
     np.testing.assert_allclose(result.keypoints[0], person["keypoints"].numpy(), atol=1e-4)
+
+
+class TestLazyValue:
+    def test_computed_once_for_all_threads(self) -> None:
+        asked: list[int] = []
+
+        def work() -> int:
+            asked.append(1)
+            threading.Event().wait(0.02)
+            return 7
+
+        later, found = LazyValue(work), []
+        threads = [threading.Thread(target=lambda: found.append(later.get())) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [7] * 8
+        assert asked == [1]
+        assert later._compute is None
+
+    def test_computed_again_after_an_error(self) -> None:
+        answers = iter([ValueError("not yet"), 3])
+
+        def work() -> int:
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        later = LazyValue(work)
+        with pytest.raises(ValueError, match="not yet"):
+            later.get()
+        assert later.get() == later.get() == 3

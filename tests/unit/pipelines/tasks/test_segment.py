@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import NEEDS, opened, picture
+from tests.unit.pipelines.case import NEEDS, opened, sample_image
 from vitruvian import Sam2Session
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rles
 from vitruvian.pipelines.tasks.panoptic import _areas_and_boxes
 
-SHOWN = picture(5, (50, 70))
+SHOWN = sample_image(5, (50, 70))
 
 
 class TestPrompts:
@@ -30,7 +30,7 @@ class TestPrompts:
         ],
         ids=["point", "points", "box", "boxes", "both", "mask"],
     )
-    def test_as_a_session_has_it(self, prompt: dict[str, Any]) -> None:
+    def test_results_are_those_of_a_session(self, prompt: dict[str, Any]) -> None:
         pipe = opened("segment", points=None)
         session = Sam2Session(pipe.model, pipe.processor).set_image(SHOWN)
         alone = set(prompt) == {"points", "labels"} and len(prompt["points"]) == 1
@@ -40,7 +40,7 @@ class TestPrompts:
         wanted = session.predict(**asked, multimask=alone).best()
         result = pipe(SHOWN, **prompt)
         assert result.kind == "segment"
-        masks = decode_rles(result.runs).numpy() if len(result.runs) else np.zeros((0, 50, 70), bool)
+        masks = decode_rles(result.rles).numpy() if len(result.rles) else np.zeros((0, 50, 70), bool)
         np.testing.assert_array_equal(masks, wanted.masks[:, 0].numpy())
         np.testing.assert_allclose(result.scores, wanted.scores[:, 0].numpy(), atol=1e-5)
         for mask, box in zip(masks, result.boxes_xyxy, strict=True):
@@ -48,7 +48,7 @@ class TestPrompts:
             if len(rows):
                 assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
 
-    def test_levels_that_are_left_out(self) -> None:
+    def test_flat_lists_are_one_object(self) -> None:
         pipe = opened("segment", points=None)
         one = pipe(SHOWN, points=[20, 30])
         for points, labels in ([[20, 30]], None), ([[[20, 30]]], [[1]]), (np.array([[20, 30]]), np.array([1])):
@@ -56,12 +56,12 @@ class TestPrompts:
             np.testing.assert_array_equal(again.scores, one.scores)
         assert len(pipe(SHOWN, boxes=[5, 6, 40, 45]).scores) == 1
 
-    def test_all_three(self) -> None:
+    def test_three_masks(self) -> None:
         pipe = opened("segment")
         assert len(pipe(SHOWN, best=False).scores) == 3
         assert len(pipe(SHOWN, best=False, multimask=False).scores) == 1
 
-    def test_more_objects_than_are_decoded_at_once(self) -> None:
+    def test_more_objects_than_one_batch(self) -> None:
         pipe = opened("segment", points=None)
         boxes = [[x, 5, x + 20, 40] for x in range(40)] * 2
         result = pipe(SHOWN, boxes=boxes)
@@ -72,16 +72,16 @@ class TestPrompts:
         ("prompt", "message"),
         [({}, "expected points, boxes or masks"), ({"points": [[500, 20]]}, "500"), ({"labels": [1]}, "points")],
     )
-    def test_prompts_that_make_no_sense(self, prompt: dict[str, Any], message: str) -> None:
+    def test_invalid_prompts(self, prompt: dict[str, Any], message: str) -> None:
         with pytest.raises(InputError, match=message):
             opened("segment", points=None)(SHOWN, **prompt)
 
 
-class TestEverything:
+class TestMasks:
     def test_a_call_and_run_return_the_same(self) -> None:
         pipe = opened("masks")
         found, again = pipe(SHOWN), pipe.run(SHOWN)
-        assert (type(found), found.kind) == (type(again), "mask-generation")
+        assert (type(found), found.kind) == (type(again), "masks")
         np.testing.assert_array_equal(found.masks, again.masks)
         fewer = list(pipe([SHOWN] * 2, points_per_crop=1))
         assert [len(one) for one in fewer] == [len(pipe.run(SHOWN, points_per_crop=1))] * 2
@@ -89,7 +89,7 @@ class TestEverything:
     def test_masks_are_those_of_the_generator(self) -> None:
         pipe = opened("masks")
         known, found = pipe.generator(SHOWN), pipe(SHOWN)
-        np.testing.assert_array_equal(decode_rles(found.runs).numpy(), torch.stack(list(known.masks)).numpy())
+        np.testing.assert_array_equal(decode_rles(found.rles).numpy(), torch.stack(list(known.masks)).numpy())
         np.testing.assert_array_equal(found.scores, known.scores.float().numpy())
 
     def test_names_of_transformers(self) -> None:
@@ -101,7 +101,7 @@ class TestEverything:
         with pytest.raises(KeyError, match="expected one of masks, scores"):
             found["labels"]
 
-    def test_points_shrink_with_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_points_per_batch_are_reduced_when_memory_runs_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pipe = opened("masks")
         wanted = pipe.run(SHOWN)
         asked: list[int] = []
@@ -145,7 +145,7 @@ class TestQueries:
         )
         result = pipe(SHOWN)
         assert len(result.scores) == len(wanted["segments_info"]) > 0
-        np.testing.assert_array_equal(decode_rles(result.runs).numpy(), wanted["segmentation"].numpy())
+        np.testing.assert_array_equal(decode_rles(result.rles).numpy(), wanted["segmentation"].numpy())
         names = {0: "sky", 1: "person", 2: "dog"}
         assert result.label_names == tuple(names[info["label_id"]] for info in wanted["segments_info"])
         assert len(pipe(SHOWN, threshold=1.0).scores) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import parts_of, picture, write_clip
+from tests.unit.pipelines.case import parts_of, sample_image, write_clip
 from vitruvian import PromptError, Sam2VideoModel, Sam2VideoProcessor, TrackingOptions, TrackPrompt, pipeline
 from vitruvian.errors import InputError
 from vitruvian.pipelines import Failure
@@ -19,7 +19,7 @@ from vitruvian.pipelines.tasks.track import TrackOptions
 from vitruvian.results import Track
 
 HW = (40, 56)
-FRAMES = [picture(number, HW) for number in range(6)]
+FRAMES = [sample_image(number, HW) for number in range(6)]
 POINT = TrackPrompt(object_id=7, points=[[20, 15]])
 BOX = TrackPrompt(object_id=2, frame=2, box=[5, 6, 40, 30])
 
@@ -219,7 +219,7 @@ class TestBadInput:
         assert all(result.object_ids.tolist() == [7] for result in complete)
 
     def test_a_size_that_changes_midway(self, track: Any) -> None:
-        frames = [*FRAMES[:2], picture(3, (30, 30)), *FRAMES[3:]]
+        frames = [*FRAMES[:2], sample_image(3, (30, 30)), *FRAMES[3:]]
         results = list(track(frames, prompts=POINT))
         assert [isinstance(result, Failure) for result in results] == [False, False, True, False, False, False]
         assert "frame 2: expected 40×56 pixels as in the frames before, got 30×30" in results[2].message

@@ -17,17 +17,17 @@ av = pytest.importorskip("av")
 from tests.shared import SHARED  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
 from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
-from vitruvian.draw.canvas import RgbImage  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import VideoReader  # noqa: E402
+from vitruvian.images.types import RgbImage  # noqa: E402
 from vitruvian.pipelines import Failure, sources  # noqa: E402
 from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detector  # noqa: E402
 from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import pipeline_task, run_video, segments, smoothing  # noqa: E402
+from vitruvian.pipelines.video import pipeline_task, run_video, smoothing, video_segments  # noqa: E402
+from vitruvian.pipelines.video.person_tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.video.smoothing import ResultSmoother  # noqa: E402
-from vitruvian.pipelines.video.tracking import TrackedDetector  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People  # noqa: E402
 
@@ -37,17 +37,17 @@ COUNT = 24
 
 def scene(number: int) -> RgbImage:
     """Two bright people on a dark ground, one walking right and one standing."""
-    picture = np.full((*SIZE, 3), 30, np.uint8)
-    picture[16:56, 8 + 2 * number : 20 + 2 * number] = 220
-    picture[10:40, 76:90] = 160
-    return picture
+    image = np.full((*SIZE, 3), 30, np.uint8)
+    image[16:56, 8 + 2 * number : 20 + 2 * number] = 220
+    image[10:40, 76:90] = 160
+    return image
 
 
-def bright(picture: RgbImage) -> NDArray[np.float32]:
+def bright(image: RgbImage) -> NDArray[np.float32]:
     """Find the two by their brightness."""
     boxes = []
     for low, high in ((190, 255), (130, 189)):
-        rows, columns = np.nonzero((picture[..., 0] >= low) & (picture[..., 0] <= high))
+        rows, columns = np.nonzero((image[..., 0] >= low) & (image[..., 0] <= high))
         if len(rows) > 150:
             boxes.append([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1, 0.9])
     return np.array(boxes, np.float32).reshape(-1, 5)
@@ -124,15 +124,15 @@ def test_everything_is_kept(clip: Path, tmp_path: Path) -> None:
     steps: list[tuple[int, int | None]] = []
     report = run_video(
         clip, Task(), out=out, records=records, detector=DETECTOR, draw=draw, segment_seconds=0.3,
-        preview=lambda number, picture, result: seen.append(number), progress=lambda done, of: steps.append((done, of)),
+        preview=lambda number, image, result: seen.append(number), progress=lambda done, of: steps.append((done, of)),
     )  # fmt: skip
     assert (report.frames, report.failures, report.resumed_at, report.skipped) == (COUNT, 0, 0, False)
     source, made = VideoReader(clip), VideoReader(out)
     assert (made.rate, made.size_hw, len(list(made)), made.has_sound) == (source.rate, SIZE, COUNT, True)
     assert packets(out, "audio") == packets(clip, "audio")
-    for (number, time, picture), (_, other, before) in zip(made, source, strict=True):
+    for (number, time, image), (_, other, before) in zip(made, source, strict=True):
         assert time == pytest.approx(number / 24, abs=1e-4) == other
-        assert np.abs(picture.astype(int) - (255 - before)).mean() < 3
+        assert np.abs(image.astype(int) - (255 - before)).mean() < 3
     found = lines(records)
     assert [record["frame"] for record in found] == list(range(COUNT)) == seen
     assert numbers(found) == [[1, 2]] * COUNT
@@ -159,11 +159,11 @@ def test_a_stopped_run_goes_on_after_the_last_whole_segment(clip: Path, tmp_path
     assert (report.resumed_at, report.frames) == (10, COUNT)
     whole, parts = lines(tmp_path / "whole.jsonl"), lines(tmp_path / "parts.jsonl")
     assert whole == parts  # identities, positions, smoothing: all as if nothing had happened
-    for (_, time, picture), (_, other, before) in zip(
+    for (_, time, image), (_, other, before) in zip(
         VideoReader(tmp_path / "parts.mp4"), VideoReader(tmp_path / "whole.mp4"), strict=True
     ):
         assert time == pytest.approx(other)
-        assert np.abs(picture.astype(int) - before).mean() < 1
+        assert np.abs(image.astype(int) - before).mean() < 1
     assert not (tmp_path / "parts.mp4.parts").exists()
     assert run("parts", Task()).skipped
     assert run("parts", Task(), overwrite=True).resumed_at == 0
@@ -185,7 +185,7 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "_join_videos", fail)
+        patch.setattr(video_segments, "_join_videos", fail)
         with pytest.raises(KeyboardInterrupt):
             run_video(clip, Task(), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=0.5)
     task = Task()
@@ -247,7 +247,7 @@ def test_alpha_survives_the_joints(clip: Path, tmp_path: Path, name: str, decode
         assert np.abs(frames[number][..., 3].astype(int) - 255 * want).mean() < 10
 
 
-def test_numbered_pictures(clip: Path, tmp_path: Path) -> None:
+def test_numbered_images(clip: Path, tmp_path: Path) -> None:
     out = tmp_path / "frames" / "f_%03d.png"
     with pytest.raises(KeyboardInterrupt):
         run_video(clip, Task(stop_at=17), out=out, detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
@@ -261,9 +261,9 @@ def test_a_real_pipeline(clip: Path, tmp_path: Path) -> None:
     model, processor = parts_of("pose")
     looked: list[int] = []
 
-    def counted(picture: RgbImage) -> NDArray[np.float32]:
+    def counted(image: RgbImage) -> NDArray[np.float32]:
         looked.append(1)
-        return bright(picture)
+        return bright(image)
 
     task = pipeline_task(PosePipeline(model, processor, batch_size=3))
     records = tmp_path / "r.jsonl"
@@ -359,14 +359,14 @@ class TestResultSmoother:
         monkeypatch.setattr(smoothing, "_MOVING", 255.0)
         other = np.full((*SIZE, 3), 250, np.uint8)
         found = []
-        for picture, value in ((scene(0), 0.0), (scene(0), 1.0), (other, 1.0)):
-            base = self.base(0.0) | {"image": picture}
+        for image, value in ((scene(0), 0.0), (scene(0), 1.0), (other, 1.0)):
+            base = self.base(0.0) | {"image": image}
             albedo = smoother(Albedo(**base, albedo=np.full((*SIZE, 3), value, np.float32)))
             assert isinstance(albedo, Albedo)
             found.append(albedo.albedo.mean())
         assert found == [0, 0, 1]
 
-    def test_labels_stay_and_pictures_are_needed(self) -> None:
+    def test_labels_stay_and_images_are_needed(self) -> None:
         smoother = ResultSmoother()
         parts = Parts(**self.base(0.0), labels=np.zeros(SIZE, np.uint8))
         assert smoother(parts) is parts

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.shared import SHARED
-from vitruvian.draw.canvas import RgbImage
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.video.smoothing import (
     DenseSmoother,
     ExponentialAverage,

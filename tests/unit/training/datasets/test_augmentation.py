@@ -25,7 +25,7 @@ def test_photometric_is_in_range_and_depends_on_the_seed() -> None:
     assert torch.equal(images, before)
 
 
-def test_lower_resolution_keeps_mean_colours():
+def test_lower_resolution_keeps_mean_colors():
     draw = torch.Generator().manual_seed(0)
     images = torch.rand(64, 3, 48, 48, generator=draw)
     images[:, 0] += 1

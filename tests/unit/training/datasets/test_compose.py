@@ -25,8 +25,8 @@ from vitruvian.training.datasets.compose import (
     halve_scenes,
 )
 from vitruvian.training.datasets.crop_window import CropWindow
+from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions, render
 from vitruvian.training.synthetic.samples import Samples, _compress, depth_metres, render_samples
 
@@ -36,8 +36,8 @@ PLAIN = CropOptions.plain(SIZE)
 
 
 @pytest.fixture(scope="module")
-def samples() -> Samples:
-    return render_samples(procedural_pack(0), 6, seed=7, options=RENDER)
+def samples(pack: Pack) -> Samples:
+    return render_samples(pack, 6, seed=7, options=RENDER)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def crop(samples: Samples, walls: Tensor, seed: int = 0, **changes: object) -> C
 
 
 class TestSamples:
-    def test_compressed_ground_truth(self) -> None:
-        pack, generator = procedural_pack(0), torch.Generator().manual_seed(5)
+    def test_compressed_ground_truth(self, pack: Pack) -> None:
+        generator = torch.Generator().manual_seed(5)
         people = sample_people(pack, 3, generator, "cpu")
         truth = render(people, pack, generator=generator, options=RENDER)
         small = _compress(truth)
@@ -63,9 +63,9 @@ class TestSamples:
         assert torch.allclose(depth_metres(small), truth.pointmap[:, 2:], atol=2e-4)
         assert torch.equal(small.parts[:, 0], truth.parts)
 
-    def test_a_seed_gives_the_same_people(self, samples: Samples) -> None:
-        again = render_samples(procedural_pack(0), 6, seed=7, options=RENDER)
-        other = render_samples(procedural_pack(0), 1, seed=8, options=RENDER)
+    def test_a_seed_gives_the_same_people(self, pack: Pack, samples: Samples) -> None:
+        again = render_samples(pack, 6, seed=7, options=RENDER)
+        other = render_samples(pack, 1, seed=8, options=RENDER)
         assert torch.equal(samples.image, again.image)
         assert not torch.equal(samples.image[:1], other.image)
 
@@ -142,7 +142,7 @@ class TestCrops:
         assert (covered.parts[gone[:, 0]] == 0).all()
         assert ((clear.keypoints[..., 2] == 2) & (covered.keypoints[..., 2] == 1)).any()
 
-    def test_prints_change_colours_of_clothes_only(self, samples: Samples, walls: Tensor) -> None:
+    def test_prints_change_colors_of_clothes_only(self, samples: Samples, walls: Tensor) -> None:
         plain = crop(samples, walls)
         names = set()
         for seed in range(12):

@@ -64,7 +64,7 @@ def test_people_and_images(folder: Path):
     large = [person for person in table["annotations"] if min(person["bbox"][2:]) >= 8]
     people = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"])
     assert len(people) == len(large) > 10
-    images = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"], view="picture")
+    images = PeopleFolder(folder, size_hw=SIZE_HW, tasks=["pose"], view="image")
     assert len(images) == 10
     view = images.read(0)
     biggest = max((p for p in table["annotations"] if p["image_id"] == 0), key=lambda p: p["area"])

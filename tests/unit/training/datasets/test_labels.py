@@ -11,7 +11,7 @@ from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentConfig
-from vitruvian.training.datasets.augmentation import _adjust_crop, colour_jitter, random_crop
+from vitruvian.training.datasets.augmentation import _adjust_crop, color_jitter, random_crop
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop
 from vitruvian.training.datasets.labels import (
@@ -38,17 +38,17 @@ def person(device_noise: int = 0) -> tuple[ImageMaps, _Annotations]:
     x = torch.arange(W).expand(H, W)
     parts = (inside * torch.where(x < 14, LEFT_HAND, RIGHT_HAND)).byte()
     nearness = 0.4 + 0.002 * x + 0.001 * torch.arange(H)[:, None]
-    colour = torch.rand(3, H, W, generator=generator)
+    color = torch.rand(3, H, W, generator=generator)
     alpha = inside[None] * 0.8
     back = torch.rand(3, H, W, generator=generator)
-    image = colour * alpha + back * (1 - alpha)
+    image = color * alpha + back * (1 - alpha)
     points = torch.zeros(308, 3)
     points[0] = torch.tensor([10.0, 12.0, 2.0])
     points[1] = torch.tensor([15.5, 20.25, 1.0])
     normals = torch.tensor([0.6, 0.0, -0.8])[:, None, None] * inside
     maps = ImageMaps(
-        image=(image * 255).round().byte(), matte=torch.cat([colour, alpha]),
-        albedo=colour, parts=parts, normals=normals, depth=inside / nearness,
+        image=(image * 255).round().byte(), matte=torch.cat([color, alpha]),
+        albedo=color, parts=parts, normals=normals, depth=inside / nearness,
     )  # fmt: skip
     return maps, _Annotations(
         files={}, size_hw=(H, W), intrinsics=CAMERA, keypoints=points,
@@ -57,7 +57,7 @@ def person(device_noise: int = 0) -> tuple[ImageMaps, _Annotations]:
 
 
 def smooth() -> tuple[ImageMaps, _Annotations]:
-    """The same person in an image whose colour is the position: red is x, green is y."""
+    """The same person in an image whose color is the position: red is x, green is y."""
     y, x = torch.meshgrid(torch.arange(H), torch.arange(W), indexing="ij")
     maps, known = person()
     return {**maps, "image": torch.stack([x * 6, y * 6, torch.zeros_like(x)]).byte()}, known
@@ -115,8 +115,8 @@ def test_points_do_not_depend_on_the_crop(name: str):
     found = after[:, inner].T
     if window.flipped:
         found = found * torch.tensor([-1.0, 1.0, 1.0])
-    if window.centred:  # its camera looks at the middle: back to where the image's own looks
-        own = replace(window, centred=False, flipped=torch.zeros(1, dtype=torch.bool)).camera(CAMERA[None])[0]
+    if window.centered:  # its camera looks at the middle: back to where the image's own looks
+        own = replace(window, centered=False, flipped=torch.zeros(1, dtype=torch.bool)).camera(CAMERA[None])[0]
         middle = window.camera(CAMERA[None])[0, :2, 2]
         assert middle.tolist() == [(window.size_hw[1] - 1) / 2, (window.size_hw[0] - 1) / 2]
         found[:, :2] += (middle - own[:2, 2]) / own.diagonal()[:2] * found[:, 2:]
@@ -218,16 +218,16 @@ def test_heatmaps_decode_to_their_keypoints():
     assert wide / narrow == pytest.approx((1.5 / 0.75) ** 2, rel=0.05)  # 6 at 256 rows is 1.5 at 64
 
 
-def test_colour_jitter_changes_image_and_foreground_alike():
+def test_color_jitter_changes_image_and_foreground_alike():
     view = _crop_image(*person(), WINDOWS["same"])
     assert view.foreground is not None
     assert view.alpha is not None
-    part = AugmentConfig(colour=0.3, grey=0.0)
-    changed = colour_jitter(view, part, torch.Generator().manual_seed(4))
+    part = AugmentConfig(color=0.3, gray=0.0)
+    changed = color_jitter(view, part, torch.Generator().manual_seed(4))
     assert not torch.allclose(changed.image, view.image, atol=0.02)
     # image − foreground is (1 − alpha) · background, changed by one and the same map wherever nothing was cut off
     back = (view.image - view.foreground) / (1 - view.alpha)
-    alone = colour_jitter(
+    alone = color_jitter(
         LabeledImages(**{**vars(view), "image": back, "foreground": None}), part, torch.Generator().manual_seed(4)
     ).image
     whole = changed.foreground + (1 - view.alpha) * alone  # type: ignore[operator]
@@ -235,10 +235,10 @@ def test_colour_jitter_changes_image_and_foreground_alike():
     safe &= ((changed.foreground > 0.01) & (changed.foreground < view.alpha - 0.01)).all(1)  # type: ignore[operator]
     assert safe.sum() > 30
     assert (whole - changed.image).abs().amax(1)[safe].max() < 1e-5
-    same = colour_jitter(view, AugmentConfig(colour=0.0, grey=0.0), torch.Generator())
+    same = color_jitter(view, AugmentConfig(color=0.0, gray=0.0), torch.Generator())
     assert same is view
-    grey = colour_jitter(view, AugmentConfig(colour=0.0, grey=1.0), torch.Generator()).image
-    assert (grey.amax(1) - grey.amin(1)).max() < 1e-5
+    gray = color_jitter(view, AugmentConfig(color=0.0, gray=1.0), torch.Generator()).image
+    assert (gray.amax(1) - gray.amin(1)).max() < 1e-5
 
 
 def test_random_crops_are_within_their_limits():

@@ -7,45 +7,50 @@ import torch
 
 from vitruvian.errors import ConfigError
 from vitruvian.training.config import TrainConfig
-from vitruvian.training.datasets.stream import SyntheticStream
-from vitruvian.training.synthetic.procedural_pack import procedural_pack
+from vitruvian.training.datasets.stream import StreamBatch, SyntheticStream
+from vitruvian.training.synthetic.pack import Pack
 
 SIZE = (64, 48)
 STREAM = {"pack": "procedural", "scenes": 2, "ring": 8, "chunk": 4, "reuse": 2.0}
 CONFIG = {"seed": 3, "model": {"image_size": list(SIZE)}, "data": {"batch_size": 4, "stream": STREAM}}
 
 
-def stream() -> SyntheticStream:
-    return SyntheticStream(procedural_pack(0), TrainConfig.from_dict(CONFIG))
+def make_stream(pack: Pack) -> SyntheticStream:
+    return SyntheticStream(pack, TrainConfig.from_dict(CONFIG))
 
 
-class TestStream:
-    def test_a_batch_depends_on_seed_and_step_only(self) -> None:
-        in_order = stream()
-        steps = [in_order.batch(step) for step in range(3)]  # the third replaces a chunk of people
-        alone = stream().batch(2)
-        assert torch.equal(steps[2].crops.image, alone.crops.image)
-        assert steps[2].scenes is not None
-        assert alone.scenes is not None
-        assert torch.equal(steps[2].scenes.image, alone.scenes.image)
-        assert torch.equal(in_order.batch(1).crops.image, steps[1].crops.image)  # an earlier step
+@pytest.fixture(scope="module")
+def people(pack: Pack) -> SyntheticStream:
+    return make_stream(pack)
 
-    def test_people_are_replaced_at_a_fixed_rate(self) -> None:
-        people = stream()
-        first, second = people.batch(0), people.batch(1)
-        assert not torch.equal(first.crops.image, second.crops.image)
-        assert people.chunks_before(0) == 2
-        assert people.chunks_before(4) == 4  # 4 steps of 4 crops, used twice each: 8 people, 2 chunks
 
-    def test_landscape_and_portrait_scenes_alternate(self) -> None:
-        people = stream()
-        shapes = []
-        for step in range(2):
-            scenes = people.batch(step).scenes
-            assert scenes is not None
-            shapes.append(tuple(scenes.image.shape[-2:]))
-        assert sorted(shapes) == [(48, 64), (64, 48)]
+@pytest.fixture(scope="module")
+def steps(people: SyntheticStream) -> list[StreamBatch]:
+    return [people.batch(step) for step in range(3)]  # the third replaces a chunk of people
 
-    def test_ring_must_be_a_multiple_of_chunk(self) -> None:
-        with pytest.raises(ConfigError, match="multiple of chunk=4"):
-            TrainConfig.from_dict({"data": {"batch_size": 4, "stream": STREAM | {"ring": 10}}})
+
+def equal(a: StreamBatch, b: StreamBatch) -> bool:
+    assert a.scenes is not None
+    assert b.scenes is not None
+    return torch.equal(a.crops.image, b.crops.image) and torch.equal(a.scenes.image, b.scenes.image)
+
+
+def test_a_batch_depends_on_seed_and_step_only(pack: Pack, people: SyntheticStream, steps: list[StreamBatch]) -> None:
+    assert equal(make_stream(pack).batch(2), steps[2])
+    assert equal(people.batch(1), steps[1])  # an earlier step
+    assert not torch.equal(steps[0].crops.image, steps[1].crops.image)
+
+
+def test_people_are_replaced_at_a_fixed_rate(people: SyntheticStream) -> None:
+    assert people.chunks_before(0) == 2
+    assert people.chunks_before(4) == 4  # 4 steps of 4 crops, used twice each: 8 people, 2 chunks
+
+
+def test_landscape_and_portrait_scenes_alternate(steps: list[StreamBatch]) -> None:
+    shapes = [tuple(step.scenes.image.shape[-2:]) for step in steps if step.scenes is not None]
+    assert shapes == [(64, 48), (48, 64), (64, 48)]
+
+
+def test_ring_must_be_a_multiple_of_chunk() -> None:
+    with pytest.raises(ConfigError, match="multiple of chunk=4"):
+        TrainConfig.from_dict({"data": {"batch_size": 4, "stream": STREAM | {"ring": 10}}})

@@ -92,11 +92,11 @@ def test_errors_are_measured(people: PeopleFolder):
 def test_limit_on_the_number_of_images(people: PeopleFolder):
     calls: list[tuple[int, int]] = []
     report = evaluate_folder(
-        replay(people), people, tasks=["matting"], batch_size=2, pictures=3,
+        replay(people), people, tasks=["matting"], batch_size=2, images=3,
         progress=lambda done, count: calls.append((done, count)),
     )  # fmt: skip
     assert calls == [(2, 3), (3, 3)]
-    assert report.numbers("matting")["matte.pictures"] == 3
+    assert report.numbers("matting")["matte.images"] == 3
 
 
 def test_small_maps(people: PeopleFolder):

@@ -108,7 +108,7 @@ def test_depth_by_hand() -> None:
     assert scores.rmse == pytest.approx(math.sqrt((0.16 + 1 + 16) / 4))
     assert scores.log_rmse == pytest.approx(math.sqrt((math.log(1.2) ** 2 + math.log(1.5) ** 2 + math.log(2) ** 2) / 4))
     assert (scores.delta_1, scores.delta_2, scores.delta_3) == (0.5, 0.75, 0.75)  # ratios 1, 1.2, 1.5, 2
-    assert scores.pictures == 1
+    assert scores.images == 1
 
 
 def test_images_have_equal_weight_and_merge() -> None:
@@ -118,7 +118,7 @@ def test_images_have_equal_weight_and_merge() -> None:
     first.merge(pickle.loads(pickle.dumps(second)))
     assert first.compute().abs_rel == pytest.approx(0.2)
     assert first.compute().delta_1 == 0.5
-    assert first.compute().pictures == 2
+    assert first.compute().images == 2
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_images_have_equal_weight_and_merge() -> None:
 )
 def test_alignments_of_depth(alignment: str, change) -> None:
     truth = np.random.default_rng(0).uniform(1, 5, (2, 6, 5))
-    guess = np.stack([change(truth[0]), 2 * change(truth[1])])  # each picture has its own
+    guess = np.stack([change(truth[0]), 2 * change(truth[1])])  # each image has its own
     for name, perfect in (("none", False), (alignment, True)):
         quality = DepthError(alignment=name)
         quality.update(guess, truth)
@@ -156,7 +156,7 @@ def test_ignored_pixels() -> None:
     quality.update(np.array([[2.0, 9, 9, 9, 9, 40.0]]), truth)  # 40 is moved to 10
     assert quality.compute().rmse == pytest.approx(math.sqrt(36 / 2))
     quality.update(truth, truth, mask=np.zeros((1, 6)))
-    assert quality.compute().pictures == 1
+    assert quality.compute().images == 1
     negative = DepthError(min_depth=0.5)
     negative.update([[-3.0]], [[1.0]])
     assert negative.compute().log_rmse == pytest.approx(math.log(2))
@@ -165,7 +165,7 @@ def test_ignored_pixels() -> None:
 @pytest.mark.parametrize("quality", [DepthError(), PointError()])
 def test_no_depth_is_nan(quality) -> None:
     scores = dataclasses.asdict(quality.compute())
-    assert scores.pop("pictures") == 0
+    assert scores.pop("images") == 0
     assert np.isnan(list(scores.values())).all()
 
 

@@ -91,7 +91,7 @@ def test_by_hand_of_foreground() -> None:
     assert scores.mean_iou == pytest.approx((1 / 3 + 1) / 2)
     assert scores.pooled_iou == pytest.approx(5 / 7)
     assert scores.pixel_accuracy == pytest.approx(6 / 8)
-    assert scores.pictures == 2
+    assert scores.images == 2
 
 
 def test_mask_threshold_and_merge() -> None:
@@ -113,7 +113,7 @@ def test_images_empty_in_both_count_for_accuracy_only() -> None:
     quality.update(np.zeros((2, 2)), np.zeros((2, 2)))
     scores = quality.compute()
     assert np.isnan([scores.mean_iou, scores.pooled_iou]).all()
-    assert (scores.pixel_accuracy, scores.pictures) == (1, 0)
+    assert (scores.pixel_accuracy, scores.images) == (1, 0)
     quality.update(np.ones((2, 2)), np.zeros((2, 2)))
     assert quality.compute().mean_iou == 0
 

@@ -55,7 +55,7 @@ def test_by_hand() -> None:
     assert scores.mse == pytest.approx((0.25 + 0.01) / 20)
     # Nothing hangs together in both, so that all levels are 0: 0.5 floats, 0.1 is too faint to count.
     assert scores.conn == pytest.approx(0.5 / 1000)
-    assert scores.pictures == 1
+    assert scores.images == 1
 
 
 def test_gradient_of_a_ramp_by_hand() -> None:
@@ -100,7 +100,7 @@ def test_random_mattes_against_plain_code_and_merged_halves() -> None:
     assert scores.grad == pytest.approx(np.mean(gradients) / 1000)
     assert scores.conn == pytest.approx(np.mean([plain_connectivity(p, t)[r].sum() for p, t, r in pairs]) / 1000)
     assert scores.conn > 0
-    assert scores.pictures == 4
+    assert scores.images == scores.pictures == 4
 
 
 def test_perfect_is_zero_and_no_region_does_not_count() -> None:
@@ -108,7 +108,7 @@ def test_perfect_is_zero_and_no_region_does_not_count() -> None:
     quality.update(blobs(0), blobs(0))
     quality.update(blobs(1), blobs(2), mask=np.zeros((40, 31)))
     scores = quality.compute()
-    assert (scores.sad, scores.mad, scores.mse, scores.grad, scores.conn, scores.pictures) == (0, 0, 0, 0, 0, 1)
+    assert (scores.sad, scores.mad, scores.mse, scores.grad, scores.conn, scores.images) == (0, 0, 0, 0, 0, 1)
     assert math.isnan(MattingError().compute().conn)
 
 

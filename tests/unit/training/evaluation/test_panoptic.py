@@ -72,7 +72,7 @@ def test_random_maps_against_brute_force() -> None:
     quality.merge(other)
     report = quality.compute()
     scores = {k: (o / m if m else 0, m / (m + s / 2 + x / 2)) for k, (m, s, x, o) in totals.items()}
-    assert min(min(row[:3]) for row in totals.values()) > 0, "the pictures must have matches, misses and spurious ones"
+    assert min(min(row[:3]) for row in totals.values()) > 0, "the images must have matches, misses and spurious ones"
     assert list(report.per_label) == sorted(scores)
     for label, (sq, rq) in scores.items():
         assert report.per_label[label].sq == pytest.approx(sq)

@@ -129,9 +129,9 @@ def test_jpeg_error_is_that_of_pillow() -> None:
 
 
 def test_noise_has_the_level_it_was_given() -> None:
-    grey = torch.full((2, 3, 64, 64), 0.5)
-    noisy = _add_noise(grey, level=torch.tensor([0.0, 0.04]), rng=rng())
-    assert torch.equal(noisy[0], grey[0])
+    gray = torch.full((2, 3, 64, 64), 0.5)
+    noisy = _add_noise(gray, level=torch.tensor([0.0, 0.04]), rng=rng())
+    assert torch.equal(noisy[0], gray[0])
     assert 0.015 < noisy[1].std().item() < 0.08
 
 

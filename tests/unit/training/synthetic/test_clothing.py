@@ -7,7 +7,7 @@ import torch
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
-from vitruvian.training.synthetic.materials import Pattern, _cloth_colours, _hair_colours, _patterns, sample_materials
+from vitruvian.training.synthetic.materials import Pattern, _cloth_colors, _hair_colors, _patterns, sample_materials
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.posing import skin_vertices
@@ -206,15 +206,15 @@ def test_categorical_rows_follow_the_weights():
     assert abs(float(share[2]) - 0.75) < 0.04
 
 
-def test_colours_and_patterns_are_in_range():
-    cloth = _cloth_colours(500, rng())
+def test_colors_and_patterns_are_in_range():
+    cloth = _cloth_colors(500, rng())
     assert cloth.shape == (500, 3)
     assert cloth.min() >= 0
     assert cloth.max() <= 1
     age, dark = torch.full((800,), 0.98), torch.zeros(800, dtype=torch.bool)
-    old, young = _hair_colours(age, dark, rng()), _hair_colours(age * 0.6, dark, rng())
-    grey = [float(((c.amax(1) - c.amin(1)) < 0.06).float().mean() * 1.0) for c in (old, young)]
-    assert grey[0] > grey[1]
+    old, young = _hair_colors(age, dark, rng()), _hair_colors(age * 0.6, dark, rng())
+    gray = [float(((c.amax(1) - c.amin(1)) < 0.06).float().mean() * 1.0) for c in (old, young)]
+    assert gray[0] > gray[1]
     kind, param = _patterns(600, rng(), probability=0.5)
     assert 0.4 < float((kind != Pattern.NONE).float().mean()) < 0.6
     assert (param[:, 0] > 0).all()

@@ -142,7 +142,7 @@ def test_part_maps_have_a_palette(whole: Path):
         assert image.mode == "P"
         palette = image.getpalette()
     assert palette is not None
-    assert palette[: 3 * 29] == [channel for colour in PART_COLORS for channel in colour]
+    assert palette[: 3 * 29] == [channel for color in PART_COLORS for channel in color]
 
 
 def test_the_contact_sheet(whole: Path):

@@ -1,4 +1,4 @@
-"""Light, shadows and colour against what is known without a renderer."""
+"""Light, shadows and color against what is known without a renderer."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_sun_is_split_from_the_environment() -> None:
     maps = torch.ones(1, 32 * 64, 3)
     spot = 300
     maps[0, spot] = 1000.0
-    rest, direction, colour = _split_sun(maps.view(1, 32, 64, 3))
+    rest, direction, color = _split_sun(maps.view(1, 32, 64, 3))
     assert (direction[0] * directions[spot]).sum() > 0.99
     assert rest.max() < 10
-    assert colour[0, 0].item() == pytest.approx(1000 * angles[spot].item() / math.pi, rel=0.05)
+    assert color[0, 0].item() == pytest.approx(1000 * angles[spot].item() / math.pi, rel=0.05)
     flat, _, nothing = _split_sun(torch.ones(1, 32, 64, 3))
     assert nothing.abs().max() == 0
     assert torch.equal(flat, torch.ones(1, 32, 64, 3))
@@ -82,7 +82,7 @@ def test_sampled_lights_are_finite_and_about_as_bright_as_each_other() -> None:
         assert torch.isfinite(light).all()
         assert light.min() > 0.05
         assert light.max() < 20
-        assert lights.select(torch.tensor([4])).key_colour.tolist() == lights.key_colour[4:5].tolist()
+        assert lights.select(torch.tensor([4])).key_color.tolist() == lights.key_color[4:5].tolist()
 
 
 def over_and_under() -> Meshes:
@@ -118,11 +118,11 @@ def test_softer_lights_have_wider_penumbras() -> None:
     x = torch.linspace(-1.2, 1.2, 200)
     points = torch.stack([x, torch.zeros(200), torch.full((200,), 0.02)], dim=1)
     image = torch.zeros(200, dtype=torch.int64)
-    grey = []
+    gray = []
     for softness in (0.02, 0.3):
         lit = shadow.soft_shadow(points, image, softness=torch.tensor([softness]), rng=rng(), taps=16)
-        grey.append(int(((lit > 0.1) & (lit < 0.9)).sum()))
-    assert grey[1] > 2 * grey[0]
+        gray.append(int(((lit > 0.1) & (lit < 0.9)).sum()))
+    assert gray[1] > 2 * gray[0]
 
 
 def test_ambient_occlusion_beneath_a_roof() -> None:
@@ -132,11 +132,11 @@ def test_ambient_occlusion_beneath_a_roof() -> None:
         glossy=torch.ones(1, 32, 64, 3),
         rough=torch.ones(1, 16, 32, 3),
         key_direction=torch.tensor([[0.0, 0.0, 1.0]]),
-        key_colour=one,
+        key_color=one,
         key_softness=torch.ones(1),
         fill_direction=one,
-        fill_colour=one,
-        flash_colour=one,
+        fill_color=one,
+        flash_color=one,
     )
     region = torch.zeros(1, 3), torch.tensor([2.5])
     around = render_ambient_occlusion(over_and_under(), lights, *region, directions=12, size=64, rng=rng())
@@ -179,7 +179,7 @@ def test_texture_lookup_reads_texels_and_wraps() -> None:
     assert torch.allclose(half * 255, texture[0, 0, :2].float().mean(dim=0)[None], atol=0.05)
 
 
-def test_smaller_levels_do_not_mix_in_the_colour_of_holes() -> None:
+def test_smaller_levels_do_not_mix_in_the_color_of_holes() -> None:
     texture = torch.zeros(1, 32, 32, 4, dtype=torch.uint8)
     texture[:, ::2] = torch.tensor([200, 100, 50, 255], dtype=torch.uint8)
     pyramid = build_pyramid(texture)

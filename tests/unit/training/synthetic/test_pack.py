@@ -27,9 +27,9 @@ from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.pieces import SLOT, SLOTS
 from vitruvian.training.synthetic.textures import (
     _TEXTURE_SIZE,
-    GREY_MEAN,
+    GRAY_MEAN,
     _tiling_noise,
-    grey_copy,
+    gray_copy,
     procedural_fabrics,
 )
 
@@ -132,16 +132,16 @@ def test_broken_files(arrays, tmp_path: Path):
         pack_from_arrays(arrays)
 
 
-def test_grey_copy_has_no_colour_and_a_fixed_mean():
+def test_gray_copy_has_no_color_and_a_fixed_mean():
     generator = torch.Generator().manual_seed(0)
     texture = torch.randint(0, 256, (_TEXTURE_SIZE, _TEXTURE_SIZE, 4), generator=generator).byte()
     texture[..., 0] //= 4
-    twin = grey_copy(texture)
+    twin = gray_copy(texture)
     assert torch.equal(twin[..., 0], twin[..., 2])
     assert torch.equal(twin[..., 3], texture[..., 3])
     weight = twin[..., 3].float()
     mean = (srgb_to_linear(twin[..., 0].float() / 255) * weight).sum() / weight.sum()
-    assert abs(float(mean) - GREY_MEAN) < 0.06
+    assert abs(float(mean) - GRAY_MEAN) < 0.06
 
 
 def test_procedural_fabrics_tile():

@@ -44,11 +44,11 @@ def test_intrinsics_project_the_pointmap_onto_its_pixels(ball: GroundTruth) -> N
 
 
 def test_points_and_normals_are_those_of_the_sphere(ball: GroundTruth) -> None:
-    centre = torch.tensor([0.0, 0.0, 2.0])[:, None]
+    center = torch.tensor([0.0, 0.0, 2.0])[:, None]
     inner = (ball.alpha[0, 0] == 1) & (ball.normals[0, 2] < -0.3)
     points, normals = ball.pointmap[0][:, inner], ball.normals[0][:, inner]
-    assert ((points - centre).norm(dim=0) - 0.5).abs().max() < 0.004
-    assert (F.normalize(points - centre, dim=0) * normals).sum(dim=0).min() > 0.998
+    assert ((points - center).norm(dim=0) - 0.5).abs().max() < 0.004
+    assert (F.normalize(points - center, dim=0) * normals).sum(dim=0).min() > 0.998
     middle = ball.normals[0, :, 31:33, 23:25].mean(dim=(1, 2))
     assert torch.allclose(middle, torch.tensor([0.0, 0.0, -1.0]), atol=0.02)
 
@@ -85,7 +85,7 @@ def test_scale_is_canonical_over_actual_focal_length(ball: GroundTruth) -> None:
     assert ball.scale.tolist() == [[pytest.approx(0.75 * 64 / 70)]]
 
 
-def test_albedo_is_the_colour_of_the_surface(ball: GroundTruth) -> None:
+def test_albedo_is_the_color_of_the_surface(ball: GroundTruth) -> None:
     inner = ball.alpha[0, 0] == 1
     mean = ball.albedo[0][:, inner].mean(dim=1)
     expected = torch.tensor([0.6, 0.4, 0.3])

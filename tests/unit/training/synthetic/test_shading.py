@@ -29,11 +29,11 @@ def lights(*, ambient: float, key: float, direction: tuple[float, float, float] 
         glossy=maps,
         rough=maps[:, :16, :32],
         key_direction=towards,
-        key_colour=torch.full((1, 3), key),
+        key_color=torch.full((1, 3), key),
         key_softness=torch.tensor([0.05]),
         fill_direction=towards,
-        fill_colour=torch.zeros(1, 3),
-        flash_colour=torch.zeros(1, 3),
+        fill_color=torch.zeros(1, 3),
+        flash_color=torch.zeros(1, 3),
     )
 
 
@@ -98,11 +98,11 @@ def test_shadows_are_dark() -> None:
 def test_surfaces_facing_the_light_are_brighter() -> None:
     for x, bright in ((-1.0, slice(0, 20)), (1.0, slice(28, 48))):
         truth = ball(23, lights(ambient=0.2, key=2.0, direction=(x, 0.0, 0.3)))
-        grey = truth.image.mean(dim=1)[0]
+        gray = truth.image.mean(dim=1)[0]
         there = truth.alpha[0, 0] == 1
         side = torch.zeros_like(there)
         side[:, bright] = True
-        assert grey[there & side].mean() > grey[there & ~side].mean() + 0.15
+        assert gray[there & side].mean() > gray[there & ~side].mean() + 0.15
 
 
 def test_folds_change_normals_of_clothes_only() -> None:

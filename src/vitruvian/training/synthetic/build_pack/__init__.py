@@ -118,7 +118,7 @@ def _body_piece(source: BodySource, surface: Arrays, index: AssetIndex | None, *
 
 
 def _eye_uv(template: Floats) -> Floats:
-    """Texture coordinates for eyeballs from the front: the pupil at the centre of the image."""
+    """Texture coordinates for eyeballs from the front: the pupil at the center of the image."""
     uv = np.zeros((len(template), 2), np.float32)
     for rows in (slice(14598, 14670), slice(14670, 14742)):
         eye = template[rows]

@@ -116,10 +116,10 @@ def shape_basis(source: BodySource, components: int) -> dict[str, Floats]:
     scale = np.concatenate([np.repeat(importance, 3), np.full(source.identity_bones[0].size, 4.0, np.float32)])
     flat = np.concatenate([source.identities.reshape(people, -1), source.identity_bones.reshape(people, -1)], 1) * scale
     mean = flat.mean(0)
-    centred = flat - mean
-    _, vectors = np.linalg.eigh(centred @ centred.T)
+    centered = flat - mean
+    _, vectors = np.linalg.eigh(centered @ centered.T)
     coefficients = vectors[:, ::-1][:, :components] * np.sqrt(people)  # unit variance
-    basis = coefficients.T @ centred / people / scale  # [C, all]
+    basis = coefficients.T @ centered / people / scale  # [C, all]
     mean = mean / scale
     return {
         "vertex_mean": mean[: N * 3].reshape(N, 3), "vertex_basis": basis[:, : N * 3].reshape(-1, N, 3),

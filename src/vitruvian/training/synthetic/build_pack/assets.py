@@ -166,12 +166,12 @@ def encode_texture(path: Path, *, size: int, box: tuple[float, float, float, flo
     if box is not None:
         w, h = image.size
         image = image.crop((round(box[0] * w), round(box[1] * h), round(box[2] * w), round(box[3] * h)))
-    pixels = np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))  # Pillow weights colour by alpha here
+    pixels = np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))  # Pillow weights color by alpha here
     alpha = pixels[..., 3]
-    # Colour under full transparency comes out black and would darken the edge of every strand: use the mean instead.
+    # Color under full transparency comes out black and would darken the edge of every strand: use the mean instead.
     mean = np.average(pixels[..., :3], axis=(0, 1), weights=np.repeat(alpha[..., None] + 1e-3, 3, 2))
-    colour = np.where(alpha[..., None] > 8, pixels[..., :3], mean.round().astype(np.uint8))
-    files = {"rgb": _encoded(Image.fromarray(colour), "JPEG", quality=86)}
+    color = np.where(alpha[..., None] > 8, pixels[..., :3], mean.round().astype(np.uint8))
+    files = {"rgb": _encoded(Image.fromarray(color), "JPEG", quality=86)}
     if alpha.min() < 250:
         files["alpha"] = _encoded(Image.fromarray(alpha), "PNG", optimize=True)
     return files

@@ -9,7 +9,6 @@ finds what skin a garment hides, for those of the assets too.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +35,9 @@ from vitruvian.training.synthetic.pieces import (
 _Span = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 _HEAD_SPAN: _Span = ((5399, 11998), (962, 5320), (791, 881))
 _TRUNK_SPAN: _Span = ((3924, 10589), (1892, 3946), (1524, 4370))
+# Part class of the slots; other pieces are Apparel.
+_CLASSES = {"upper": "Upper_Clothing", "outer": "Upper_Clothing", "lower": "Lower_Clothing", "hair": "Hair",
+            "glasses": "Eyeglass"}  # fmt: skip
 _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's texture square
 
 
@@ -94,9 +96,9 @@ def make_dress_form(source: BodySource, quads: Ints, quad_uv: Floats) -> DressFo
     )  # fmt: skip
 
 
-def _scale_of(form: DressForm, span: _Span) -> dict[str, Any]:
-    """The scale fields of a `Piece` that is modelled on the template and grows with `span`."""
-    ids = np.array(span, np.int64)
+def _scale_of(form: DressForm, slot: str) -> dict[str, Any]:
+    """The scale fields of a `Piece` that is modelled on the template and grows with the head or the trunk."""
+    ids = np.array(_HEAD_SPAN if slot in ("hat", "hair", "glasses") else _TRUNK_SPAN, np.int64)
     base = np.diagonal(np.abs(form.vertices[ids[:, 0]] - form.vertices[ids[:, 1]]))
     return {"scale_ids": ids, "scale_base": base.astype(np.float32)}
 
@@ -113,12 +115,13 @@ def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
 
 
 def _shell(
-    form: DressForm, name: str, slot: str, fields: Floats, *, thickness: float, part_class: str | Floats,
-    smooth: int = 0, style: str = "", suits: int = ANYONE, span: _Span = _TRUNK_SPAN,
+    form: DressForm, name: str, slot: str, fields: Floats, thickness: float, smooth: int = 0, style: str = "",
+    suits: int = ANYONE, part_class: Floats | None = None,
 ) -> Piece:  # fmt: skip
     """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
 
-    `part_class` is the name of a class, or a number [N] for each vertex; `smooth` rounds of relaxing make loose cloth.
+    `part_class` is the class of each vertex [N], by default that of the slot; `smooth` rounds of relaxing make loose
+    cloth.
     """
     fields = np.atleast_2d(fields)
     mesh = clip_mesh(form.faces, form.uv, fields)
@@ -137,21 +140,24 @@ def _shell(
     offsets = ((offsets + form.surface - form.vertices)[ids] * weights[..., None]).sum(1)
     at_rest = (form.vertices[ids] * weights[..., None]).sum(1)
     offsets = _smooth_borders(at_rest + offsets, faces) - at_rest
-    if isinstance(part_class, str):
-        face_class = np.full(len(faces), PART_INDEX[part_class], np.int64)
-    else:
-        face_class = part_class[form.faces[mesh.source]].max(1).astype(np.int64)
+    face_class = None if part_class is None else part_class[form.faces[mesh.source]].max(1).astype(np.int64)
     hides = np.flatnonzero(fields.min(0)[:BODY_VERTICES] > 0.022 + thickness)
-    return _cut_piece(
-        form, mesh, offsets, face_class, span, name=name, slot=slot, hides=hides, suits=suits, style=style
-    )
+    return _cut_piece(form, slot, mesh, offsets, face_class, name=name, hides=hides, suits=suits, style=style)
 
 
-def _cut_piece(form: DressForm, mesh: CutMesh, offsets: Floats, face_class: Ints, span: _Span, **fields: Any) -> Piece:
+def _slot_classes(slot: str, count: int) -> Ints:
+    """Return the class of a slot for `count` faces."""
+    return np.full(count, PART_INDEX[_CLASSES.get(slot, "Apparel")], np.int64)
+
+
+def _cut_piece(
+    form: DressForm, slot: str, mesh: CutMesh, offsets: Floats, face_class: Ints | None = None, **fields: Any
+) -> Piece:
     """Return a mesh that was cut out of the template as a piece, without unused vertices."""
     piece = Piece(
-        ids=mesh.ids, weights=mesh.weights, offsets=offsets.astype(np.float32), faces=mesh.faces, uv=mesh.uv,
-        face_class=face_class, face_part=np.zeros(len(mesh.faces), np.int64), **_scale_of(form, span), **fields,
+        slot=slot, ids=mesh.ids, weights=mesh.weights, offsets=offsets.astype(np.float32), faces=mesh.faces,
+        uv=mesh.uv, face_class=_slot_classes(slot, len(mesh.faces)) if face_class is None else face_class,
+        face_part=np.zeros(len(mesh.faces), np.int64), **_scale_of(form, slot), **fields,
     )  # fmt: skip
     return keep_faces(piece, np.ones(len(mesh.faces), bool))
 
@@ -198,9 +204,8 @@ def _band(value: Floats, half: float) -> Floats:
 
 
 def _skirt(
-    form: DressForm, name: str, slot: str, *, top: float, hem: float, flare: float, part_class: str,
-    out: float = 0.009, gap: float = 0.0,
-) -> Piece:  # fmt: skip
+    form: DressForm, name: str, slot: str, *, top: float, hem: float, flare: float, out: float = 0.009, gap: float = 0.0
+) -> Piece:
     """Cut the skirt helper between heights `hem` and `top`; `flare` widens it downwards, `gap` opens its front."""
     x, y, z = form.vertices.T
     fields = [z - hem, top - z]
@@ -209,19 +214,15 @@ def _skirt(
         fields.append(np.where(front, np.abs(x) - gap, 1.0))
     uv = np.stack([np.arctan2(x, -y) / 1.2, z], -1)[form.skirt_faces].astype(np.float32)
     mesh = clip_mesh(form.skirt_faces, uv, np.stack(fields))
-    centre = form.at["root"][1]
-    radial = np.stack([x, y - centre, np.zeros_like(z)], 1)
+    center = form.at["root"][1]
+    radial = np.stack([x, y - center, np.zeros_like(z)], 1)
     radial = radial / np.maximum(np.linalg.norm(radial, axis=1, keepdims=True), 1e-6)
     widen = out + flare * np.clip((top - z) / max(top - hem, 1e-3), 0, 1.2)
     offsets = ((radial * widen[:, None])[mesh.ids] * mesh.weights[..., None]).sum(1)
     height = form.vertices[:BODY_VERTICES, 2]
     tube = (form.arm[:BODY_VERTICES] < 0.1) & (gap == 0) & (height < top - 0.04)
     tube &= height > max(hem + 0.2, form.at["upperleg01.L"][2] - 0.02)
-    face_class = np.full(len(mesh.faces), PART_INDEX[part_class], np.int64)
-    return _cut_piece(
-        form, mesh, offsets, face_class, _TRUNK_SPAN, name=name, slot=slot, hides=np.flatnonzero(tube), style="skirt",
-        suits=WOMEN,
-    )  # fmt: skip
+    return _cut_piece(form, slot, mesh, offsets, name=name, hides=np.flatnonzero(tube), style="skirt", suits=WOMEN)
 
 
 def _scalp_field(form: DressForm, *, front: float, back: float) -> Floats:
@@ -245,10 +246,10 @@ def _make_tops(form: DressForm) -> list[Piece]:
     roll = _neckline(form, front=0.035, back=0.075)
     short, three_quarter, long = 0.62 * form.upper_arm, form.upper_arm + 0.08, form.whole_arm + 0.005
 
-    def top(name: str, sleeve: float, hem: float, neck: Floats, thickness: float, smooth: int, **more: object) -> Piece:
+    def top(name: str, sleeve: float, hem: float, neck: Floats, *options: Any) -> Piece:
+        thickness, smooth, *more = options
         field = _top_field(form, sleeve=sleeve, hem=hem, neck=neck)
-        options = {"part_class": "Upper_Clothing", "style": "top", **more}
-        return _shell(form, name, "upper", field, thickness=thickness, smooth=smooth, **options)  # type: ignore[arg-type]
+        return _shell(form, name, "upper", field, thickness, smooth, *(more or ["top"]))
 
     return [
         top("tshirt_tight", short, hip + 0.02, crew, 0.005, 2),
@@ -267,9 +268,9 @@ def _make_tops(form: DressForm) -> list[Piece]:
         top("henley", three_quarter, hip - 0.03, scoop, 0.01, 5),
         top("raglan", 0.5 * (form.upper_arm + form.whole_arm), hip, crew, 0.014, 10),
         top("tunic", three_quarter, hip - 0.17, vee, 0.018, 14),
-        top("crop_sweater", long, waist, crew, 0.018, 12, suits=WOMEN, style="crop"),
-        top("vest_top", -0.035, waist + 0.02, scoop, 0.005, 2, suits=WOMEN, style="crop"),
-        top("sports_bra", -0.035, bust - 0.12, scoop, 0.005, 3, suits=WOMEN, style="bra"),
+        top("crop_sweater", long, waist, crew, 0.018, 12, "crop", WOMEN),
+        top("vest_top", -0.035, waist + 0.02, scoop, 0.005, 2, "crop", WOMEN),
+        top("sports_bra", -0.035, bust - 0.12, scoop, 0.005, 3, "bra", WOMEN),
     ]
 
 
@@ -279,12 +280,8 @@ def _make_bottoms(form: DressForm) -> list[Piece]:
     hip, knee, ankle = (form.at[f"{bone}.L"][2] for bone in ("upperleg01", "lowerleg01", "foot"))
     crotch = hip - 0.075
 
-    def legs(
-        name: str, top: float, cuff: float, thickness: float, smooth: int, style: str, suits: int = ANYONE
-    ) -> Piece:
-        field = _legs_field(form, waist=top, cuff=cuff)
-        return _shell(form, name, "lower", field, thickness=thickness, smooth=smooth, part_class="Lower_Clothing",
-                     style=style, suits=suits)  # fmt: skip
+    def legs(name: str, top: float, cuff: float, *options: Any) -> Piece:
+        return _shell(form, name, "lower", _legs_field(form, waist=top, cuff=cuff), *options)
 
     side = np.abs(form.vertices[:, 0])
     briefs = np.vstack(
@@ -308,13 +305,13 @@ def _make_bottoms(form: DressForm) -> list[Piece]:
         legs("wide_legs", waist + 0.02, ankle - 0.01, 0.03, 24, "long"),
         legs("culottes", waist + 0.01, knee - 0.13, 0.028, 20, "tight"),
         legs("trunks", hip + 0.08, crotch - 0.08, 0.008, 3, "swim", MEN),
-        _shell(form, "briefs", "lower", briefs, thickness=0.005, smooth=2, part_class="Lower_Clothing", style="swim"),
+        _shell(form, "briefs", "lower", briefs, 0.005, 2, "swim"),
     ]
     for name, hem, flare in (("skirt_mini", hip - 0.16, 0.0), ("skirt_knee", knee - 0.02, 0.0),
                              ("skirt_midi", (knee + ankle) / 2, 0.06), ("skirt_long", ankle + 0.05, 0.0),
                              ("skirt_tennis", hip - 0.19, 0.07), ("skirt_circle", knee + 0.05, 0.12),
                              ("skirt_pencil", knee + 0.02, -0.01)):  # fmt: skip
-        pieces.append(_skirt(form, name, "lower", top=waist + 0.02, hem=hem, flare=flare, part_class="Lower_Clothing"))
+        pieces.append(_skirt(form, name, "lower", top=waist + 0.02, hem=hem, flare=flare))
     return pieces
 
 
@@ -338,11 +335,9 @@ def _make_dresses(form: DressForm) -> list[Piece]:
         ("sundress", "scoop", -0.03, knee + 0.16, 0.1),
     ):  # fmt: skip
         field = _top_field(form, sleeve=sleeve, hem=waist - 0.01, neck=necks[neck])
-        top = _shell(form, name, "upper", field, thickness=0.007, smooth=4, part_class="Upper_Clothing", suits=WOMEN)
-        bottom = _skirt(
-            form, name, "upper", top=waist + 0.03, hem=hem, flare=flare, part_class="Lower_Clothing", out=0.006
-        )
-        dresses.append(replace(join_pieces(top, bottom), style="dress"))
+        top = _shell(form, name, "upper", field, 0.007, 4, "dress", WOMEN)
+        bottom = _skirt(form, name, "lower", top=waist + 0.03, hem=hem, flare=flare, out=0.006)
+        dresses.append(join_pieces(top, bottom))
     return dresses
 
 
@@ -358,9 +353,7 @@ def _make_outers(form: DressForm) -> list[Piece]:
     def body(name: str, sleeve: float, hem: float, gap: float, thickness: float, style: str) -> Piece:
         opening = np.where(front, np.abs(x) - gap * np.clip((z - hem + 0.1) / 0.5, 0.4, 1.0), 1.0)
         field = np.vstack([_top_field(form, sleeve=sleeve, hem=hem, neck=collar), opening])
-        return _shell(
-            form, name, "outer", field, thickness=thickness, smooth=14, part_class="Upper_Clothing", style=style
-        )
+        return _shell(form, name, "outer", field, thickness, 14, style)
 
     pieces = [
         body("jacket_open", long, hip, 0.05, 0.03, "jacket"),
@@ -373,9 +366,8 @@ def _make_outers(form: DressForm) -> list[Piece]:
         ("coat_short", hip - 0.2, 0.03),
     ):
         top = body(name, long, waist - 0.01, gap, 0.032, "coat")
-        tail = _skirt(form, name, "outer", top=waist + 0.05, hem=hem, flare=0.05, part_class="Upper_Clothing",
-                      out=0.026, gap=gap + 0.004)  # fmt: skip
-        pieces.append(replace(join_pieces(top, tail), style="coat", suits=ANYONE))
+        tail = _skirt(form, name, "outer", top=waist + 0.05, hem=hem, flare=0.05, out=0.026, gap=gap + 0.004)
+        pieces.append(join_pieces(top, tail))
     return pieces
 
 
@@ -389,11 +381,11 @@ def _make_accessories(form: DressForm) -> list[Piece]:
     }
     feet = (0.3 - form.arm) * 0.3
     socks = [
-        _shell(form, name, "shoes", np.stack([top - z, feet]), thickness=0.004, part_class=sides["Sock"], style="socks")
+        _shell(form, name, "shoes", np.stack([top - z, feet]), 0.004, style="socks", part_class=sides["Sock"])
         for name, top in (("socks_ankle", ankle + 0.04), ("socks_calf", ankle + 0.18), ("socks_knee", knee - 0.06))
     ]
-    slippers = _shell(form, "slippers", "shoes", np.stack([ankle + 0.015 - z, feet]), thickness=0.011, smooth=6,
-                     part_class=sides["Shoe"], style="shoes")  # fmt: skip
+    low = np.stack([ankle + 0.015 - z, feet])
+    slippers = _shell(form, "slippers", "shoes", low, 0.011, 6, "shoes", part_class=sides["Shoe"])
     wrist = form.along_arm - form.whole_arm
     head_y, base = form.at["head"][1], form.at["neck01"]
     waist = form.at["spine05"][2] + 0.05
@@ -404,32 +396,34 @@ def _make_accessories(form: DressForm) -> list[Piece]:
     scarf_field = np.stack([z - (base[2] - 0.045 - 0.3 * np.minimum(y - base[1], 0)), base[2] + 0.035 - z, feet])
     veil = np.stack([face, z - (base[2] - 0.07), 0.05 - form.along_arm])
 
-    def on_head(
-        name: str, slot: str, field: Floats, *, thickness: float, smooth: int, style: str, suits: int = ANYONE
-    ) -> Piece:
-        part_class = "Hair" if slot == "hair" else "Apparel"
-        return _shell(form, name, slot, field, thickness=thickness, smooth=smooth, part_class=part_class, style=style,
-                     suits=suits, span=_HEAD_SPAN)  # fmt: skip
-
-    apparel = functools.partial(_shell, form, part_class="Apparel")
     belt, watch, band = _band(z - waist + 0.015, 0.019), _band(wrist + 0.022, 0.011), _band(wrist + 0.045, 0.03)
     return [
-        *socks, slippers,
-        apparel("gloves", "trinket", wrist + 0.03, thickness=0.004, smooth=1, style="gloves"),
-        apparel("watch", "trinket", np.vstack([watch, x]), thickness=0.006, style="watch"),
-        apparel("wristband", "trinket", np.vstack([band, -x]), thickness=0.006, style="watch"),
-        apparel("belt", "trinket", np.vstack([belt, feet]), thickness=0.026, smooth=8, style="belt"),
-        apparel("scarf", "accessory", scarf_field, thickness=0.03, smooth=8, style="scarf"),
-        on_head("headscarf", "hat", veil, thickness=0.016, smooth=8, style="veil", suits=WOMEN),
-        on_head("beanie", "hat", hat_line, thickness=0.016, smooth=6, style="hat"),
-        on_head("headband", "hat", _band(hat_line - 0.026, 0.028), thickness=0.009, smooth=2, style="band"),
-        on_head("hair_crop", "hair", scalp, thickness=0.006, smooth=2, style="shorn"),
-        on_head("hair_thick", "hair", scalp, thickness=0.016, smooth=5, style="shorn"),
-    ]  # fmt: skip
+        *socks,
+        slippers,
+        _shell(form, "gloves", "trinket", wrist + 0.03, 0.004, 1, "gloves"),
+        _shell(form, "watch", "trinket", np.vstack([watch, x]), 0.006, 0, "watch"),
+        _shell(form, "wristband", "trinket", np.vstack([band, -x]), 0.006, 0, "watch"),
+        _shell(form, "belt", "trinket", np.vstack([belt, feet]), 0.026, 8, "belt"),
+        _shell(form, "scarf", "accessory", scarf_field, 0.03, 8, "scarf"),
+        _shell(form, "headscarf", "hat", veil, 0.016, 8, "veil", WOMEN),
+        _shell(form, "beanie", "hat", hat_line, 0.016, 6, "hat"),
+        _shell(form, "headband", "hat", _band(hat_line - 0.026, 0.028), 0.009, 2, "band"),
+        _shell(form, "hair_crop", "hair", scalp, 0.006, 2, "shorn"),
+        _shell(form, "hair_thick", "hair", scalp, 0.016, 5, "shorn"),
+    ]
 
 
-def _rigid_piece(form: DressForm, name: str, slot: str, points: Floats, faces: Ints, *, anchor: Floats,
-          span: _Span, part_class: str, part: int = 0, style: str = "") -> Piece:  # fmt: skip
+def _rigid_piece(
+    form: DressForm,
+    name: str,
+    slot: str,
+    points: Floats,
+    faces: Ints,
+    anchor: Floats,
+    *,
+    part: int = 1,
+    style: str = "",
+) -> Piece:
     """Bind a rigid mesh (points [n, 3] on the template, faces [f, 3]) to the body vertex nearest to `anchor`."""
     vertex = int(np.linalg.norm(form.vertices[:BODY_VERTICES] - anchor, axis=1).argmin())
     uv = (points[:, [0, 2]] * 4)[faces]
@@ -438,8 +432,8 @@ def _rigid_piece(form: DressForm, name: str, slot: str, points: Floats, faces: I
     return Piece(
         name=name, slot=slot, ids=np.full((len(points), 3), vertex), weights=weights,
         offsets=(points - form.vertices[vertex]).astype(np.float32), faces=faces, uv=uv.astype(np.float32),
-        face_class=np.full(len(faces), PART_INDEX[part_class], np.int64), face_part=np.full(len(faces), part, np.int64),
-        **_scale_of(form, span), style=style,
+        face_class=_slot_classes(slot, len(faces)), face_part=np.full(len(faces), part, np.int64),
+        **_scale_of(form, slot), style=style,
     )  # fmt: skip
 
 
@@ -513,26 +507,19 @@ def _make_glasses(form: DressForm) -> list[Piece]:
         points, faces = _merge_meshes(meshes)
         nose = np.array([0.0, eye[1] - 0.01, eye[2]])
         style = "sunglasses" if dark else "glasses"
-        piece = _rigid_piece(
-            form, name, "glasses", points, faces, anchor=nose, span=_HEAD_SPAN, part_class="Eyeglass", style=style
-        )
+        frame = _rigid_piece(form, name, "glasses", points, faces, nose, part=0, style=style)
         middle = plate(np.array([eye[0]]), np.array([eye[2]]))
         disc = np.concatenate([middle - [0.0, 0.002, 0.0], rims])
         fan = np.stack([np.zeros(28, np.int64), 1 + np.arange(28), 1 + (np.arange(28) + 1) % 28], 1)
         points, faces = _merge_meshes([(disc, fan), (disc * [-1.0, 1.0, 1.0], fan)])
-        lens = _rigid_piece(
-            form, name, "glasses", points, faces, anchor=nose, span=_HEAD_SPAN, part_class="Eyeglass", part=1
-        )
-        pieces.append(join_pieces(piece, lens))
+        pieces.append(join_pieces(frame, _rigid_piece(form, name, "glasses", points, faces, nose)))
     return pieces
 
 
 def _make_cap(form: DressForm) -> list[Piece]:
     """A baseball cap: a thin shell over the scalp and a curved visor."""
     line = _scalp_field(form, front=0.05, back=-0.01)
-    crown = _shell(
-        form, "cap", "hat", line, thickness=0.014, smooth=8, part_class="Apparel", style="hat", span=_HEAD_SPAN
-    )
+    crown = _shell(form, "cap", "hat", line, 0.014, 8, "hat")
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
     ring = skull[np.abs(skull[:, 2] - form.eye_z - 0.05) < 0.015]
     brow_y, half = float(ring[:, 1].min()), float(np.abs(ring[:, 0]).max())
@@ -544,12 +531,11 @@ def _make_cap(form: DressForm) -> list[Piece]:
     z = form.eye_z + 0.056 - 0.012 * out - 0.016 * across**2 * (0.4 + out)
     visor = np.stack([x, y, z], -1).reshape(-1, 3)
     brow = np.array([0.0, brow_y, form.eye_z + 0.05])
-    brim = _rigid_piece(form, "cap", "hat", visor, _grid_faces(13, 6, False, False), anchor=brow, span=_HEAD_SPAN,
-                 part_class="Apparel", part=1)  # fmt: skip
+    brim = _rigid_piece(form, "cap", "hat", visor, _grid_faces(13, 6, False, False), brow)
     return [join_pieces(crown, brim)]
 
 
-def _rounded_box(centre: Floats, half: Floats) -> tuple[Floats, Ints]:
+def _rounded_box(center: Floats, half: Floats) -> tuple[Floats, Ints]:
     """Build a box with soft edges (a superellipsoid): points and triangles."""
     lift, turn = np.meshgrid(np.linspace(-np.pi / 2, np.pi / 2, 14), np.arange(24) * 2 * np.pi / 24, indexing="ij")
 
@@ -559,7 +545,7 @@ def _rounded_box(centre: Floats, half: Floats) -> tuple[Floats, Ints]:
     unit = np.stack(
         [soft(np.cos(lift)) * soft(np.cos(turn)), soft(np.cos(lift)) * soft(np.sin(turn)), soft(np.sin(lift))], -1
     )
-    return (centre + half * unit).reshape(-1, 3), _grid_faces(14, 24, False, True)
+    return (center + half * unit).reshape(-1, 3), _grid_faces(14, 24, False, True)
 
 
 def _make_bags(form: DressForm) -> list[Piece]:
@@ -571,13 +557,11 @@ def _make_bags(form: DressForm) -> list[Piece]:
     back_y = float(trunk[np.abs(trunk[:, 2] - chest) < 0.1, 1].max())
     straps = np.vstack([_band(np.abs(x) - 0.105, 0.024), z - (waist + 0.08), (0.3 - form.arm) * 0.2])
     straps = np.vstack([straps, at["neck01"][2] + 0.1 - z])
-    strap = _shell(form, "backpack", "accessory", straps, thickness=0.03, smooth=8, part_class="Apparel", style="bag")
+    strap = _shell(form, "backpack", "accessory", straps, 0.03, 8, "bag")
     middle = np.array([0.0, back_y + 0.105, (chest + waist) / 2 + 0.03])
     points, faces = _rounded_box(middle, np.array([0.145, 0.085, 0.215]))
     anchor = np.array([0.0, back_y, chest])
-    sack = _rigid_piece(
-        form, "backpack", "accessory", points, faces, anchor=anchor, span=_TRUNK_SPAN, part_class="Apparel", part=1
-    )
+    sack = _rigid_piece(form, "backpack", "accessory", points, faces, anchor)
     backpack = replace(join_pieces(strap, sack), hides=np.zeros(0, np.int64))
 
     shoulder = np.array([-0.10, 0.0, at["neck01"][2]])
@@ -586,12 +570,9 @@ def _make_bags(form: DressForm) -> list[Piece]:
     across = np.array([along[2], 0.0, -along[0]])
     stripe = _band((form.vertices - shoulder) @ across, 0.016)
     fields = np.vstack([stripe, z - hip[2], (0.25 - form.arm) * 0.2, (0.2 - form.head) * 0.2])
-    sling = _shell(form, "shoulder_bag", "accessory", fields, thickness=0.028, smooth=8,
-                  part_class="Apparel", style="bag")  # fmt: skip
+    sling = _shell(form, "shoulder_bag", "accessory", fields, 0.028, 8, "bag")
     points, faces = _rounded_box(hip + np.array([0.025, 0.01, -0.06]), np.array([0.045, 0.15, 0.11]))
-    pouch = _rigid_piece(
-        form, "shoulder_bag", "accessory", points, faces, anchor=hip, span=_TRUNK_SPAN, part_class="Apparel", part=1
-    )
+    pouch = _rigid_piece(form, "shoulder_bag", "accessory", points, faces, hip)
     bag = replace(join_pieces(sling, pouch), hides=np.zeros(0, np.int64))
     return [backpack, bag]
 

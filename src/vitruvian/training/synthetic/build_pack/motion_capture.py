@@ -134,7 +134,7 @@ def _joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
 
 
 def _plausible(positions: Floats, names: tuple[str, ...]) -> Bools:
-    """Tell which poses [N, B, 3] keep hands and elbows out of the trunk, the head and the thighs: [N]."""
+    """Return which poses [N, B, 3] keep hands and elbows out of the trunk, the head and the thighs: [N]."""
     at = {name: positions[:, index] for index, name in enumerate(names)}
     trunk, head = (at["root"], at["spine01"]), (at["neck02"], at["head"] + 0.5 * (at["head"] - at["neck02"]))
     good = np.ones(len(positions), bool)

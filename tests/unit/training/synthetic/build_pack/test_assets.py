@@ -105,16 +105,16 @@ def test_keep_faces_and_join_pieces():
     assert both.hides.tolist() == [1]
 
 
-def test_encoded_textures_keep_alpha_and_colour(tmp_path: Path):
+def test_encoded_textures_keep_alpha_and_color(tmp_path: Path):
     pixels = np.zeros((64, 64, 4), np.uint8)
     pixels[:, :32] = (200, 40, 40, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     files = encode_texture(tmp_path / "a.png", size=32)
     alpha = np.asarray(Image.open(io.BytesIO(files["alpha"])))
-    colour = np.asarray(Image.open(io.BytesIO(files["rgb"])), np.int64)
+    color = np.asarray(Image.open(io.BytesIO(files["rgb"])), np.int64)
     assert alpha[:, :14].min() > 250
     assert alpha[:, 18:].max() < 5
-    assert np.abs(colour - [200, 40, 40]).max() < 30  # also where nothing is: no dark seam
+    assert np.abs(color - [200, 40, 40]).max() < 30  # also where nothing is: no dark seam
     right = encode_texture(tmp_path / "a.png", size=32, box=(0.0, 0.0, 0.5, 1.0))
     assert "alpha" not in right
 

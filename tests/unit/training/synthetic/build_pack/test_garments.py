@@ -54,7 +54,7 @@ def form() -> DressForm:
 
 
 def made(form: DressForm, field: np.ndarray, **options):
-    return _shell(form, "x", "upper", field, part_class="Upper_Clothing", span=SPAN, **options)
+    return _shell(form, "x", "upper", field, **options)
 
 
 def test_shell_ends_at_the_hem_at_its_thickness(form: DressForm):
@@ -110,7 +110,7 @@ def test_hems_do_not_zigzag(form: DressForm):
 
 def test_classes_by_vertex(form: DressForm):
     side = np.where(form.vertices[:, 0] > 0, PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]).astype(np.float32)
-    piece = _shell(form, "x", "shoes", 0.3 - form.vertices[:, 2], thickness=0.01, part_class=side, span=SPAN)
+    piece = _shell(form, "x", "shoes", 0.3 - form.vertices[:, 2], thickness=0.01, part_class=side)
     assert set(piece.face_class.tolist()) == {PART_INDEX["Left_Sock"], PART_INDEX["Right_Sock"]}
 
 
@@ -128,20 +128,20 @@ def test_fields(form: DressForm):
 
 
 def test_skirt_flares_and_opens(form: DressForm):
-    closed = _skirt(form, "s", "lower", top=1.0, hem=0.4, flare=0.1, part_class="Lower_Clothing")
+    closed = _skirt(form, "s", "lower", top=1.0, hem=0.4, flare=0.1)
     closed = type(closed)(**{**vars(closed), "scale_base": np.zeros(3, np.float32)})
     placed = fit_piece(closed, form.vertices)
     radius = np.hypot(*placed[:, :2].T)
     assert np.isclose(placed[:, 2].min(), 0.4, atol=1e-4)
     assert radius[placed[:, 2] < 0.42].mean() > radius[placed[:, 2] > 0.98].mean() + 0.08
-    opened = _skirt(form, "s", "outer", top=1.0, hem=0.4, flare=0.0, gap=0.05, part_class="Upper_Clothing")
+    opened = _skirt(form, "s", "outer", top=1.0, hem=0.4, flare=0.0, gap=0.05)
     opened = type(opened)(**{**vars(opened), "scale_base": np.zeros(3, np.float32)})
     placed = fit_piece(opened, form.vertices)
     assert np.abs(placed[placed[:, 1] < -0.1, 0]).min() > 0.045
     assert np.abs(placed[placed[:, 1] > 0.1, 0]).min() < 0.01
 
 
-# The skirt helper of the real body is scaled by vertices that this small one does not have.
+# Pieces are scaled by vertices of the real body that this small one does not have.
 @pytest.fixture(autouse=True)
 def _small_span(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("vitruvian.training.synthetic.build_pack.garments._TRUNK_SPAN", SPAN)
@@ -171,9 +171,8 @@ def test_cover_of_a_piece(form: DressForm):
 
 def test_rigid_pieces_are_bound_to_one_vertex(form: DressForm):
     points, faces = _rounded_box(np.array([0.0, 0.3, 1.0]), np.array([0.1, 0.05, 0.2]))
-    bag = _rigid_piece(
-        form, "bag", "accessory", points, faces, anchor=np.array([0, 0.1, 1.0]), span=SPAN, part_class="Apparel"
-    )
+    bag = _rigid_piece(form, "bag", "accessory", points, faces, np.array([0, 0.1, 1.0]))
+    assert set(bag.face_class.tolist()) == {PART_INDEX["Apparel"]}
     assert len(np.unique(bag.ids)) == 1
     assert np.allclose(fit_piece(bag, form.vertices), points, atol=1e-5)
     assert np.allclose(points.max(0), [0.1, 0.35, 1.2], atol=1e-3)

@@ -1,0 +1,366 @@
+"""`vitruvian serve` under load, next to the pipeline alone and to LitServe around the reference's model.
+
+    python benchmarks/serve.py                                     # CPU: a small pose model, images of 720p
+    python benchmarks/serve.py --device cuda --model pose-0.4b --size 1080x1920 --seconds 15
+    python benchmarks/serve.py --soak 1200                         # mixed requests for 20 minutes
+
+Poses of whole images, with random weights. The pipeline runs over the same JPEG files in memory and makes the same
+JSON, in a process of its own. Clients run in processes of their own and send one request after another. LitServe
+decodes with Pillow and runs the processor, the model and the post-processing of transformers in batches; it is skipped
+with a reason where litserve, transformers or torchvision are not installed.
+
+Prints the rate of the pipeline, and for each server and number of clients requests per second, their share of the
+pipeline's rate (goal: 0.85 with the most clients), the median and 99th percentile of the latency, and the CPU time of
+an answer, which depends less on other work of the machine. With --soak it
+prints statuses, and the server's memory over time. Writes all of it to --out as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+GOAL = 0.85
+IMAGES = 16  # different ones
+BATCH = 8  # of LitServe; ours chooses
+PORT = 8764
+START_SECONDS = 180
+POSE_PATH, LITSERVE_PATH = "/v1/pose?people=whole", "/predict"
+
+
+# ------------------------------------------------------------------------------------------------ what is measured
+
+
+def write_inputs(root: Path, options: argparse.Namespace) -> None:
+    """Write the checkpoint and the images."""
+    import numpy as np
+    import torch
+    from PIL import Image
+    from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
+    from vitruvian.benchmarking.models import Workload, benchmark_model
+
+    if options.model == "small":
+        model = small_sapiens2("pose", (256, 192), channels=(32, 32), hidden_size=256, layers=6, intermediate_size=1024)
+    else:
+        one = benchmark_model(f"sapiens2-{options.model}")
+        model = one.build(Workload(1, one.size_hw, 0, torch.float32, torch.device("cpu")))
+    save_checkpoint(model, root / "model")
+    generator = np.random.default_rng(0)
+    height, width = (int(side) for side in options.size.split("x"))
+    smooth = smooth_image((height, width), generator)
+    for number in range(IMAGES):
+        image = add_noise(np.roll(smooth, number * 37, 1), 6, generator)
+        Image.fromarray(image).save(root / f"{number:02d}.jpg", quality=90)
+
+
+def read_images(root: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(root.glob("*.jpg"))]
+
+
+def run_pipeline(root: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Return images per second of the pipeline."""
+    from vitruvian import pipeline
+    from vitruvian.files import json_text
+
+    images = read_images(root)
+    pipe = pipeline("pose", root / "model", device=options.device, people="whole", keep_image=False)
+
+    def source(seconds: float) -> Iterator[bytes]:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            yield from images
+
+    def save(result: Any) -> None:
+        json_text(result.to_dict()).encode()
+
+    for _ in pipe(source(min(3.0, options.seconds)), save=save):  # warmup, CUDA graphs
+        pass
+    start, cpu, count = time.perf_counter(), time.process_time(), 0
+    for _ in pipe(source(options.seconds), save=save):
+        count += 1
+    return {"rate": count / (time.perf_counter() - start), "cpu": (time.process_time() - cpu) / count}
+
+
+def run_litserve(root: Path, options: argparse.Namespace) -> None:
+    """Serve the reference's model with LitServe until the process is ended."""
+    import litserve
+    from litserve_api import PoseApi
+
+    api = PoseApi(root / "model", max_batch_size=BATCH, batch_timeout=0.005)
+    accelerator = "cuda" if options.device.startswith("cuda") else "cpu"
+    server = litserve.LitServer(api, accelerator=accelerator, timeout=120, workers_per_device=1)
+    server.run(port=PORT, host="127.0.0.1", log_level="warning", generate_client_file=False)
+
+
+# ------------------------------------------------------------------------------------------------ servers and clients
+
+
+@contextlib.contextmanager
+def our_server(root: Path, options: argparse.Namespace, *models: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `vitruvian serve`; yield its address and process."""
+    names = models or (f"pose={root / 'model'}",)
+    command = [sys.executable, "-m", "vitruvian", "serve", "--port=0", f"--device={options.device}"]
+    command += [f"--data={root / 'data'}", *(f"--model={name}" for name in names)]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        line = next((line for line in process.stderr if "http://" in line), "")
+        found = re.search(r"http://([\d.:]+)", line)
+        if found is None:
+            raise SystemExit(f"the server does not start: {line}")
+        threading.Thread(target=lambda: sys.stderr.writelines(process.stderr), daemon=True).start()  # type: ignore[arg-type]
+        wait_for(found[1], "/readyz")
+        yield found[1], process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextlib.contextmanager
+def lit_server(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run LitServe; yield its address and process."""
+    command = [sys.executable, __file__, "--one", "litserve", str(root), f"--device={options.device}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+    try:
+        wait_for(f"127.0.0.1:{PORT}", "/health")
+        yield f"127.0.0.1:{PORT}", process
+    finally:
+        os.killpg(process.pid, 15)  # with its workers
+        process.wait(60)
+
+
+def wait_for(address: str, path: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            connection = http.client.HTTPConnection(address, timeout=5)
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return
+        time.sleep(0.2)
+    raise SystemExit(f"{address}{path}: no answer")
+
+
+def run_clients(address: str, path: str, images: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
+    """Send requests from threads of this process, one after another in each; return latencies and statuses."""
+    bodies = [as_form(image) if path == LITSERVE_PATH else (image, {"Content-Type": "image/jpeg"}) for image in images]
+    latencies: list[float] = []
+    answers: list[int] = []  # outside of the measured time too
+    statuses: Counter[int] = Counter()
+    start = time.monotonic() + 0.5
+    warm, end = start + min(2.0, seconds / 4), start + seconds
+
+    def run(number: int) -> None:
+        connection = http.client.HTTPConnection(address, timeout=120)
+        time.sleep(max(0.0, start - time.monotonic()))
+        while (begin := time.monotonic()) < end:
+            connection.request("POST", path, *bodies[number % len(bodies)])
+            answer = connection.getresponse()
+            answer.read()
+            number += 1
+            answers.append(answer.status)
+            if warm <= time.monotonic() < end:
+                statuses[answer.status] += 1
+                latencies.append(time.monotonic() - begin)
+            if answer.status == 429:
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"latencies": latencies, "statuses": statuses, "seconds": end - warm, "answers": len(answers)}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and its children."""
+    if importlib.util.find_spec("psutil") is None:
+        return float("nan")
+    import psutil
+
+    process = psutil.Process(pid)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return float(sum(one.user + one.system for one in times))
+
+
+def as_form(image: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return an image as a form, which LitServe takes: body and headers."""
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+    return head + image + b"\r\n--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+def measure_load(address: str, path: str, root: Path, clients: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run clients in processes of their own; return the rate and the percentiles of the latency."""
+    count = min(clients, options.client_processes)
+    shares = [clients // count + (number < clients % count) for number in range(count)]
+    command = [sys.executable, __file__, "--one", "clients", str(root), "--address", address, "--path", path]
+    command += ["--seconds", str(options.seconds)]
+    processes = [
+        subprocess.Popen([*command, "--clients", str(share)], stdout=subprocess.PIPE, text=True) for share in shares
+    ]
+    found = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    latencies = sorted(value for one in found for value in one["latencies"])
+    statuses: Counter[str] = Counter()
+    for one in found:
+        statuses.update(one["statuses"])
+    good = statuses.get("200", 0)
+    return {
+        "clients": clients,
+        "rate": sum(one["statuses"].get("200", 0) / one["seconds"] for one in found),
+        "p50": statistics.median(latencies) if latencies else None,
+        "p99": latencies[min(len(latencies) - 1, int(len(latencies) * 0.99))] if latencies else None,
+        "good": good,
+        "answers": sum(one["answers"] for one in found),
+        "statuses": dict(statuses),
+    }
+
+
+def missing_for_litserve() -> str | None:
+    """Return what LitServe around the reference's model lacks here."""
+    missing = [name for name in ("litserve", "transformers", "torchvision") if importlib.util.find_spec(name) is None]
+    return ", ".join(missing) or None
+
+
+# ------------------------------------------------------------------------------------------------ soak
+
+
+def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Send mixed requests to the built-in model: a tenth of them bad, some clients hang up; follow the memory."""
+    import psutil
+
+    images, statuses = read_images(root), Counter[int]()
+    memory: list[float] = []
+    with our_server(root, options, "builtin") as (address, process):
+        end = time.monotonic() + options.soak
+
+        def run(seed: int) -> None:
+            rng = random.Random(seed)
+            while time.monotonic() < end:
+                body = rng.choice(images) if rng.random() > 0.1 else b"no image"
+                task = rng.choice(("pose", "parts", "normals", "matte", "embed"))
+                connection = http.client.HTTPConnection(address, timeout=120)
+                connection.request("POST", f"/v1/{task}?as={rng.choice(('json', 'plot', 'npz'))}", body)
+                if rng.random() > 0.1:
+                    statuses[connection.getresponse().status] += 1
+                connection.close()
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        while time.monotonic() < end:
+            memory.append(psutil.Process(process.pid).memory_info().rss / 1e6)
+            time.sleep(max(0.05, options.soak / 40))
+        for thread in threads:
+            thread.join()
+    early, late = max(memory[len(memory) // 4 : len(memory) // 2]), max(memory[-len(memory) // 4 :])
+    print(f"statuses: {dict(statuses)}; memory over time (MB): {' '.join(f'{one:.0f}' for one in memory)}")
+    print(f"memory {late / early - 1:+.1%} from the second quarter to the last")
+    left = [path.name for path in (root / "data").rglob("*") if path.is_file() and "sqlite" not in path.name]
+    print(f"files left: {left or 'none'}")
+    return {"statuses": dict(statuses), "memory_mb": memory, "growth": late / early - 1, "left": left}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="small", help="small, or a Sapiens2 pose model: pose-0.4b, pose-1b")
+    parser.add_argument("--size", default="720x1280", help="height x width of the images")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--client-processes", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--no-litserve", action="store_true", help="leave LitServe out")
+    parser.add_argument("--soak", type=float, default=0.0, help="seconds of mixed load instead")
+    parser.add_argument("--out", type=Path, help="file for the measurements")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--path", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        kind, root = options.one[0], Path(options.one[1])
+        if kind == "clients":
+            found = run_clients(options.address, options.path, read_images(root), options.clients[0], options.seconds)
+            print(json.dumps(found))
+        elif kind == "pipeline":
+            print(json.dumps(run_pipeline(root, options)))
+        else:
+            run_litserve(root, options)
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_inputs(root, options)
+        measured = soak(root, options) if options.soak else compare(root, options)
+    if options.out is not None:
+        options.out.write_text(json.dumps(measured, indent=2) + "\n")
+    return 0
+
+
+def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the pipeline, our server and LitServe."""
+    import torch
+    from measure import run_in_new_process
+
+    from vitruvian.benchmarking.timing import machine
+
+    packages = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
+    if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise SystemExit(f"vitruvian serve needs {', '.join(lacking)}, which this environment lacks.")
+    print(machine(torch.device(options.device)))
+    arguments = [f"--device={options.device}", f"--seconds={options.seconds}"]
+    alone = run_in_new_process(__file__, "--one", "pipeline", str(root), *arguments)
+    if "error" in alone:
+        raise SystemExit(f"pipeline: {alone['error']}")
+    print(
+        f"{options.model}, images of {options.size}; the pipeline alone: {alone['rate']:.1f} images/s, "
+        f"{alone['cpu'] * 1e3:.0f} ms of CPU each",
+        flush=True,
+    )
+    servers: dict[str, Any] = {"vitruvian": (our_server, POSE_PATH)}
+    missing = missing_for_litserve()
+    if options.no_litserve or missing:
+        print(f"LitServe is left out: {f'{missing} not installed' if missing else '--no-litserve'}")
+    else:
+        servers["LitServe + transformers"] = (lit_server, LITSERVE_PATH)
+    rows: list[dict[str, Any]] = []
+    for name, (start, path) in servers.items():
+        with start(root, options) as (address, process):
+            for clients in options.clients:
+                cpu = cpu_seconds(process.pid)
+                row = {"server": name} | measure_load(address, path, root, clients, options)
+                row["cpu"] = (cpu_seconds(process.pid) - cpu) / max(1, row["answers"])
+                rows.append(row)
+                times = "p50 {p50:.3f} s, p99 {p99:.3f} s".format(**row) if row["good"] else "no answers"
+                print(
+                    f"{name:24s} {clients:3d} clients: {row['rate']:7.1f} requests/s, "
+                    f"{row['rate'] / alone['rate']:.2f} of the pipeline; {times}; "
+                    f"{row['cpu'] * 1e3:.0f} ms of CPU; statuses {row['statuses']}",
+                    flush=True,
+                )
+    best = next(row for row in reversed(rows) if row["server"] == "vitruvian")["rate"] / alone["rate"]
+    verdict = "met" if best >= GOAL else "missed"
+    print(f"{best:.2f} of the pipeline with {options.clients[-1]} clients; goal {GOAL}: {verdict}")
+    return {"pipeline": alone["rate"], "rows": rows, "model": options.model, "size": options.size}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,207 @@
+"""`vitruvian serve`: all tasks over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitruvian.cli.options import MODEL, Debug, Device, Dtype, MessageGroup, Quiet
+from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.tasks import PIPELINE_TASKS, TASKS, find_task
+
+EXAMPLE = "vitruvian serve --model pose=facebook/sapiens2-pose-0.4b --model segment=facebook/sam2.1-hiera-tiny"
+_ACCESS, _LIMITS = "Access", "Limits"
+_PREFIX = "VITRUVIAN_SERVE_"
+_SAM2_TASKS = ("masks", "track")  # that the checkpoint of segment serves too, if it can
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="TASK=CHECKPOINT, repeated for each; a packed checkpoint alone, such as builtin, for what it does. "
+            "By default builtin. The checkpoint of segment serves masks and track too.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    detect: Annotated[
+        str | None,
+        typer.Option(
+            help="What detects people: a checkpoint or an ONNX file.",
+            show_default="the model, or builtin",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Inputs in a batch.", min=1, show_default="by device", rich_help_panel=MODEL)
+    ] = None,
+    batch_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds to wait for further images before a partial batch runs.", min=0, rich_help_panel=MODEL
+        ),
+    ] = 0.005,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on.", envvar=f"{_PREFIX}HOST", rich_help_panel=_ACCESS)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port; 0 for a free one.", min=0, max=65535, envvar=f"{_PREFIX}PORT", rich_help_panel=_ACCESS
+        ),
+    ] = 8000,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of API keys, which clients need then. Required unless --host is a loopback address.",
+            envvar=f"{_PREFIX}API_KEY_FILE",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    add_key: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Add a key to --api-key-file, print it and stop.", rich_help_panel=_ACCESS),
+    ] = None,
+    allow_urls: Annotated[
+        bool,
+        typer.Option(
+            "--allow-urls", help="Fetch images from public addresses that clients name.", rich_help_panel=_ACCESS
+        ),
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Site whose pages may call the server, such as https://example.com. Repeat for more.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of jobs.",
+            show_default="~/.local/share/vitruvian/serve",
+            envvar=f"{_PREFIX}DATA",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    job_workers: Annotated[
+        int, typer.Option(help="Jobs that run at the same time.", min=1, rich_help_panel=_LIMITS)
+    ] = 1,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Change a limit, such as upload_bytes=1e8 or queue=16. Repeat for more; docs/serving.md lists them.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Serve all tasks over HTTP, until Ctrl-C. Without --model with the small model inside the package, offline."""
+    try:
+        from vitruvian.serving.auth import add_key as add_new_key
+        from vitruvian.serving.auth import read_keys
+        from vitruvian.serving.server import run_server
+        from vitruvian.serving.settings import Settings, default_data_folder, read_limits
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "serve", "vitruvian serve") from error
+    from vitruvian.cli.report import Report
+    from vitruvian.limits import use_limits
+
+    if add_key is not None:
+        if api_key_file is None:
+            raise InputError("--add-key: expected --api-key-file with it, got none. Name the file of keys.")
+        typer.echo(add_new_key(api_key_file, add_key))
+        return
+    report = Report(MessageGroup(quiet=quiet, debug=debug))
+    changes, limits = read_limits(dict(text.partition("=")[::2] for text in limit or ()), subject="--limit")
+    settings = Settings(
+        models=_read_models(model or []),
+        data=(data or default_data_folder()).expanduser().absolute(),
+        host=host,
+        port=port,
+        keys=() if api_key_file is None else read_keys(api_key_file),
+        device=device,
+        dtype=dtype,
+        detector=None if detect is None else _absolute(detect),
+        batch_size=batch_size,
+        batch_timeout=batch_timeout,
+        job_workers=job_workers,
+        allow_urls=allow_urls,
+        cors_origins=tuple(cors_origin or ()),
+        limits=limits,
+        image_limits=changes,
+    )
+    tasks = ", ".join(settings.models)
+    with use_limits(**{"download_bytes": limits.upload_bytes} | changes):
+        run_server(settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}; Ctrl-C ends."))
+    report.say("Stopped.")
+    sys.stderr.flush()
+
+
+def _read_models(texts: Sequence[str]) -> dict[str, str]:
+    """Return the checkpoint of each task, in the order of the table of tasks."""
+    from vitruvian.cli.checkpoints import check_model
+    from vitruvian.hub import BUILTIN, has_builtin
+    from vitruvian.models.sapiens2.packed import local_packed_tasks
+
+    models: dict[str, str] = {}
+    for text in texts or ([BUILTIN] if has_builtin() else []):
+        name, equals, checkpoint = text.partition("=")
+        if equals and not Path(text).expanduser().exists():
+            if not checkpoint:
+                raise InputError(f"--model: expected TASK=CHECKPOINT, got {text!r}.")
+            models[_task(name)] = _absolute(checkpoint)
+            check_model(_absolute(checkpoint), TASKS[_task(name)])
+            continue
+        checkpoint = _absolute(text)
+        heads = local_packed_tasks(checkpoint)
+        served = [
+            row.name
+            for row in TASKS.values()
+            if row.has_pipeline and (row.sapiens2_head in heads or row.name == "embed")
+        ]
+        if not heads:
+            raise InputError(
+                f"--model: expected TASK=CHECKPOINT, got {text!r}, which is no packed model. Try --model pose={text}."
+            )
+        models |= {task: models.get(task, checkpoint) for task in served}
+    if not models:
+        raise InputError("--model: expected TASK=CHECKPOINT, got none, and this installation has no builtin model.")
+    for task in _SAM2_TASKS:
+        if "segment" in models and task not in models and _suits(models["segment"], task):
+            models[task] = models["segment"]
+    return {task: models[task] for task in TASKS if task in models}
+
+
+def _task(name: str) -> str:
+    task = find_task(name).name
+    if task not in PIPELINE_TASKS:
+        raise InputError(f"--model: expected one of {', '.join(PIPELINE_TASKS)}, got {name!r}.")
+    return task
+
+
+def _suits(checkpoint: str, task: str) -> bool:
+    """Return whether a checkpoint can do a task."""
+    from vitruvian.cli.checkpoints import check_model
+
+    try:
+        check_model(checkpoint, TASKS[task], revision=None)
+    except (CheckpointError, InputError):
+        return False
+    return True
+
+
+def _absolute(checkpoint: str) -> str:
+    """Return the absolute path of a checkpoint on this machine: jobs run in other folders."""
+    path = Path(checkpoint).expanduser()
+    return str(path.absolute()) if path.exists() else checkpoint

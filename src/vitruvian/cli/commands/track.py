@@ -1,0 +1,226 @@
+"""`vitruvian track`: objects through videos, from prompts on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from typer import Option
+
+from vitruvian.cli.options import HoleArea, IslandArea, Opacity, read_numbers, read_points
+from vitruvian.cli.task_command import TaskCommand
+from vitruvian.errors import InputError
+from vitruvian.hub import BUILTIN
+from vitruvian.text_files import read_json
+
+if TYPE_CHECKING:
+    from vitruvian.pipelines.video.track_prompt import TrackPrompt
+
+_PROMPTS = ("box", "points", "mask")  # boxes first: they replace points
+_FOLLOWING = ("pose", "parts", "matte", "normals", "pointmap", "albedo", "embed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackCommand(TaskCommand):
+    """Track objects through videos, from points, boxes and masks in any frame. With SAM 2.
+
+    A prompt begins with the object's number and the frame's, from 0: 1@0:220,120 is a point on object 1 in frame 0.
+    Objects that are added later, and corrections, are prompts on later frames. With --keep-state a finished video can
+    be corrected with --refine: frames before the first new prompt are not computed again.
+
+    --save takes mp4, webm, mov (masks over the video), json (a line a frame, masks as COCO RLE), png (a folder of
+    numbered images whose pixels are the objects' numbers, as in DAVIS), crops (a folder of cut-out images, one for each
+    object and frame), npz, vis.json (one YouTube-VIS file).
+    """
+
+    name = "track"
+    example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
+    panel = "Prompts and masks"
+    basic: ClassVar[tuple[str, ...]] = ("points", "box", "everyone", "cutout")
+    call_names = ("detect_every", "max_people", "max_hole_area", "max_sprinkle_area", "non_overlapping_masks")
+    plot_names = ("opacity",)
+
+    points: Annotated[
+        list[str] | None,
+        Option(help='Points on an object: "ID@FRAME:x,y x,y"; "x,y,0" lies off it. Repeat for more.'),
+    ] = None
+    box: Annotated[list[str] | None, Option(help="Box around an object: ID@FRAME:x1,y1,x2,y2. Repeat for more.")] = None
+    mask: Annotated[
+        list[str] | None,
+        Option(help="Image whose pixels that are not black are the object: ID@FRAME:mask.png. Repeat for more."),
+    ] = None
+    everyone: Annotated[bool, Option("--everyone", help="Detect people, and track each.")] = False
+    finder: Annotated[str | None, Option(help="What detects people for --everyone: see vitruvian pose --help.")] = None
+    detect_every: Annotated[
+        int,
+        Option(help="With --everyone, look for new people in every so many frames; 0: until someone is found.", min=0),
+    ] = 0
+    max_people: Annotated[int | None, Option(help="Detect no more people than this, by score.", min=1)] = None
+    then: Annotated[
+        str | None,
+        Option(
+            help="Commands to run afterwards for each tracked person, with their models or the small one inside the "
+            "package: pose=facebook/sapiens2-pose-1b,matte, say."
+        ),
+    ] = None
+    keep_state: Annotated[
+        bool, Option("--keep-state", help="Keep the state of the video, NAME.state beside the results, for --refine.")
+    ] = False
+    refine: Annotated[
+        Path | None, Option(help="Folder of --keep-state: add the prompts of this command to those of that one.")
+    ] = None
+    cutout: Annotated[
+        bool, Option("--cutout", help="Write the objects cut out, a video with alpha (webm, mov), not drawn over.")
+    ] = False
+    opacity: Opacity = 0.5
+    max_hole_area: HoleArea = 0.0
+    max_sprinkle_area: IslandArea = 0.0
+    non_overlapping_masks: Annotated[bool, Option("--no-overlap", help="Give each pixel to one object at most.")] = (
+        False
+    )
+
+    @property
+    def transparent(self) -> bool:
+        """Whether objects are cut out."""
+        return self.cutout
+
+    def with_defaults(self) -> Self:
+        """With --cutout, save a video that has alpha; with --refine, add the prompts of the first run."""
+        changes: dict[str, Any] = {}
+        if self.cutout and self.save is None:
+            changes["save"] = "webm,json"
+        if self.refine is not None:
+            if not any(getattr(self, name) for name in _PROMPTS):
+                raise InputError("--refine: expected further prompts, got none. Add --points, --box or --mask.")
+            if len(self.sources) != 1 or self.watch:
+                raise InputError(f"--refine: expected one video, got {len(self.sources)} sources.")
+            saved = self._saved_prompts()
+            changes |= {name: [*saved[name], *(getattr(self, name) or ())] or None for name in _PROMPTS}
+            changes["everyone"] = self.everyone or bool(saved["everyone"])
+        for name in self._following_names():
+            if name not in _FOLLOWING:
+                raise InputError(f"--then: expected commands among {', '.join(_FOLLOWING)}, got {name!r}.")
+        return dataclasses.replace(self, **changes)
+
+    def call_options(self) -> dict[str, object]:
+        """Add the prompts and the people detector."""
+        if not any(getattr(self, name) for name in _PROMPTS) and not self.everyone:
+            raise InputError(
+                'prompts: expected --points, --box, --mask or --everyone, got none. Add --points "1@0:x,y", say.'
+            )
+        finder = (self.finder or BUILTIN) if self.everyone else None
+        return super().call_options() | {"prompts": self._prompts(), "finder": finder, "interactive": False}
+
+    def _prompts(self) -> list[TrackPrompt]:
+        """Read the prompts."""
+        from vitruvian.pipelines.video.track_prompt import TrackPrompt
+
+        prompts = []
+        for option, object_id, frame, rest in self._addresses():
+            values: dict[str, Any] = {}
+            if option == "box":
+                values["box"] = read_numbers("--box", rest, 4)
+            elif option == "points":
+                rows = read_points(rest)
+                values["points"] = [row[:2] for row in rows]
+                values["labels"] = [int(row[2]) if len(row) == 3 else 1 for row in rows]
+            else:
+                values["mask"] = _read_mask(Path(rest).expanduser())
+            prompts.append(TrackPrompt(object_id=object_id, frame=frame, **values))
+        return prompts
+
+    def _addresses(self) -> Iterator[tuple[str, int, int, str]]:
+        """Yield the option, the object, the frame and the rest of each prompt."""
+        for option in _PROMPTS:
+            for text in getattr(self, option) or ():
+                yield option, *_read_address(f"--{option}", text)
+
+    def input_files(self) -> list[Path]:
+        """Return the mask prompts."""
+        return [Path(rest).expanduser() for option, _, _, rest in self._addresses() if option == "mask"]
+
+    # ---------------------------------------------------------------------------------------------- state and others
+
+    def segment_settings(self) -> dict[str, object]:
+        """Return the prompts, which --refine reads, and a digest of all other settings."""
+        from vitruvian.cli.settings_digest import settings_digest
+
+        others = settings_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
+        prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
+        return {"prompts": prompts, "others": others}
+
+    def state_folder(self, files: Mapping[str, Path]) -> Path | None:
+        """Return NAME.state beside the results with --keep-state, and the same folder with --refine."""
+        if self.refine is not None:
+            return self.refine.expanduser()
+        first = next(iter(files.values()))
+        return first.with_name(f"{first.name.partition('.')[0]}.state") if self.keep_state else None
+
+    def refined(self) -> tuple[Path, int] | None:
+        """Return the kept state and the first frame with a new prompt."""
+        if self.refine is None:
+            return None
+        saved = self._saved_prompts()
+        new = [text for name in _PROMPTS for text in (getattr(self, name) or ())[len(saved[name]) :]]
+        return self.refine.expanduser(), min(_read_address("--refine", text)[1] for text in new)
+
+    def _saved_prompts(self) -> dict[str, Any]:
+        """Read the prompts of a kept state."""
+        assert self.refine is not None
+        path = self.refine.expanduser() / "plan.json"
+        try:
+            settings = read_json(path)["settings"]["settings"]
+            saved = settings["prompts"]
+            if settings["others"] != self.segment_settings()["others"]:
+                raise InputError(
+                    f"--refine: expected the options and the model of the first run, except for prompts; {self.refine} "
+                    "was written with others. Repeat them."
+                )
+            if all(isinstance(text, str) for name in _PROMPTS for text in saved[name]) and "everyone" in saved:
+                return dict(saved)
+            raise TypeError("prompts")
+        except (OSError, KeyError, TypeError) as error:
+            raise InputError(
+                f"--refine: expected a folder that vitruvian track --keep-state wrote, got {self.refine}. Track the "
+                "video with --keep-state first."
+            ) from error
+
+    def following(self, source: str, records: Path) -> list[TaskCommand]:
+        """Return the commands of --then, for the tracked people of a video."""
+        from vitruvian.cli.commands.tasks import TASK_COMMANDS
+
+        shared = {
+            name: getattr(self, name) for name in ("out", "device", "overwrite", "sound", "json", "quiet", "debug")
+        }
+        if self.out is not None and not Path(self.out).is_dir():
+            shared["out"] = str(records.parent)
+        return [
+            TASK_COMMANDS[name](sources=[source], model=model, boxes=[str(records)], on_empty="none", **shared)  # type: ignore[call-arg]
+            for name, model in self._following_names().items()
+        ]
+
+    def _following_names(self) -> dict[str, str | None]:
+        """Return the model of each command of --then, None for the default."""
+        words = [word.strip().partition("=") for word in (self.then or "").split(",") if word.strip()]
+        return {name: model or None for name, _, model in words}
+
+
+def _read_address(option: str, text: str) -> tuple[int, int, str]:
+    """Read the object and the frame of a prompt, and return the rest."""
+    found = re.fullmatch(r"(\d+)@(\d+):(.+)", text)
+    if not found:
+        raise InputError(f"{option}: expected ID@FRAME:numbers such as 1@0:220,120, got {text!r}.")
+    return int(found[1]), int(found[2]), found[3]
+
+
+def _read_mask(path: Path) -> Any:
+    """Read a mask, bool [H, W]: the pixels of an image that are not black."""
+    from vitruvian.pipelines.sources import load_rgb
+
+    if not path.is_file():
+        raise InputError(f"--mask: expected an image file, got {str(path)!r}, which does not exist.")
+    return load_rgb(path).any(axis=2)

@@ -1,0 +1,227 @@
+"""Labels of other tools: YOLO's text files, and COCO datasets converted for Label Studio and CVAT."""
+
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitruvian.atomic import atomic_write
+from vitruvian.errors import InputError
+from vitruvian.images.polygons import Polygon, mask_polygons
+from vitruvian.images.rle import decode_rle
+from vitruvian.text_files import JsonObject, json_text
+
+_YOLO_VISIBLE = 2
+
+
+def yolo_pose_lines(
+    keypoints: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    boxes_xyxy: NDArray[np.float32],
+    size_hw: tuple[int, int],
+    *,
+    threshold: float = 0.3,
+) -> list[str]:
+    """Return a line of YOLO's pose labels for each person: class, box, and x, y, visibility of each keypoint.
+
+    Args:
+        keypoints: Coordinates [P, J, 2] in pixels.
+        scores: Of each keypoint [P, J].
+        boxes_xyxy: Boxes of people [P, 4].
+        size_hw: Height and width of the image. All numbers are shares of it.
+        threshold: Lowest score of a keypoint that counts as visible; others are 0, 0, 0.
+    """
+    height, width = size_hw
+    lines = []
+    for points, confidence, box in zip(keypoints, scores, boxes_xyxy, strict=True):
+        inside = np.isfinite(points).all(-1) & (confidence >= threshold)  # [J]
+        inside &= (points >= 0).all(-1) & (points < [width, height]).all(-1)
+        values = [*_yolo_box(box, size_hw)]
+        for (x, y), visible in zip(points.tolist(), inside.tolist(), strict=True):
+            values += [x / width, y / height, _YOLO_VISIBLE] if visible else [0, 0, 0]
+        lines.append(_yolo_line(0, values))
+    return lines
+
+
+def yolo_segment_lines(
+    polygons: Iterable[Polygon | None], classes: Iterable[int], size_hw: tuple[int, int]
+) -> list[str]:
+    """Return a line of YOLO's segment labels for each object: class, and the points of its polygon as shares."""
+    height, width = size_hw
+    return [
+        _yolo_line(number, (polygon / np.array([width, height], np.float32)).clip(0, 1).ravel().tolist())
+        for polygon, number in zip(polygons, classes, strict=True)
+        if polygon is not None
+    ]
+
+
+def _yolo_box(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> list[float]:
+    """Return the center, width and height of a box that is clipped to the image, as shares of the image."""
+    height, width = size_hw
+    x1, y1, x2, y2 = (box_xyxy / np.array([width, height] * 2)).clip(0, 1).tolist()
+    return [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
+
+
+def _yolo_line(number: int, values: Sequence[float]) -> str:
+    return " ".join([str(number), *(f"{value:.6f}".rstrip("0").rstrip(".") for value in values)])
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Write lines of text atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def write_png_zip(path: str | Path, images: Mapping[str, NDArray[np.uint8]]) -> None:
+    """Write images uint8 [H, W], [H, W, 3] or [H, W, 4] as PNGs of these names into one ZIP file, atomically."""
+    with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, image in images.items():
+            stream = io.BytesIO()
+            Image.fromarray(image).save(stream, format="png")
+            # A fixed date, so that the same results are the same bytes.
+            archive.writestr(zipfile.ZipInfo(f"{name}.png", (1980, 1, 1, 0, 0, 0)), stream.getvalue())
+
+
+# ------------------------------------------------------------------------------------------- from a COCO dataset
+
+
+def write_label_studio(path: str | Path, coco: Mapping[str, Any], *, image_root: str = "") -> None:
+    """Write a COCO dataset as tasks with predictions that Label Studio imports.
+
+    Labels are of the control tags KeyPointLabels, RectangleLabels and PolygonLabels with the names kp, box and polygon.
+
+    Args:
+        path: The .json file.
+        coco: The dataset, as `CocoWriter` writes it.
+        image_root: URL or folder in front of file names, such as ``/data/local-files/?d=``.
+    """
+    tasks = []
+    for image, records in _by_image(coco):
+        results = [shape for record in records for shape in _label_studio_shapes(record, image, coco)]
+        scores = [float(record["score"]) for record in records if "score" in record]
+        prediction: JsonObject = {"model_version": "vitruvian", "result": results}
+        prediction |= {"score": round(float(np.mean(scores)), 4)} if scores else {}
+        tasks.append({"data": {"image": f"{image_root}{image['file_name']}"}, "predictions": [prediction]})
+    write_lines(path, [json_text(tasks)])
+
+
+def _label_studio_shapes(
+    record: Mapping[str, Any], image: Mapping[str, Any], coco: Mapping[str, Any]
+) -> list[JsonObject]:
+    """Return the box, the polygons and the keypoints of an annotation, in percent of the image."""
+    width, height = image["width"], image["height"]
+    category = _category(record, coco)
+    common = {"to_name": "image", "original_width": width, "original_height": height, "image_rotation": 0}
+    x, y, w, h = record["bbox"]
+    box = {"x": 100 * x / width, "y": 100 * y / height, "width": 100 * w / width, "height": 100 * h / height}
+    shapes: list[JsonObject] = [
+        {"from_name": "box", "type": "rectanglelabels", "value": box | {"rectanglelabels": [category["name"]]}}
+    ]
+    for polygon in _polygons(record):
+        points = (polygon * np.array([100 / width, 100 / height])).round(3).tolist()
+        value: JsonObject = {"points": points, "polygonlabels": [category["name"]]}
+        shapes.append({"from_name": "polygon", "type": "polygonlabels", "value": value})
+    for name, px, py in _visible_keypoints(record, category):
+        value = {"x": 100 * px / width, "y": 100 * py / height, "width": 0.5, "keypointlabels": [name]}
+        shapes.append({"from_name": "kp", "type": "keypointlabels", "value": value})
+    return [shape | common | {"id": f"{record['id']}-{number}"} for number, shape in enumerate(shapes)]
+
+
+def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
+    """Write a COCO dataset as "CVAT for images 1.1".
+
+    Keypoints become skeletons and masks polygons. Annotations that have neither become boxes.
+    """
+    root = ElementTree.Element("annotations")
+    ElementTree.SubElement(root, "version").text = "1.1"
+    for number, (image, records) in enumerate(_by_image(coco)):
+        facts = {"id": number, "name": image["file_name"], "width": image["width"], "height": image["height"]}
+        parent = ElementTree.SubElement(root, "image", _attributes(facts))
+        for record in records:
+            category = _category(record, coco)
+            common = {"label": category["name"], "occluded": 0, "source": "auto"}
+            polygons = _polygons(record)
+            if "keypoints" in record:
+                skeleton = ElementTree.SubElement(parent, "skeleton", _attributes(common))
+                for name, x, y in _visible_keypoints(record, category):
+                    point = common | {"label": name, "outside": 0, "points": f"{x:.2f},{y:.2f}"}
+                    ElementTree.SubElement(skeleton, "points", _attributes(point))
+            for polygon in polygons:
+                points = ";".join(f"{x:.2f},{y:.2f}" for x, y in polygon.tolist())
+                ElementTree.SubElement(parent, "polygon", _attributes(common | {"points": points}))
+            if "keypoints" not in record and not polygons:
+                x, y, w, h = record["bbox"]
+                corners = {"xtl": x, "ytl": y, "xbr": x + w, "ybr": y + h}
+                ElementTree.SubElement(parent, "box", _attributes(common | corners))
+    ElementTree.indent(root)
+    write_lines(path, [ElementTree.tostring(root, encoding="unicode", xml_declaration=True)])
+
+
+def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
+    """Write a COCO dataset as YOLO's labels: a text file for each image, and classes.txt.
+
+    Keypoints give pose labels, masks segment labels with the largest outline of each, and others boxes.
+    """
+    root = Path(folder)
+    classes = sorted(coco["categories"], key=lambda category: category["id"])
+    index = {category["id"]: number for number, category in enumerate(classes)}
+    write_lines(root / "classes.txt", [str(category["name"]) for category in classes])
+    for image, records in _by_image(coco):
+        size_hw = image["height"], image["width"]
+        lines = []
+        for record in records:
+            x, y, w, h = record["bbox"]
+            box = np.array([x, y, x + w, y + h], np.float32)
+            if "keypoints" in record:
+                table = np.array(record["keypoints"], np.float32).reshape(1, -1, 3)  # [1, J, 3]
+                lines += yolo_pose_lines(table[..., :2], table[..., 2], box[None], size_hw)
+            elif polygons := _polygons(record):
+                lines += yolo_segment_lines(polygons[:1], [index[record["category_id"]]], size_hw)
+            else:
+                lines.append(_yolo_line(index[record["category_id"]], _yolo_box(box, size_hw)))
+        write_lines(root / Path(image["file_name"]).with_suffix(".txt").name, lines)
+
+
+def _by_image(coco: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Yield the images of a dataset with their annotations."""
+    if not all(isinstance(coco.get(key), list) for key in ("images", "annotations", "categories")):
+        raise InputError("dataset: expected images, annotations and categories of COCO, got something else.")
+    records: dict[int, list[Mapping[str, Any]]] = {image["id"]: [] for image in coco["images"]}
+    for record in coco["annotations"]:
+        if "bbox" not in record or record.get("image_id") not in records:
+            raise InputError("dataset: expected annotations with a bbox of an image, got others. Is it panoptic?")
+        records[record["image_id"]].append(record)
+    return ((image, records[image["id"]]) for image in coco["images"])
+
+
+def _category(record: Mapping[str, Any], coco: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = next((one for one in coco["categories"] if one["id"] == record["category_id"]), None)
+    return found or {"name": str(record["category_id"])}
+
+
+def _polygons(record: Mapping[str, Any]) -> list[Polygon]:
+    """Return the outlines of an annotation's mask: RLE, or polygons as COCO has them."""
+    mask = record.get("segmentation")
+    if isinstance(mask, Mapping):
+        return mask_polygons(decode_rle(mask).numpy())
+    return [np.array(one, np.float32).reshape(-1, 2) for one in mask or ()]
+
+
+def _visible_keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """Return name, x and y of the visible keypoints of an annotation."""
+    flat = record.get("keypoints", ())
+    names = category.get("keypoints") or [str(number) for number in range(len(flat) // 3)]
+    triples = zip(names, flat[0::3], flat[1::3], flat[2::3], strict=False)
+    return [(str(name), float(x), float(y)) for name, x, y, visible in triples if visible]
+
+
+def _attributes(values: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}

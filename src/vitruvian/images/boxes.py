@@ -1,0 +1,30 @@
+"""Bounding boxes as NumPy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def box_areas(boxes_xyxy: Floats) -> Floats:
+    """Return the areas of boxes: [N, 4] -> [N]."""
+    areas: Floats = np.prod(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], axis=-1)
+    return areas
+
+
+def box_iou(boxes_xyxy: Floats, others_xyxy: Floats, crowd: NDArray[np.bool_] | None = None) -> Floats:
+    """Return the intersection over union of every two boxes: [N, 4], [M, 4] -> [N, M].
+
+    Where another box is a `crowd` [M], it is the intersection over the area of the box, as COCO defines it.
+    """
+    low = np.maximum(boxes_xyxy[:, None, :2], others_xyxy[None, :, :2])  # [N, M, 2]
+    high = np.minimum(boxes_xyxy[:, None, 2:], others_xyxy[None, :, 2:])
+    intersection = np.prod(np.maximum(high - low, 0), axis=-1)  # [N, M]
+    areas = box_areas(boxes_xyxy)[:, None]  # [N, 1]
+    union = areas + box_areas(others_xyxy)[None] - intersection
+    if crowd is not None:
+        union = np.where(crowd[None], areas, union)
+    iou: Floats = intersection / np.where(union > 0, union, 1)
+    return iou

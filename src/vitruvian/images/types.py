@@ -1,0 +1,9 @@
+"""Types of images and sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+RgbImage = NDArray[np.uint8]  # [H, W, 3]
+SizeHW = tuple[int, int]  # height and width in pixels

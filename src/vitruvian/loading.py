@@ -1,0 +1,92 @@
+"""Filling a model that was built on the meta device: weights from files, new weights, buffers that are never saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.devices import device_for
+from vitruvian.weights import KeyMatch, WeightFiles, check_finite, check_floating
+
+
+def load_weights(
+    model: nn.Module,
+    files: WeightFiles,
+    match: KeyMatch,
+    dtype: torch.dtype,
+    devices: dict[str, torch.device],
+    *,
+    source: str,
+    finite: bool = True,
+) -> None:
+    """Replace the weights of a model by those of files.
+
+    Args:
+        model: A model on the meta device.
+        files: The weights.
+        match: Names in the files, and names of the weights.
+        dtype: Data type of floating-point weights.
+        devices: Device of each module by name; the empty name is the whole model.
+        source: Where the files are from, for messages.
+        finite: Raise `WeightsError` for weights that are not finite.
+    """
+    for file_name, tensor in files.tensors():
+        name = match.pairs.get(file_name)
+        if name is None:
+            continue
+        if finite:
+            check_finite(name, tensor, source)
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        if getattr(module, leaf).is_floating_point():
+            check_floating(name, tensor, source)
+        target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+        _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
+
+
+def init_missing(
+    model: nn.Module,
+    names: set[str],
+    dtype: torch.dtype,
+    devices: dict[str, torch.device],
+    init_module: Callable[[nn.Module], None],
+) -> None:
+    """Initialize the weights `names` of a model by `init_module`, which initializes all weights of one module."""
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        leaves = [leaf for leaf, value in module._parameters.items() if value is not None]
+        leaves += [leaf for leaf in module._buffers if leaf not in module._non_persistent_buffers_set]
+        if any(prefix + leaf in names for leaf in leaves):
+            loaded: dict[str, Tensor] = {}
+            for leaf in leaves:
+                value: Tensor = getattr(module, leaf)
+                if prefix + leaf not in names:
+                    loaded[leaf] = value
+                target_dtype = dtype if value.is_floating_point() else value.dtype
+                device = device_for(prefix + leaf, devices)
+                _set_tensor(module, leaf, torch.empty(value.shape, dtype=target_dtype, device=device))
+            init_module(module)
+            for leaf, value in loaded.items():
+                _set_tensor(module, leaf, value)
+
+
+def compute_buffers(model: nn.Module, devices: dict[str, torch.device]) -> None:
+    """Compute the buffers that are never saved, by `reset_buffers` of the modules that have some."""
+    for path, module in model.named_modules():
+        if module._non_persistent_buffers_set:
+            reset: Callable[[], None] = module.reset_buffers
+            reset()
+            for leaf in module._non_persistent_buffers_set:
+                buffer, name = module._buffers[leaf], f"{path}.{leaf}" if path else leaf
+                module._buffers[leaf] = None if buffer is None else buffer.to(device_for(name, devices))
+
+
+def _set_tensor(module: nn.Module, leaf: str, value: Tensor) -> None:
+    """Replace a parameter or buffer of a module."""
+    old = module._parameters.get(leaf)
+    if old is not None:
+        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
+    else:
+        module._buffers[leaf] = value

@@ -1,0 +1,81 @@
+"""The memory bank of a video model: which memories and object pointers an object attends to, as batches of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitruvian.cuda.pinned_copy import pinned_copy
+from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
+from vitruvian.models.sam2.video_steps import ObjectStep
+
+
+class Memories(NamedTuple):
+    """What an object attends to.
+
+    Attributes:
+        frames: Distance in frames (0 for conditioning frames) and memory [h·w, 1, C'] of frames.
+        pointers: Distance in frames and object pointer [1, 1, C] of frames.
+    """
+
+    frames: list[tuple[int, Tensor]]
+    pointers: list[tuple[int, Tensor]]
+
+
+def find_memories(
+    session: Sam2VideoInferenceSession, step: ObjectStep, frame_idx: int, config: Sam2VideoConfig, *, pointers: int
+) -> Memories:
+    """Find what an object attends to in a frame: memories and up to `pointers` object pointers less 1."""
+    sign = -1 if step.reverse else 1
+    outputs = session.output_dict_per_obj[step.obj_idx]
+    conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
+    selected = _closest(conditioning, frame_idx, config.max_cond_frame_num)
+    recent = {frame: out for frame, out in conditioning.items() if frame not in selected} | tracked
+    found = [(0, conditioning[frame]) for frame in conditioning if frame in selected]
+    for distance in range(config.num_maskmem - 1, 0, -1):
+        out = recent.get(frame_idx - sign * distance)
+        found += [] if out is None else [(distance, out)]
+    past = [(sign * (frame_idx - frame), out) for frame, out in conditioning.items()]
+    past = [(distance, out) for distance, out in past if distance >= 0]
+    for distance in range(1, pointers):
+        out = tracked.get(frame_idx - sign * distance)
+        past += [] if out is None else [(distance, out)]
+    return Memories(
+        frames=[(distance, out["maskmem_features"]) for distance, out in found if "maskmem_features" in out],
+        pointers=[(distance, out["object_pointer"]) for distance, out in past],
+    )
+
+
+def join_frames(memories: list[Memories], features: Tensor) -> Tensor | None:
+    """Join the memories of K frames of O objects [O, K·M, C']; None if K is 0."""
+    frames = [memory for one in memories for _, memory in one.frames]
+    if not frames:
+        return None
+    joined = torch.cat([memory.to(features.device, non_blocking=True) for memory in frames])  # [O·K·M, 1, C']
+    return torch.unflatten(joined[:, 0], 0, (len(memories), -1))
+
+
+def join_pointers(memories: list[Memories], features: Tensor, limit: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Join N object pointers of O objects [O, N, C], with their distances relative to the limit [O, N]."""
+    pointers = [pointer for one in memories for _, pointer in one.pointers]
+    if not pointers:
+        return None, None
+    joined = torch.cat([pointer.to(features.device) for pointer in pointers], dim=1)  # [1, O·N, C]
+    times = torch.tensor([[distance for distance, _ in one.pointers] for one in memories]) / max(1, limit - 1)
+    return torch.unflatten(joined[0], 0, (len(memories), -1)), pinned_copy(times, features.device)
+
+
+def _closest(frames: Iterable[int], frame_idx: int, limit: int) -> set[int]:
+    """Select up to `limit` frames (-1 for all): the last before, the first at or after, then the closest others."""
+    remaining = list(frames)
+    if limit == -1 or len(remaining) <= limit:
+        return set(remaining)
+    before = [frame for frame in remaining if frame < frame_idx]
+    after = [frame for frame in remaining if frame >= frame_idx]
+    first = ([max(before)] if before else []) + ([min(after)] if after else [])
+    others = sorted((frame for frame in remaining if frame not in first), key=lambda frame: abs(frame - frame_idx))
+    return set((first + others)[: max(limit, len(first))])

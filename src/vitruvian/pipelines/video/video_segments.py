@@ -1,0 +1,285 @@
+"""The folder in which a video is written segment by segment, `NAME.parts` beside the output.
+
+plan.json                          source, outputs and settings; another plan is not resumed
+00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json is written last and completes it
+
+Only the last state is stored, unless the segments are kept for changes that start at some frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
+from vitruvian.errors import InputError
+from vitruvian.files.arrays import write_npz
+from vitruvian.files.video import (
+    FRAME_PATTERN,
+    SequenceReader,
+    SequenceWriter,
+    Sound,
+    VideoReader,
+    VideoWriter,
+    codec_for,
+    open_container,
+)
+from vitruvian.pipelines.video.smoothing import State
+from vitruvian.text_files import json_text, write_json
+
+_PLAN = "plan.json"
+_VERSION = 5
+
+
+@dataclass(frozen=True)
+class VideoSegment:
+    """A complete segment: frames from `start` to before `stop`; `time` of the first in seconds."""
+
+    start: int
+    stop: int
+    time: float
+    failures: int
+
+
+def segments_path(output: Path) -> Path:
+    """Return the folder with the segments of a video or a file of records that is being written."""
+    return output.with_name(output.name + ".parts")
+
+
+class SegmentFolder:
+    """The segments of one output.
+
+    Args:
+        out: The video, or numbered images, if requested.
+        records: The file of records, if requested.
+        reader: The source; None for a camera.
+        rate: Frames per second.
+        length: Frames in a segment.
+        alpha: Whether the video has an alpha channel.
+        settings: What else the output depends on, as JSON values.
+        keep: Folder in which all segments stay, with their states; None to remove them when they are joined.
+    """
+
+    def __init__(
+        self,
+        out: Path | None,
+        records: Path | None,
+        reader: VideoReader | SequenceReader | None,
+        *,
+        rate: Fraction,
+        length: int,
+        alpha: bool,
+        settings: Mapping[str, object],
+        keep: Path | None = None,
+    ) -> None:
+        self.out, self.records, self.reader, self.keep = out, records, reader, keep
+        self.rate, self.length, self.alpha = rate, length, alpha
+        first = out or records
+        assert first is not None  # run_video checks it
+        self.path = segments_path(first)
+        self.numbered = out is not None and bool(FRAME_PATTERN.search(out.name))
+        if out is not None and not self.numbered:
+            codec_for(out, alpha=alpha)  # raises for a wrong suffix
+        self.plan = {
+            "version": _VERSION,
+            "source": None if reader is None else reader.version(),
+            "outputs": [None if path is None else path.name for path in (out, records)],
+            "length": length,
+            "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
+        }
+
+    def finished(self) -> bool:
+        """Return whether all outputs exist and there is nothing to resume."""
+        outputs = [path for path in (self.out if not self.numbered else None, self.records) if path is not None]
+        return bool(outputs) and all(path.exists() for path in outputs) and not self.path.exists()
+
+    def resume(self) -> list[VideoSegment]:
+        """Return the complete segments, in order. Clears a folder of another plan, and creates a missing one."""
+        segments: list[VideoSegment] = []
+        if _read_json(self.path / _PLAN) == self.plan:
+            for path in sorted(self.path.glob("[0-9]*.json")):
+                values = _read_json(path)
+                if not isinstance(values, dict) or values.keys() != VideoSegment.__annotations__.keys():
+                    break
+                segment = VideoSegment(**values)
+                follows = segment.start == (segments[-1].stop if segments else 0) and segment.start % self.length == 0
+                if not follows or not all(file.exists() for file in self.files(segment.start)[:-1]):
+                    break
+                segments.append(segment)
+            while segments and not self.files(segments[-1].start)[-1].exists():  # only the last states are stored
+                segments.pop()
+        else:
+            self.clear()
+        self.path.mkdir(parents=True, exist_ok=True)
+        remove_temporary_files(self.path)
+        write_json(self.path / _PLAN, self.plan)
+        return segments
+
+    def adopt(self, kept: Path, *, before: int) -> None:
+        """Start from segments that an earlier run kept: those that end at or before a frame.
+
+        Does nothing if this output was begun already.
+        """
+        plan = _read_json(kept / _PLAN)
+        if not isinstance(plan, dict) or {**plan, "settings": None} != {**self.plan, "settings": None}:
+            raise InputError(
+                f"{kept}: expected segments of the same video and outputs, got "
+                f"{'others' if plan else 'none'}. Run it again with the same source, --out and --save."
+            )
+        if _read_json(self.path / _PLAN) == self.plan:
+            return
+        self.clear()
+        self.path.mkdir(parents=True)
+        for description in sorted(kept.glob("[0-9]*.json")):
+            values = _read_json(description)
+            if isinstance(values, dict) and values.get("stop", before + 1) <= before:
+                for file in (*self.files(values["start"]), description):
+                    shutil.copyfile(kept / file.name, self.path / file.name)
+        write_json(self.path / _PLAN, self.plan)
+
+    def files(self, start: int) -> list[Path]:
+        """Return the files of the segment that starts with a frame: video, records, and the state at its end."""
+        name = f"{start:08d}"
+        video = [] if self.out is None or self.numbered else [self.path / f"{name}{self.out.suffix.lower()}"]
+        return [*video, self.path / f"{name}.jsonl", self.path / f"{name}.npz"]
+
+    def state(self, segment: VideoSegment) -> State:
+        """Return the state at the end of a segment."""
+        with np.load(self.files(segment.start)[-1], allow_pickle=False) as saved:
+            return {name: saved[name] for name in saved.files}
+
+    def clear(self, *, finished: bool = False) -> None:
+        """Remove the folder if this program created it, and with `finished` the output too."""
+        if (self.path / _PLAN).exists():
+            shutil.rmtree(self.path)
+        elif self.path.is_dir() and any(self.path.iterdir()):
+            raise InputError(f"{self.path}: expected a folder of this program, got another. Move it away.")
+        if finished:
+            for path in (self.out, self.records):
+                if path is not None:
+                    path.unlink(missing_ok=True)
+
+    def join(self, segments: Sequence[VideoSegment], *, sound: bool) -> None:
+        """Join all segments, and remove or keep the folder."""
+        if self.records is not None:
+            with atomic_write(self.records) as temporary, temporary.open("wb") as whole:
+                for segment in segments:
+                    with self.files(segment.start)[-2].open("rb") as part:
+                        shutil.copyfileobj(part, whole)
+        if self.out is not None and not self.numbered:
+            videos = [(self.files(segment.start)[0], segment.time) for segment in segments]
+            videos = [(path, time) for path, time in videos if path.exists()]  # a camera may fail in all its frames
+            sound_from = self.reader.path if sound and self.reader is not None and self.reader.has_sound else None
+            _join_videos(videos, self.out, alpha=self.alpha, sound_from=sound_from)
+        if self.keep is None:
+            shutil.rmtree(self.path)
+            return
+        if self.keep.exists() and not (self.keep / _PLAN).exists():
+            raise InputError(f"{self.keep}: expected a folder of this program, got something else. Move it away.")
+        shutil.rmtree(self.keep, ignore_errors=True)
+        self.path.rename(self.keep)
+
+
+class SegmentFiles:
+    """The files of a segment while it is written."""
+
+    def __init__(self, folder: SegmentFolder, start: int, time: float) -> None:
+        self._folder, self._start, self._time, self._failures = folder, start, time, 0
+        *video, lines, self._state_path = folder.files(start)
+        self._video = video[0] if video else None
+        self._writer: VideoWriter | SequenceWriter | None = None  # created with the first image, which has its size
+        self._lines: IO[str] = lines.open("w", encoding="utf-8")
+
+    def write(self, image: NDArray[np.uint8] | None, line: Mapping[str, object], time: float, *, failed: bool) -> None:
+        """Add a frame; without an image a black one, if the size of the video is known."""
+        folder = self._folder
+        if image is None and folder.reader is not None:
+            image = np.zeros((*folder.reader.size_hw, 4 if folder.alpha else 3), np.uint8)
+        if image is not None and folder.out is not None:
+            if self._writer is None and self._video is not None:
+                size_hw = image.shape[:2] if folder.reader is None else folder.reader.size_hw
+                self._writer = VideoWriter(self._video, folder.rate, (size_hw[0], size_hw[1]), alpha=folder.alpha)
+            elif self._writer is None:
+                self._writer = SequenceWriter(folder.out, start=self._start)
+            self._writer.write(image, time - self._time)
+        with write_errors(self._folder.path):
+            self._lines.write(json_text(line) + "\n")
+        self._failures += failed
+
+    def finish(self, stop: int, state: State) -> VideoSegment:
+        """Close the files and complete the segment."""
+        segment = VideoSegment(self._start, stop, self._time, self._failures)
+        if self._writer is not None:
+            self._writer.close()
+        with write_errors(self._folder.path):
+            self._lines.close()
+        write_npz(self._state_path, state)
+        write_json(self._state_path.with_suffix(".json"), asdict(segment))
+        if self._start >= self._folder.length and self._folder.keep is None:
+            self._folder.files(self._start - self._folder.length)[-1].unlink(missing_ok=True)
+        return segment
+
+    def discard(self) -> None:
+        """Remove the video, and close the records."""
+        if self._writer is not None:
+            self._writer.discard()
+        with contextlib.suppress(OSError):  # what is buffered may not fit the disk
+            self._lines.close()
+
+
+def _join_videos(
+    videos: Sequence[tuple[Path, float]], out: Path, *, alpha: bool, sound_from: Path | None = None
+) -> None:
+    """Concatenate videos of one codec without encoding them again; each starts at its time in seconds."""
+    kind = codec_for(out, alpha=alpha)
+    options = {"movflags": "+faststart"} if kind.container == "mp4" else {}
+    stream: Any = None
+    sound: Sound | None = None
+    last = -1
+    with (
+        atomic_write(out) as temporary,
+        open_container(temporary, "w", format=kind.container, options=options) as whole,
+        ExitStack() as opened,
+    ):
+        for path, start in videos:
+            with open_container(path) as part:
+                track = part.streams.video[0]
+                if stream is None:
+                    stream = whole.add_stream_from_template(track)
+                    stream.time_base = track.time_base
+                    if alpha and kind.container == "webm":
+                        stream.metadata["alpha_mode"] = "1"
+                    sound = None if sound_from is None else Sound.open(sound_from, whole)
+                    if sound is not None:
+                        opened.callback(sound.close)
+                shift = round(Fraction(start) / track.time_base)
+                for packet in part.demux(track):
+                    if packet.dts is None:
+                        continue
+                    packet.dts = last = max(packet.dts + shift, last + 1)
+                    packet.pts = max(packet.pts + shift, packet.dts)
+                    packet.stream = stream
+                    at = packet.pts * track.time_base
+                    whole.mux(packet)
+                    if sound is not None:
+                        sound.advance(at)
+        if sound is not None:
+            sound.finish()
+
+
+def _read_json(path: Path) -> Any:
+    """Return the content of a JSON file; None if it is missing or invalid."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

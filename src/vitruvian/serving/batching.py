@@ -1,0 +1,350 @@
+"""The queue of a model: images of concurrent requests share batches.
+
+    submit ─▶ waiting (bounded) ─▶ pipelines' engine (`run_many`): load, detect, prepare, forward, finish ─▶ encode
+    429 when full                  a thread for each model, and its workers
+
+Each request has the options of its own call. The engine runs one task, `_SharedTask`, which passes each step on to the
+call of the image; units of calls whose `forward` does the same go through the model together. An error is the answer of
+its image alone. A request that is cancelled, since its client has gone or its time is up, leaves the queue at once; an
+image that is in the engine already is finished and dropped. `close` drains the queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+
+from vitruvian.images.exif_focal import exif_focal
+from vitruvian.pipelines.base import TaskPipeline
+from vitruvian.pipelines.engine.batches import BatchSize
+from vitruvian.pipelines.engine.runner import run_many
+from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Prepared, Unit
+from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, load_rgb
+from vitruvian.results import People
+from vitruvian.serving.errors import RequestError, too_many
+from vitruvian.serving.metrics import Metrics
+
+AnswerT = TypeVar("AnswerT")
+State = Literal["loading", "ready", "failed", "closed"]
+_log = logging.getLogger("vitruvian.serving")
+_RECENT = 64  # answers from which the rate is estimated
+_MAX_RETRY_SECONDS = 60
+
+
+class Ticket(Generic[AnswerT]):
+    """A request that waits for a model.
+
+    Args:
+        body: The image file.
+        name: Its name in the result.
+        call: The steps of the task with the options of the request.
+        encode: Makes the answer of the result, in a worker thread.
+
+    Attributes:
+        future: The answer. Cancelling it cancels the request.
+    """
+
+    def __init__(self, body: bytes, name: str, call: InferenceTask[Any], encode: Callable[[Any], AnswerT]) -> None:
+        self._body: bytes | None = body
+        self.name, self.call, self.encode = name, call, encode
+        self.future: Future[AnswerT] = Future()
+        self.submitted = time.monotonic()
+
+    def load(self) -> Frame:
+        """Decode the image."""
+        body, self._body = self._body, None
+        if self.future.cancelled() or body is None:
+            raise CancelledError
+        stream = io.BytesIO(body)
+        stream.name = self.name  # for error messages
+        image = load_rgb(stream)
+        return _RequestFrame(image=image, name=self.name, exif_focal_px=exif_focal(body, image.shape[:2]), ticket=self)
+
+    def answer(self, value: AnswerT) -> None:
+        """Answer, unless the request is cancelled."""
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error, unless there is an answer or the request is cancelled."""
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _RequestFrame(Frame):
+    """The image of a request."""
+
+    ticket: Ticket[Any]
+
+
+class _UnitOfCall(NamedTuple):
+    """`extra` of a unit: the call that it is of, and the `extra` that this call gave it."""
+
+    call: InferenceTask[Any]
+    extra: Any
+
+
+class _SharedTask(InferenceTask[Any]):
+    """Runs each image with its own call; see the module."""
+
+    detects_people = True  # some calls do; the others detect no one
+
+    def __init__(self, name: str, pipe: InferenceTask[Any], lock: threading.Lock, metrics: Metrics) -> None:
+        self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics
+        self.upload_stream, self.fixed_input_size = pipe.upload_stream, pipe.fixed_input_size
+
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread decodes."""
+        return self._pipe.decode_thread()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self._pipe.device
+
+    def detect(self, frame: Frame) -> People | None:
+        """Detect people, if the call does."""
+        call = _ticket(frame).call
+        if not call.detects_people:
+            return None
+        with self._lock, self._metrics.stage(self._name, "detect"):
+            return call.detect(frame)
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Make the units of an image, unless its request is cancelled."""
+        ticket = _ticket(frame)
+        if ticket.future.cancelled():
+            raise CancelledError
+        with self._metrics.stage(self._name, "prepare"):
+            prepared = ticket.call.prepare(frame, people)
+        prepared.units = [_with_call(unit, ticket.call) for unit in prepared.units]
+        return prepared
+
+    def forward(self, units: list[Unit]) -> list[Any]:
+        """Run the model on the units of each group of calls that agree about it."""
+        groups: dict[object, list[int]] = {}
+        for index, unit in enumerate(units):
+            groups.setdefault(_forward_key(unit.extra.call), []).append(index)
+        outputs: list[Any] = [None] * len(units)
+        self._metrics.batch_size.labels(self._name).observe(len(units))
+        with self._lock, self._metrics.stage(self._name, "forward"):
+            for indices in groups.values():
+                call = units[indices[0]].extra.call
+                inner = [units[index]._replace(extra=units[index].extra.extra) for index in indices]
+                for index, output in zip(indices, call.forward(inner), strict=True):
+                    outputs[index] = output
+        return outputs
+
+    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
+        """Decode the outputs of an image."""
+        return _ticket(prepared.frame).call.decode(prepared, outputs)
+
+    def finish(self, prepared: Prepared, decoded: Any) -> Any:
+        """Build the result and make the answer of it."""
+        ticket = _ticket(prepared.frame)
+        if ticket.future.cancelled():
+            raise CancelledError
+        with self._metrics.stage(self._name, "finish"):
+            result = ticket.call.finish(prepared, decoded)
+        with self._metrics.stage(self._name, "encode"):
+            ticket.answer(ticket.encode(result))  # before those that came earlier, if it is done before them
+
+
+class ModelQueue:
+    """A model, the requests that wait for it, and the thread that runs it.
+
+    Args:
+        name: The task.
+        open_pipeline: Opens the pipeline; called in the thread of the queue.
+        size: Requests that may wait.
+        lock: Held while a model of the device runs, since others share it.
+        metrics: Where times and batches are counted.
+        batch_size: Inputs in a batch; None for what the pipeline chooses.
+        batch_timeout: Seconds to wait for more images before a partial batch runs.
+        on_failure: Called with the error if the pipeline cannot be opened.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_pipeline: Callable[[], TaskPipeline[Any, Any]],
+        *,
+        size: int,
+        lock: threading.Lock,
+        metrics: Metrics,
+        batch_size: int | None,
+        batch_timeout: float,
+        on_failure: Callable[[Exception], object],
+    ) -> None:
+        self.name = name
+        self.state: State = "loading"
+        self._open, self._size, self.lock, self._metrics = open_pipeline, size, lock, metrics
+        self._batch_size, self._batch_timeout, self._on_failure = batch_size, batch_timeout, on_failure
+        self._pipe: Future[TaskPipeline[Any, Any]] = Future()
+        self._waiting: deque[Ticket[Any]] = deque()
+        self._taken: dict[int, Ticket[Any]] = {}  # by the index in the engine
+        self._changed = threading.Condition()  # re-entrant
+        self._answers: deque[float] = deque(maxlen=_RECENT)
+        self._thread = threading.Thread(target=self._run, name=f"vitruvian-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Open the model in the background."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept nothing more, and wait until everything that was accepted is answered; not for a model that loads."""
+        with self._changed:
+            self.state = "closed" if self.state != "failed" else "failed"
+            self._changed.notify_all()
+        if self._pipe.done():
+            self._thread.join()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def pipe(self) -> TaskPipeline[Any, Any]:
+        """The pipeline; an error 503 while it is opened."""
+        if self.state == "loading":
+            raise RequestError(
+                503, headers={"Retry-After": "2"}, subject=self.name, expected="a loaded model",
+                got="one that is loading", hint="Try again in 2 seconds.",
+            )  # fmt: skip
+        return self._pipe.result()
+
+    def check_space(self) -> None:
+        """Raise an error 429 if the queue is full."""
+        with self._changed:
+            self._drop_cancelled()
+            if len(self._waiting) >= self._size:
+                raise too_many("queue", self._size, f"images that wait for {self.name}", retry_seconds=self._retry())
+
+    def submit(self, ticket: Ticket[AnswerT]) -> Future[AnswerT]:
+        """Add a request; its future has the answer. Thread-safe.
+
+        Raises:
+            RequestError: The queue is full (429), or the server shuts down (503).
+        """
+        with self._changed:
+            self.check_space()
+            if self.state in ("closed", "failed"):
+                raise RequestError(
+                    503, headers={"Retry-After": "5"}, subject="server", expected="one that accepts requests",
+                    got="one that shuts down", hint="Try again in 5 seconds.",
+                )  # fmt: skip
+            self._waiting.append(ticket)
+            self._changed.notify()
+        return ticket.future
+
+    def _drop_cancelled(self) -> None:
+        if any(ticket.future.cancelled() for ticket in self._waiting):
+            self._waiting = deque(ticket for ticket in self._waiting if not ticket.future.cancelled())
+
+    def _retry(self) -> int:
+        """Return after how many seconds about half of the queue is answered."""
+        if len(self._answers) < 2:
+            return 1
+        seconds = (self._answers[-1] - self._answers[0]) / (len(self._answers) - 1)
+        return max(1, min(_MAX_RETRY_SECONDS, math.ceil(seconds * len(self._waiting) / 2)))
+
+    # ------------------------------------------------------------------------------------------- the queue's thread
+
+    def _run(self) -> None:
+        """Open the model and run requests until the queue is closed and empty."""
+        try:
+            pipe = self._open()
+        except Exception as error:  # noqa: BLE001 - ends the server
+            self.state = "failed"
+            self._pipe.set_exception(error)
+            self._on_failure(error)
+            return
+        self._pipe.set_result(pipe)
+        with self._changed:
+            self.state = "ready" if self.state == "loading" else self.state
+        while self.state == "ready" or self._waiting:
+            try:
+                self._run_engine(pipe)
+            except Exception as error:  # noqa: BLE001 - logged; the queue goes on
+                _log.exception("the engine of %s stopped; it starts again", self.name)
+                for ticket in self._taken.values():
+                    ticket.fail(error)
+            self._taken.clear()
+
+    def _run_engine(self, pipe: TaskPipeline[Any, Any]) -> None:
+        call = pipe.for_call({})
+        fixed = None if self._batch_size is None else BatchSize(self._batch_size, fixed=False)
+        outcomes = run_many(
+            _SharedTask(self.name, call, self.lock, self._metrics),
+            Source(self._loaders),
+            batch=fixed or pipe.batch_size(call.options, live=False),
+            batch_timeout=self._batch_timeout,
+            graphs=pipe.model.graphs if pipe.device.type == "cuda" else None,
+        )
+        for index, outcome in enumerate(outcomes):
+            ticket = self._taken.pop(index)
+            self._answers.append(time.monotonic())
+            if isinstance(outcome, Failure):
+                ticket.fail(outcome.error)
+
+    def _loaders(self) -> Iterator[FrameLoader]:
+        """Yield the images of requests as they come, until the queue is closed and empty."""
+        index = 0
+        while True:
+            with self._changed:
+                while not self._waiting and self.state == "ready":
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                ticket = self._waiting.popleft()
+            if ticket.future.cancelled():
+                continue
+            self._metrics.stage_seconds.labels(self.name, "queue").observe(time.monotonic() - ticket.submitted)
+            self._taken[index] = ticket
+            index += 1
+            yield FrameLoader(name=ticket.name, load=self._timed(ticket))
+
+    def _timed(self, ticket: Ticket[Any]) -> Callable[[], Frame]:
+        def load() -> Frame:
+            with self._metrics.stage(self.name, "load"):
+                return ticket.load()
+
+        return load
+
+
+def _ticket(frame: Frame) -> Ticket[Any]:
+    assert isinstance(frame, _RequestFrame)
+    return frame.ticket
+
+
+def _with_call(unit: Unit | LazyUnit, call: InferenceTask[Any]) -> Unit | LazyUnit:
+    """Return a unit that knows its call."""
+    if isinstance(unit, Unit):
+        return unit._replace(extra=_UnitOfCall(call, unit.extra))
+    make = unit
+
+    def make_with_call() -> Unit:
+        made = make()
+        return made._replace(extra=_UnitOfCall(call, made.extra))
+
+    return make_with_call
+
+
+def _forward_key(call: InferenceTask[Any]) -> object:
+    """Return what calls that can share a batch have in common."""
+    names = getattr(call, "forward_options", None)
+    if names is None:
+        return id(call)
+    options = getattr(call, "options", None)
+    return type(call), *(repr(getattr(options, name, None)) for name in names)

@@ -1,0 +1,111 @@
+"""Errors of requests: status, headers and a JSON body.
+
+    {"error": {"message", "subject", "expected", "got", "hint"}}
+
+`message` is the whole text; the others are its parts, null where the error has no such part.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputError, MissingExtraError, VitruvianError
+
+_FORM = re.compile(r"expected (?P<expected>.+?), got (?P<got>.+?)\.(?: (?P<hint>.+))?", re.DOTALL)
+_SUBJECT = re.compile(r"([^:\s][^:]{0,200}): (.+)", re.DOTALL)
+
+
+class ErrorParts(BaseModel):
+    """An error: the whole message, and its parts."""
+
+    message: str
+    subject: str | None = None
+    expected: str | None = None
+    got: str | None = None
+    hint: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not 2xx."""
+
+    error: ErrorParts
+
+
+class RequestError(VitruvianError):
+    """An error with a status of its own.
+
+    Args:
+        status: The HTTP status.
+        fields: Subject, expected, got and hint, see `VitruvianError`.
+        headers: Further headers of the answer.
+    """
+
+    def __init__(self, status: int, *, headers: dict[str, str] | None = None, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.status, self.headers = status, headers or {}
+
+
+def not_found(subject: str, got: str, hint: str) -> RequestError:
+    """Return an error 404."""
+    return RequestError(404, subject=subject, expected="one that exists", got=got, hint=hint)
+
+
+def too_many(subject: str, limit: int, what: str, *, retry_seconds: int) -> RequestError:
+    """Return an error 429 for a limit that is reached for now."""
+    return RequestError(
+        429,
+        headers={"Retry-After": str(retry_seconds)},
+        subject=subject,
+        expected=f"at most {limit:,} {what}",
+        got="more",
+        hint=f"Try again in {retry_seconds} seconds.",
+    )
+
+
+def too_large(subject: str, limit: int, what: str, got: str = "more") -> RequestError:
+    """Return an error 413 for an upload beyond a limit."""
+    return RequestError(
+        413,
+        subject=subject,
+        expected=f"at most {limit:,} {what}",
+        got=got,
+        hint="Send less, or ask for a higher limit.",
+    )
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, RequestError):
+        return error.status
+    if isinstance(error, VitruvianError) and error.limit is not None:
+        return 413
+    if isinstance(error, MissingExtraError):
+        return 501
+    if isinstance(error, InputError):
+        return 503 if error.subject == "memory" else 415 if isinstance(error, ImageError) else 422
+    return 503 if isinstance(error, CheckpointError | ConfigError) else 500
+
+
+def error_parts(error: BaseException) -> ErrorParts:
+    """Return what a client is told. Of errors that are not ours, nothing: the log has them."""
+    if not isinstance(error, VitruvianError):
+        advice = "It is a bug of the server: its log has the details."
+        return ErrorParts(message=f"server: unexpected error. {advice}", subject="server", hint=advice)
+    subject, detail = error.subject, error.detail
+    if subject is None and (found := _SUBJECT.fullmatch(detail)):
+        subject, detail = found[1], found[2]
+    expected, got, hint = error.expected, error.got, error.hint
+    form = _FORM.fullmatch(detail) if expected is None else None
+    if form is not None:
+        expected, got, hint = form["expected"], form["got"], form["hint"]
+    return ErrorParts(message=str(error), subject=subject, expected=expected, got=got, hint=hint)
+
+
+def error_response(error: BaseException) -> JSONResponse:
+    """Return the answer for an error."""
+    headers = error.headers if isinstance(error, RequestError) else {}
+    return JSONResponse(ErrorBody(error=error_parts(error)).model_dump(), status_of(error), headers)

@@ -1,0 +1,196 @@
+"""Request bodies: an image, a form, JSON or an address, within the limits.
+
+An image comes as the raw body, as the file of a form (multipart/form-data), or, where the server allows it, as the
+address of one (`url`). Options come as query parameters, form fields or the fields of a JSON object. The bodies of all
+requests together are bounded. What a client calls a file is a name in results, never a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.types import Message
+
+from vitruvian.errors import one_line
+from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.serving.errors import RequestError, too_large, too_many
+from vitruvian.serving.settings import ServerLimits
+
+_MAX_FIELDS = 64
+_MAX_FIELD_BYTES = 1 << 20
+_MAX_NAME = 100
+_FORM, _JSON = "multipart/form-data", "application/json"
+
+
+@dataclass
+class Upload:
+    """What a request holds.
+
+    Attributes:
+        body: The image file; empty if there is none.
+        name: Its name.
+        fields: Options.
+    """
+
+    body: bytes = b""
+    name: str = "image"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class UploadReader:
+    """Reads request bodies, and counts the bytes that are in memory.
+
+    Args:
+        limits: Limits of the server.
+        allow_urls: Whether images may be fetched from addresses.
+    """
+
+    def __init__(self, limits: ServerLimits, *, allow_urls: bool) -> None:
+        self._limits, self._allow_urls = limits, allow_urls
+        self.pending_bytes = 0
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[Upload]:
+        """Read the image and the options of a request; their bytes count as pending within the block."""
+        reserved = 0
+
+        def reserve(count: int) -> None:
+            nonlocal reserved
+            if self.pending_bytes + count > self._limits.pending_bytes:
+                raise too_many("uploads", self._limits.pending_bytes, "bytes of uploads", retry_seconds=1)
+            reserved += count
+            self.pending_bytes += count
+
+        try:
+            yield await self._read(request, reserve)
+        finally:
+            self.pending_bytes -= reserved
+
+    async def _read(self, request: Request, reserve: Any) -> Upload:
+        upload = Upload(fields=dict(request.query_params))
+        limited = LimitedRequest(request, self._limits.upload_bytes, self._limits.upload_seconds, reserve)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == _FORM:
+            async with limited.form(max_files=1) as form:
+                for name, value in form.multi_items():
+                    if isinstance(value, UploadFile):
+                        upload.body, upload.name = await value.read(), file_name(value.filename)
+                    else:
+                        upload.fields[name] = value
+        elif kind == _JSON:
+            options = LimitedRequest(request, _MAX_FIELD_BYTES, self._limits.upload_seconds, reserve)
+            upload.fields |= read_json_object(await options.body())
+        else:
+            upload.body = await limited.body()
+        url = upload.fields.pop("url", None)
+        upload.name = file_name(upload.fields.pop("name", upload.name))
+        if url is not None:
+            if upload.body:
+                raise RequestError(422, subject="url", expected="an address or an image", got="both")
+            upload.body, upload.name = await self._fetch(url)
+            reserve(len(upload.body))
+        return upload
+
+    async def _fetch(self, url: object) -> tuple[bytes, str]:
+        """Fetch an image from a public address; return it and its name."""
+        if not self._allow_urls:
+            raise RequestError(
+                403, subject="url", expected="an uploaded image", got="an address",
+                hint="Send the image itself. The server fetches addresses only if it is started with --allow-urls.",
+            )  # fmt: skip
+        if not isinstance(url, str) or not is_url(url):
+            raise RequestError(422, subject="url", expected="an http or https address", got=repr(url)[:80])
+        body = await asyncio.to_thread(download, url, timeout=10.0, allow_private=False)
+        if len(body) > self._limits.upload_bytes:
+            raise too_large("url", self._limits.upload_bytes, "bytes", f"{len(body):,}")
+        return body, file_name(redacted_url(url).rpartition("/")[2] or "image")
+
+
+class LimitedRequest:
+    """A request whose body is bounded in bytes and in time.
+
+    Args:
+        request: The request.
+        max_bytes: Bytes of the body.
+        seconds: Time for all of it.
+        on_bytes: Called with the size of each chunk.
+    """
+
+    def __init__(self, request: Request, max_bytes: int, seconds: float, on_bytes: Any = None) -> None:
+        self._request, self._max_bytes, self._on_bytes = request, max_bytes, on_bytes
+        self._seconds, self._count = seconds, 0
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > max_bytes:
+            raise too_large("upload", max_bytes, "bytes", f"{int(length):,}")
+
+    async def _receive(self) -> Message:
+        message = await self._request.receive()
+        count = len(message.get("body", b""))
+        self._count += count
+        if self._count > self._max_bytes:
+            raise too_large("upload", self._max_bytes, "bytes")
+        if self._on_bytes is not None:
+            self._on_bytes(count)
+        return message
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        with self._errors():
+            async with asyncio.timeout(self._seconds):
+                async for chunk in Request(self._request.scope, self._receive).stream():
+                    yield chunk
+
+    async def body(self) -> bytes:
+        """Return the body."""
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    @contextlib.asynccontextmanager
+    async def form(self, *, max_files: int) -> AsyncIterator[FormData]:
+        """Parse a form; large files are in unnamed temporary files."""
+        with self._errors():
+            async with asyncio.timeout(self._seconds):
+                request = Request(self._request.scope, self._receive)
+                form = await request.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
+        try:
+            yield form
+        finally:
+            await form.close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise RequestError(
+                408, subject="upload", expected=f"one of at most {self._seconds} seconds", got="a slower one"
+            ) from None
+        except (MultiPartException, HTTPException, KeyError) as error:
+            message = getattr(error, "message", None) or getattr(error, "detail", None) or "a damaged one"
+            raise RequestError(400, subject="form", expected="a form of this size", got=one_line(message)) from None
+
+
+def read_json_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object."""
+    try:
+        values = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise RequestError(400, subject="body", expected="a JSON object", got="another text")
+    return values
+
+
+def file_name(text: object) -> str:
+    """Return what a client calls a file as a short text without folders, for results and messages."""
+    name = re.split(r"[/\\]", str(text or ""))[-1]
+    return one_line(name)[:_MAX_NAME].strip() or "image"

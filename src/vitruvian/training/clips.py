@@ -1,0 +1,203 @@
+"""Training of SAM 2 on clips, with prompts that are simulated from the true masks as in the paper.
+
+    frames [T, 3, H, W] · true masks [T, O, H, W]
+      first frame: a mask, a box or a click for each object ─┐
+      some frames: clicks on the errors of the prediction ───┴─▶ predictions of all frames ─▶ sum of their losses
+
+Frames are processed in order, and gradients flow through the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.errors import InputError
+from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss
+from vitruvian.losses.terms import LossTerms
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+
+_BOX_CORNERS = (2, 3)  # labels of the corners of a box among points
+_MAX_BOX_NOISE = 20.0  # pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSimulation:
+    """How prompts are simulated; the defaults are those of the paper.
+
+    Args:
+        mask: Probability that the objects of a clip start from masks.
+        box: Probability that they start from boxes; otherwise from a click each.
+        corrected_frames: Largest number of frames with corrections, of which the first frame is always one. A clip that
+            starts from masks has no corrections in that frame.
+        clicks: Clicks in a corrected frame.
+        clicks_from_truth: Probability that a correction lies anywhere on the object, rather than on an error.
+        box_noise: Standard deviation of the sides of a box, relative to its size.
+    """
+
+    mask: float = 0.5
+    box: float = 0.25
+    corrected_frames: int = 2
+    clicks: int = 7
+    clicks_from_truth: float = 0.1
+    box_noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("mask", "box", "clicks_from_truth"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name}: expected a probability from 0 to 1, got {getattr(self, name)}.")
+        if self.mask + self.box > 1 or min(self.corrected_frames, self.clicks, self.box_noise) < 0:
+            raise InputError(f"prompts: expected mask + box of at most 1 and no negative numbers, got {self}.")
+
+
+class ClipObjective(nn.Module):
+    """The loss of a video model on a clip.
+
+    Args:
+        model: The model, in training mode.
+        prompts: How prompts are simulated.
+        weights: Weights of terms other than `vitruvian.losses.prompted_masks.PROMPTED_MASK_WEIGHTS`.
+    """
+
+    def __init__(
+        self,
+        model: Sam2VideoModel,
+        prompts: PromptSimulation | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.prompts, self.weights = model, prompts or PromptSimulation(), dict(weights or {})
+
+    def forward(self, frames: Tensor, masks: Tensor, generator: torch.Generator | None = None) -> LossTerms:
+        """Return the loss of a clip and its terms.
+
+        Args:
+            frames: Prepared frames [T, 3, H, W].
+            masks: True masks [T, O, H, W] of 0 and 1. Every object is visible in the first frame.
+            generator: Source of random numbers, on the CPU.
+        """
+        _check_clip(frames, masks)
+        truth, prompts = masks.to(frames.device) != 0, self.prompts
+        session = Sam2VideoInferenceSession(
+            frames,
+            frames.shape[2],
+            frames.shape[3],
+            inference_device=frames.device,
+            inference_state_device=frames.device,
+            video_storage_device=frames.device,
+            dtype=frames.dtype,
+            options=TrackingOptions(corrections_as_conditioning=True, independent_objects=True),
+        )
+        kind = float(torch.rand((), generator=generator))
+        starts_from_masks = kind < prompts.mask
+        for number, mask in enumerate(truth[0]):
+            self._start(session, number, mask, kind, generator)
+        order = torch.randperm(len(frames) - 1, generator=generator) + 1
+        corrected = {0, *order[: max(0, prompts.corrected_frames - 1)].tolist()} if prompts.corrected_frames else set()
+        corrected -= {0} if starts_from_masks else set()
+        predictions: list[tuple[MaskPrediction, Tensor]] = []
+        for frame in range(len(frames)):
+            clicks = prompts.clicks if frame in corrected else 0
+            several = self.model.segment_with_corrections(
+                session, frame, self._corrections(truth[frame], clicks, generator)
+            )
+            predictions += [(one, truth[frame]) for one in several]
+        return clip_loss(predictions, weights=self.weights)
+
+    def _start(
+        self,
+        session: Sam2VideoInferenceSession,
+        number: int,
+        mask: Tensor,
+        kind: float,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Prompt an object with a mask [H, W] in the first frame."""
+        prompts, index = self.prompts, session.obj_id_to_idx(number)
+        if kind < prompts.mask:
+            session.add_mask_inputs(index, 0, mask[None, None])
+        else:
+            if kind < prompts.mask + prompts.box:
+                points = noisy_box(mask, prompts.box_noise, generator).reshape(2, 2)
+                labels = torch.tensor(_BOX_CORNERS, device=mask.device)
+            else:
+                points, labels = random_points(mask[None], generator), torch.ones(1, device=mask.device).long()
+            inputs = {"point_coords": points[None, None].to(session.dtype), "point_labels": labels[None, None]}
+            session.add_point_inputs(index, 0, inputs)
+        session.mark_new_inputs([number], 0)
+
+    def _corrections(
+        self, truth: Tensor, clicks: int, generator: torch.Generator | None
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor] | None]:
+        """Return a function that makes `clicks` corrections of predictions, given the true masks [O, H, W]."""
+        remaining = clicks
+
+        def correct(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+            nonlocal remaining
+            if not remaining:
+                return None
+            remaining -= 1
+            large = torch.nn.functional.interpolate(
+                logits[None].float(), size=truth.shape[1:], mode="bilinear", align_corners=False
+            )[0]
+            predicted = large > 0
+            if float(torch.rand((), generator=generator)) < self.prompts.clicks_from_truth:
+                predicted = torch.zeros_like(truth)  # the whole object is missing
+            points, labels = error_points(predicted, truth, generator)
+            return points.to(logits.dtype), labels
+
+        return correct
+
+
+def error_points(predicted: Tensor, truth: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Draw a pixel of each mask that is wrong, or of the background if none is.
+
+    Args:
+        predicted: Predicted masks, bool [O, H, W].
+        truth: True masks, bool [O, H, W].
+        generator: Source of random numbers, on the CPU.
+
+    Returns:
+        Points [O, 2] as x and y, and their labels [O]: 1 on the object, 0 off it.
+    """
+    wrong = predicted != truth
+    regions = torch.where(wrong.flatten(1).any(1)[:, None, None], wrong, ~truth)
+    points = random_points(regions, generator)
+    x, y = points.long().unbind(1)
+    labels = truth[torch.arange(len(truth), device=truth.device), y, x].long()
+    return points, labels
+
+
+def random_points(regions: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw a pixel of each region [O, H, W]: its centre, x and y [O, 2]; of an empty region any pixel."""
+    flat = regions.flatten(1).float().cpu()
+    flat = torch.where(flat.any(1, keepdim=True), flat, 1.0)
+    number = torch.multinomial(flat, 1, generator=generator)[:, 0]
+    width = regions.shape[2]
+    return torch.stack((number % width, number // width), dim=1).to(regions.device) + 0.5
+
+
+def noisy_box(mask: Tensor, noise: float, generator: torch.Generator | None) -> Tensor:
+    """Return the bounding box of a mask [H, W] with its sides moved at random: x1, y1, x2, y2 [4]."""
+    rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+    box = torch.stack((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)).float()
+    sides = (box[2:] - box[:2]).repeat(2)
+    shift = torch.randn(4, generator=generator).to(box.device) * noise * sides
+    limits = box.new_tensor((mask.shape[1], mask.shape[0])).repeat(2)
+    moved = box + shift.clamp(-_MAX_BOX_NOISE, _MAX_BOX_NOISE)
+    return torch.minimum(moved.clamp(min=0), limits)
+
+
+def _check_clip(frames: Tensor, masks: Tensor) -> None:
+    """Raise `InputError` for clips that cannot be trained on."""
+    if frames.ndim != 4 or masks.ndim != 4 or len(masks) != len(frames) or masks.shape[2:] != frames.shape[2:]:
+        raise InputError(
+            "frames and masks: expected [T, 3, H, W] and [T, O, H, W], "
+            f"got {list(frames.shape)} and {list(masks.shape)}."
+        )
+    if not masks.shape[1] or not (masks[0] != 0).flatten(1).any(1).all():
+        raise InputError("masks: expected objects that are all visible in the first frame. Drop those that are not.")

@@ -1,0 +1,94 @@
+"""`vitruvian track`: mask prompts, crops, states that are kept and refined, and what follows for tracked people."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.integration.cli_case import command, json_lines, pixels
+from tests.integration.test_cli_video import COUNT, SIZE, clip  # noqa: F401
+from vitruvian.cli import run
+
+POINT, CORRECTION = "1@0:22,12", "1@5:30,20"
+MODEL = ("-m", "facebook/sam2.1-hiera-tiny")
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = json_lines((folder / "clip_track.jsonl").read_text())
+    return [{name: value for name, value in line.items() if name != "source"} for line in lines]
+
+
+def test_mask_prompts_and_crops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mask = np.zeros(SIZE, np.uint8)
+    mask[4:20, 6:30] = 255
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    arguments = ("track", "clip.mp4", *MODEL, "--mask", f"7@2:{tmp_path / 'mask.png'}", "--save", "crops,json")
+    assert run([*arguments, "-o", str(tmp_path)]) == 0
+    lines = records(tmp_path)
+    assert [[one["id"] for one in line["objects"]] for line in lines] == [[]] * 2 + [[7]] * (COUNT - 2)
+    assert lines[2]["objects"][0]["area"] == pytest.approx(16 * 24, abs=60)
+    crop = pixels(tmp_path / "clip_track_crops" / "00002_7.png")
+    assert crop.shape[2] == 4
+    assert (crop[..., 3] > 0).sum() == lines[2]["objects"][0]["area"]
+    visible = sum(one["area"] > 0 for line in lines for one in line["objects"])
+    assert len(list((tmp_path / "clip_track_crops").iterdir())) == visible
+    mask[:] = 0
+    mask[30:, 30:] = 255
+    Image.fromarray(mask).save(tmp_path / "mask.png")  # another mask: other results
+    assert run([*arguments, "-o", str(tmp_path)]) == 0
+    assert records(tmp_path) != lines
+    assert run(["track", "clip.mp4", *MODEL, "--mask", "1@0:none.png", "-o", str(tmp_path)]) == 2
+    assert "--mask: expected an image file, got 'none.png'" in capsys.readouterr().err
+
+
+def test_refine_gives_what_all_prompts_at_once_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    assert command("track", "clip.mp4", "-o", once, "--points", CORRECTION) == 0
+    assert command("track", "clip.mp4", "-o", twice, "--keep-state") == 0
+    before = records(twice)
+    state = twice / "clip_track.state"
+    assert (state / "plan.json").is_file()
+    assert run(["track", "clip.mp4", *MODEL, "-o", str(twice), "--refine", str(state), "--points", CORRECTION]) == 0
+    assert records(twice) == records(once) != before
+    assert records(twice)[:5] == before[:5]
+    capsys.readouterr()
+    assert run(["track", "clip.mp4", *MODEL, "-o", str(twice), "--refine", str(state)]) == 2
+    assert "--refine: expected further prompts" in capsys.readouterr().err
+    arguments = ["-o", str(twice), "--refine", str(state), "--points", "1@6:3,4", "--no-overlap"]
+    assert run(["track", "clip.mp4", *MODEL, *arguments]) == 2
+    assert "--refine: expected the options and the model of the first run" in capsys.readouterr().err
+    arguments = ["-o", str(twice), "--refine", str(tmp_path), "--points", "1@6:3,4"]
+    assert run(["track", "clip.mp4", *MODEL, *arguments]) == 2
+    assert "--refine: expected a folder that vitruvian track --keep-state wrote" in capsys.readouterr().err
+
+
+def test_poses_of_tracked_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("track", "clip.mp4", "-o", tmp_path, "--box", "300@3:4,6,40,30", "-q") == 0
+    tracked = records(tmp_path)
+    boxes = ("--boxes", tmp_path / "clip_track.jsonl")
+    assert command("pose", "clip.mp4", "-o", tmp_path, *boxes, "--save", "json", "-q") == 0
+    poses = json_lines((tmp_path / "clip_pose.jsonl").read_text())
+    for line, objects in zip(poses, tracked, strict=True):
+        expected = [one["id"] for one in objects["objects"] if one["presence"] >= 0.5 and one["area"]]
+        assert sorted(person["id"] for person in line["poses"]) == sorted(expected)
+    assert {person["id"] for line in poses for person in line["poses"]} <= {1, 300}
+    (tmp_path / "broken.jsonl").write_text(json.dumps({"frame": 0, "objects": [{"id": 1}]}) + "\n")
+    assert command("pose", "clip.mp4", "-o", tmp_path / "b", "--boxes", tmp_path / "broken.jsonl") != 0
+    assert "broken.jsonl, line 1: expected a record of vitruvian track" in capsys.readouterr().err
+
+
+def test_commands_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy("clip.mp4", tmp_path / "clip.mp4")
+    out = tmp_path / "out"
+    then = "pose=facebook/sapiens2-pose-0.4b,parts=facebook/sapiens2-seg-0.4b"
+    assert command("track", tmp_path / "clip.mp4", "-o", out, "--then", then, "-q") == 0
+    assert len(json_lines((out / "clip_pose.jsonl").read_text())) == COUNT
+    assert len(json_lines((out / "clip_parts.jsonl").read_text())) == COUNT
+    assert command("track", tmp_path / "clip.mp4", "-o", out, "--then", "segment") == 2
+    assert "--then: expected commands among pose" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Labels of other tools: YOLO, Label Studio, CVAT, and images in a ZIP."""
+
+from __future__ import annotations
+
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.unit.results.samples import IMAGE, sample
+from vitruvian import cli
+from vitruvian.errors import InputError
+from vitruvian.files import CocoWriter
+from vitruvian.files.labels import write_cvat, write_label_studio, write_yolo
+from vitruvian.results import Masks, Pose
+
+
+def dataset(folder: Path, result: Any) -> dict[str, Any]:
+    with CocoWriter(folder / "all.json") as writer:
+        writer.add(result, file_name="a/7.jpg")
+    values: dict[str, Any] = json.loads((folder / "all.json").read_text())
+    return values
+
+
+def numbers(line: str) -> list[float]:
+    return [float(word) for word in line.split()]
+
+
+def test_yolo_poses(tmp_path: Path) -> None:
+    pose = sample("pose").to_layout("coco17")
+    path = pose.save(tmp_path / "7.txt")
+    lines = [numbers(line) for line in path.read_text().splitlines()]
+    assert [len(line) for line in lines] == [1 + 4 + 3 * 17] * 2
+    assert lines[0][:5] == pytest.approx([0, 6 / 30, 8 / 20, 10 / 30, 12 / 20])  # the box 1, 2, 11, 14
+    for index in range(17):
+        x, y, visible = lines[0][5 + 3 * index : 8 + 3 * index]
+        assert (visible == 2) == (pose.scores[0, index] >= 0.3)
+        assert not visible or [x * 30, y * 20] == pytest.approx(pose.keypoints[0, index], abs=1e-3)
+    write_yolo(tmp_path / "set", dataset(tmp_path, pose))
+    again = [numbers(line) for line in (tmp_path / "set/7.txt").read_text().splitlines()]
+    np.testing.assert_allclose(again, lines, atol=1e-3)
+    assert (tmp_path / "set/classes.txt").read_text() == "person\n"
+
+
+def test_yolo_segments(tmp_path: Path) -> None:
+    masks = sample("instances")
+    path = masks.save(tmp_path / "7.txt")
+    lines = [numbers(line) for line in path.read_text().splitlines()]
+    assert [line[0] for line in lines] == [4, 2, 4]
+    corners = {(round(x * 30), round(y * 20)) for x, y in zip(lines[2][1::2], lines[2][2::2], strict=True)}
+    assert corners == {(3, 2), (7, 2), (7, 5), (3, 5)}
+    write_yolo(tmp_path / "set", dataset(tmp_path, masks))
+    assert [line[0] for line in (tmp_path / "set/7.txt").read_text().splitlines()] == ["1", "0", "1"]
+    assert (tmp_path / "set/classes.txt").read_text().split() == ["dog", "cat"]
+
+
+def test_label_studio(tmp_path: Path) -> None:
+    write_label_studio(tmp_path / "ls.json", dataset(tmp_path, sample("instances")), image_root="/data/")
+    (task,) = json.loads((tmp_path / "ls.json").read_text())
+    assert task["data"] == {"image": "/data/a/7.jpg"}
+    shapes = task["predictions"][0]["result"]
+    box = next(one for one in shapes if one["type"] == "rectanglelabels" and one["value"]["x"] == 10)
+    assert box["value"].pop("rectanglelabels") == ["cat"]
+    assert box["value"] == pytest.approx({"x": 10, "y": 10, "width": 40 / 3, "height": 15})
+    assert {one["type"] for one in shapes} == {"rectanglelabels", "polygonlabels"}
+    assert len({one["id"] for one in shapes}) == len(shapes)
+    write_label_studio(tmp_path / "ls.json", dataset(tmp_path, sample("pose").to_layout("coco17")))
+    (task,) = json.loads((tmp_path / "ls.json").read_text())
+    names = {one["value"]["keypointlabels"][0] for one in task["predictions"][0]["result"] if one["from_name"] == "kp"}
+    assert "nose" in names or "left_eye" in names
+    assert task["predictions"][0]["score"] > 0
+
+
+def test_cvat(tmp_path: Path) -> None:
+    write_cvat(tmp_path / "a.xml", dataset(tmp_path, sample("instances")))
+    image = ElementTree.parse(tmp_path / "a.xml").getroot().find("image")
+    assert image is not None
+    assert (image.get("name"), image.get("width"), image.get("height")) == ("a/7.jpg", "30", "20")
+    polygons = image.findall("polygon")
+    assert [one.get("label") for one in polygons] == ["cat", "dog", "cat"]
+    assert len(str(polygons[2].get("points")).split(";")) == 4
+    pose = sample("pose").to_layout("coco17")
+    write_cvat(tmp_path / "a.xml", dataset(tmp_path, pose))
+    skeletons = ElementTree.parse(tmp_path / "a.xml").getroot().findall("image/skeleton")
+    assert [len(one) for one in skeletons] == [int((scores >= 0.3).sum()) for scores in pose.scores]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset(tmp_path, sample("instances"))
+    source = str(tmp_path / "all.json")
+    for form, name in (("yolo", "labels"), ("label-studio", "ls.json"), ("cvat", "a.xml")):
+        assert cli.run(["labels", source, "--to", form, "--out", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).exists()
+    (tmp_path / "other.json").write_text('{"images": []}')
+    assert cli.run(["labels", str(tmp_path / "other.json"), "--to", "cvat", "--out", str(tmp_path / "b.xml")]) == 2
+    assert "expected images, annotations and categories of COCO" in capsys.readouterr().err
+    for wrong in ('{"images": [{}], "annotations": [], "categories": []}', "[]", '{"images": [3]'):
+        (tmp_path / "other.json").write_text(wrong)
+        assert cli.run(["labels", str(tmp_path / "other.json"), "--to", "yolo", "--out", str(tmp_path / "b")]) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == 1
+        assert "bug" not in error
+
+
+def test_panoptic_datasets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="panoptic"):
+        write_cvat(tmp_path / "a.xml", dataset(tmp_path, sample("panoptic")))
+
+
+def read_zip(path: Path) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: np.asarray(Image.open(io.BytesIO(archive.read(name)))) for name in archive.namelist()}
+
+
+def test_crops_of_people(tmp_path: Path) -> None:
+    images = read_zip(sample("pose").save(tmp_path / "a.crops.zip"))
+    assert list(images) == ["01.png", "02.png"]
+    np.testing.assert_array_equal(images["01.png"], IMAGE[2:14, 1:11])
+    matte = sample("matte")
+    cut = read_zip(matte.save(tmp_path / "b.crops.zip"))
+    np.testing.assert_array_equal(cut["02.png"], matte.rgba()[5:17, 4:14])
+
+
+def test_crops_of_objects(tmp_path: Path) -> None:
+    masks: Masks = sample("instances")
+    cut = read_zip(masks.save(tmp_path / "a.crops.zip"))
+    np.testing.assert_array_equal(cut["02.png"][..., :3], IMAGE[10:, 15:])
+    np.testing.assert_array_equal(cut["02.png"][..., 3] > 0, masks.mask(1)[10:, 15:])
+
+
+def test_masks_of_parts(tmp_path: Path) -> None:
+    parts = sample("parts")
+    images = read_zip(parts.save(tmp_path / "a.parts.zip"))
+    assert "Background.png" not in images
+    assert images["Hair.png"].sum() / 255 == (parts.labels == 4).sum()
+    assert parts.save(tmp_path / "b.parts.zip").read_bytes() == (tmp_path / "a.parts.zip").read_bytes()
+
+
+def test_no_one(tmp_path: Path) -> None:
+    none: dict[str, Any] = {"keypoints": np.zeros((0, 308, 2), np.float32), "scores": np.zeros((0, 308), np.float32)}
+    pose = Pose(size_hw=(20, 30), **none)
+    assert pose.save(tmp_path / "a.txt").read_text() == ""
+    assert read_zip(pose.save(tmp_path / "a.crops.zip")) == {}

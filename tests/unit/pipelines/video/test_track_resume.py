@@ -1,0 +1,155 @@
+"""Videos of tracked objects that are stopped and continue: the outcome is that of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("av")
+
+from tests.unit.pipelines.case import parts_of, sample_image, write_clip
+from vitruvian import InputError, Sam2VideoInferenceSession, TrackingOptions, TrackPrompt, pipeline
+from vitruvian.models.sam2.session_state import restore_session, session_state
+from vitruvian.pipelines import sources
+from vitruvian.pipelines.sources import Failure
+from vitruvian.pipelines.video import pipeline_task, run_video
+from vitruvian.results.base import People
+
+HW = (40, 56)
+COUNT = 24
+LENGTH = 0.5  # seconds of a segment: five frames
+PROMPTS = [
+    TrackPrompt(object_id=3, points=[[20, 15]]),
+    TrackPrompt(object_id=9, frame=8, box=[5, 6, 40, 30]),
+    TrackPrompt(object_id=3, frame=13, points=[[30, 20]]),
+]
+
+
+class OnePerson:
+    """Detects a person from the seventh frame on."""
+
+    name = "one person"
+
+    def find(self, image: Any, /) -> People:
+        return self.find_in(image, source="", frame=0)
+
+    def find_in(self, image: Any, /, *, source: str, frame: int | None) -> People:
+        boxes = np.array([[10, 5, 30, 35]] if (frame or 0) >= 7 else [], np.float32).reshape(-1, 4)
+        return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), detector=self.name)
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Any:
+    model, processor = parts_of("track")
+    return pipeline("track", model, processor=processor, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    frames = [np.roll(sample_image(1, HW), 2 * number, 1) for number in range(COUNT)]
+    return write_clip(tmp_path_factory.mktemp("clips") / "clip.mp4", frames)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def track(pipe: Any, clip: Path, out: Path, *, stop: int | None = None, **options: Any) -> Any:
+    """Track in segments of five frames; with `stop` the process ends while that frame is recorded."""
+    chosen = {"prompts": options.pop("prompts", PROMPTS), "interactive": False}
+    if "finder" in options:
+        chosen["finder"] = options.pop("finder")
+
+    def record(result: Any) -> Any:
+        if result.frame == stop:
+            raise KeyboardInterrupt
+        return result.to_dict()
+
+    task = pipeline_task(pipe, **chosen)
+    return run_video(clip, task, records=out, record=record, segment_seconds=LENGTH, smooth=False, **options)
+
+
+@pytest.mark.parametrize("stop", [7, 16, 23])
+def test_a_stopped_video_continues_with_the_same_outcome(pipe: Any, clip: Path, tmp_path: Path, stop: int) -> None:
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    track(pipe, clip, whole)
+    with pytest.raises(KeyboardInterrupt):
+        track(pipe, clip, parts, stop=stop)
+    assert track(pipe, clip, parts).resumed_at == stop // 5 * 5
+    assert lines(parts) == lines(whole)
+    assert len({len(line["objects"]) for line in lines(whole)}) == 2
+
+
+def test_people_that_were_detected_are_not_looked_for_again(pipe: Any, clip: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
+    options = {"finder": OnePerson(), "prompts": []}
+    track(pipe, clip, whole, **options)
+    for stop in (6, 12):
+        with pytest.raises(KeyboardInterrupt):
+            track(pipe, clip, parts, stop=stop, **options)
+    track(pipe, clip, parts, **options)
+    assert lines(parts) == lines(whole)
+    assert [len(line["objects"]) for line in lines(whole)] == [0] * 7 + [1] * (COUNT - 7)
+
+
+def test_kept_segments_before_a_change_are_used_again(pipe: Any, clip: Path, tmp_path: Path) -> None:
+    whole, refined, state = tmp_path / "whole.jsonl", tmp_path / "refined.jsonl", tmp_path / "kept"
+    track(pipe, clip, whole)
+    track(pipe, clip, refined, prompts=PROMPTS[:2], keep_state=state, settings={"prompts": 2})
+    options = {"keep_state": state, "refine": (state, 13), "settings": {"prompts": 3}}
+    with pytest.raises(KeyboardInterrupt):
+        track(pipe, clip, refined, stop=17, **options)
+    assert track(pipe, clip, refined, **options).resumed_at == 15  # and not 10, where it began before it was stopped
+    assert lines(refined) == lines(whole)
+    assert track(pipe, clip, tmp_path / "refined.jsonl", **options | {"refine": (state, 3)}).resumed_at == 0
+    with pytest.raises(InputError, match="expected segments of the same video and outputs, got others"):
+        track(pipe, clip, tmp_path / "other.jsonl", **options)
+    with pytest.raises(InputError, match="got none"):
+        track(pipe, clip, refined, **options | {"refine": (tmp_path / "no", 3)})
+
+
+def test_a_camera_that_is_unplugged_keeps_its_frames(
+    pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unplugged(number: int) -> Iterator[tuple[float, Any]]:
+        for index in range(6):
+            yield index / 30, sample_image(index, HW)
+        raise InputError(f"camera:{number}: expected a frame, got no such device.")
+
+    monkeypatch.setattr(sources, "_camera_frames", unplugged)
+    out = tmp_path / "camera.jsonl"
+    with pytest.raises(InputError, match="got no such device"):
+        track(pipe, "camera:0", out, prompts=PROMPTS[:1])  # type: ignore[arg-type]
+    assert [[one["id"] for one in line["objects"]] for line in lines(out)] == [[3]] * 6
+    results = list(pipe("camera:0", prompts=PROMPTS[:1], interactive=False))
+    assert [isinstance(result, Failure) for result in results] == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_of_sessions(dtype: torch.dtype) -> None:
+    model = parts_of("track")[0].eval().to(dtype)
+    options = TrackingOptions(keep_history=False)
+    side = model.config.vision_config.backbone_config.image_size[0]
+    frames = torch.randn(6, 3, side, side, generator=torch.Generator().manual_seed(0)).to(dtype)
+    session = Sam2VideoInferenceSession(None, side, side, dtype=dtype, options=options)
+    points = {"point_coords": torch.tensor([[[[9.0, 12.0]]]]), "point_labels": torch.ones(1, 1, 1).long()}
+    session.add_point_inputs(session.obj_id_to_idx(5), 0, points)
+    session.mark_new_inputs([5], 0)
+    for frame in frames[:3]:
+        model(session, frame=frame)
+    state = session_state(session)
+    other = Sam2VideoInferenceSession(None, side, side, dtype=dtype, options=options)
+    restore_session(other, state)
+    for frame in frames[3:]:
+        assert torch.equal(model(other, frame=frame).pred_masks, model(session, frame=frame).pred_masks)
+    with pytest.raises(InputError, match="got one in use"):
+        restore_session(other, state)
+    broken = Sam2VideoInferenceSession(None, side, side, dtype=dtype, options=options)
+    with pytest.raises(InputError, match="expected what a session saved, got KeyError"):
+        restore_session(broken, {name: value for name, value in state.items() if "maskmem" not in name})

@@ -1,0 +1,252 @@
+"""Limits, deadlines, keys and owners, on a server in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve_case import Client, archive, form, jpeg, local_server, wait
+from tests.unit.pipelines.case import parts_of
+from vitruvian.limits import use_limits
+from vitruvian.pipelines.tasks.embed import EmbedPipeline
+from vitruvian.serving import jobs
+from vitruvian.serving.auth import add_key, read_keys
+from vitruvian.serving.jobs import Job, JobStore
+from vitruvian.serving.service import Service
+from vitruvian.serving.settings import ServerLimits, Settings
+
+IMAGE = jpeg()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    for task in ("embed", "segment"):
+        model, processor = parts_of(task)
+        model.save_pretrained(root / task)
+        processor.save_pretrained(root / task)
+    return {task: str(root / task) for task in ("embed", "segment")}
+
+
+@contextlib.contextmanager
+def serve(
+    models: dict[str, str], data: Path, *, limits: dict[str, int] | None = None, **options: Any
+) -> Iterator[tuple[Client, Service]]:
+    settings = Settings(models=models, data=data, limits=ServerLimits(**limits or {}), **options)
+    with local_server(settings) as served:
+        yield served
+
+
+class Gate:
+    """Holds the model until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.reached = threading.Event(), threading.Event()
+        forward = EmbedPipeline.forward
+
+        def wait_and_forward(pipe: EmbedPipeline, units: list[Any]) -> list[Any]:
+            self.reached.set()
+            assert self.opened.wait(60)
+            return forward(pipe, units)
+
+        monkeypatch.setattr(EmbedPipeline, "forward", wait_and_forward)
+
+
+def test_limits_of_uploads(models: dict[str, str], tmp_path: Path) -> None:
+    limits = {"upload_bytes": 5000, "prompts": 2, "upload_seconds": 1}
+    with serve(models, tmp_path, limits=limits) as (client, service), use_limits(image_pixels=3000):
+        large = b"\xff\xd8" + bytes(5000)
+        for body, headers in ((large, {}), form(("image", "a.jpg", large)), (iter([large[:4000], large]), {})):
+            answer = client.post("/v1/embed", body, headers=headers)  # type: ignore[arg-type]
+            assert (answer.status, answer.error["expected"]) == (413, "at most 5,000 bytes")
+        answer = client.post("/v1/embed", jpeg(size_hw=(60, 60)))
+        assert (answer.status, answer.error["expected"]) == (413, "at most 3,000 pixels")
+        answer = client.post("/v1/segment", IMAGE, points=[[1, 1], [2, 2], [3, 3]])
+        assert (answer.status, answer.error["got"]) == (413, "3")
+        connection = client.connect()
+        connection.putrequest("POST", "/v1/embed")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b"slow")
+        assert connection.getresponse().status == 408
+        connection.close()
+        assert service.uploads.pending_bytes == 0
+
+
+def test_a_full_queue_and_pending_bytes(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with serve(models, tmp_path, limits={"queue": 2, "pending_bytes": 40 * len(IMAGE)}) as (client, _):
+        with ThreadPoolExecutor(64) as pool:
+            answers = [pool.submit(client.post, "/v1/embed", IMAGE) for _ in range(60)]
+            wait(lambda: sum(answer.done() for answer in answers) > 20)
+            gate.opened.set()
+        statuses = [answer.result().status for answer in answers]
+        assert set(statuses) == {200, 429}
+        refused = next(answer.result() for answer in answers if answer.result().status == 429)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.error["subject"] in ("queue", "uploads")
+        assert client.post("/v1/embed", IMAGE).status == 200
+
+
+def test_a_request_has_a_deadline(models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    with serve(models, tmp_path, limits={"request_seconds": 1}) as (client, service):
+        answer = client.post("/v1/embed", IMAGE)
+        assert (answer.status, answer.error["expected"]) == (504, "an answer within 1 seconds")
+        gate.opened.set()
+        assert client.post("/v1/embed", IMAGE).status == 200
+        assert service.uploads.pending_bytes == 0
+
+
+def test_a_client_that_hangs_up_cancels_its_request(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with serve(models, tmp_path) as (client, service):
+        queue = service.queues["embed"]
+        connections = [client.connect() for _ in range(30)]
+        for connection in connections:
+            connection.request("POST", "/v1/embed", IMAGE)
+        assert gate.reached.wait(60)
+        wait(lambda: len(queue) > 0)
+        for connection in connections:
+            connection.close()
+        wait(lambda: service.uploads.pending_bytes == 0)
+        queue.check_space()  # drops what is cancelled
+        assert len(queue) == 0
+        gate.opened.set()
+        assert client.post("/v1/embed", IMAGE).status == 200
+        assert client.metric("vitruvian_requests_total") >= 30
+
+
+def test_keys_and_owners(models: dict[str, str], tmp_path: Path) -> None:
+    alice, bob = add_key(tmp_path / "keys", "alice"), add_key(tmp_path / "keys", "bob")
+    with serve(models, tmp_path / "data", keys=read_keys(tmp_path / "keys"), host="0.0.0.0") as (client, _):
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/v1/jobs"):
+            answer = client.get(path)
+            assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert client.get("/healthz").status == client.get("/readyz").status == 200
+        assert client.post("/v1/embed", IMAGE, headers={"Authorization": "Bearer wrong"}).status == 401
+        first = Client(client.address, {"Authorization": f"Bearer {alice}"})
+        second = Client(client.address, {"X-API-Key": bob, "Host": "example.com"})
+        assert first.post("/v1/embed", IMAGE).status == second.post("/v1/embed", IMAGE).status == 200
+        image = first.post("/v1/images", IMAGE).json["id"]
+        job = first.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
+        for path in (f"/v1/images/{image}", f"/v1/jobs/{job}", f"/v1/jobs/{job}/archive", f"/v1/jobs/{job}/events"):
+            assert (first.get(path).status, second.get(path).status) == (200, 404)
+        assert second.delete(f"/v1/jobs/{job}").status == 404
+        assert [len(one.get("/v1/jobs").json["jobs"]) for one in (first, second)] == [1, 0]
+
+
+def test_stored_images_expire_and_make_room(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(models, tmp_path, limits={"images": 2, "image_seconds": 100}) as (client, service):
+        ids = [client.post("/v1/images", jpeg(number)).json["id"] for number in range(2)]
+        assert client.get(f"/v1/images/{ids[0]}").status == 200  # used last
+        ids.append(client.post("/v1/images", jpeg(2)).json["id"])
+        assert [client.get(f"/v1/images/{one}").status for one in ids] == [200, 404, 200]
+        for image in service.images._images.values():
+            image.expires = time.monotonic() - 1
+        assert client.get(f"/v1/images/{ids[2]}").status == 404
+        assert len(service.images) == service.images.nbytes == 0
+    with serve(models, tmp_path / "small", limits={"stored_bytes": 100}) as (client, _):
+        assert client.post("/v1/images", IMAGE).status == 413
+
+
+def test_images_are_stored_without_a_model_for_clicks(models: dict[str, str], tmp_path: Path) -> None:
+    with serve({"embed": models["embed"]}, tmp_path) as (client, _):
+        info = client.post("/v1/images", IMAGE).json
+        assert (info["size_hw"], info["embedded"]) == ([40, 56], False)
+        assert client.post(f"/v1/images/{info['id']}/embed").status == 200
+        answer = client.post(f"/v1/images/{info['id']}/segment", {"points": [1, 1]})
+        assert answer.status == 404
+        assert "--model segment=" in answer.error["hint"]
+        assert client.post("/v1/images", b"no image").status == 415
+
+
+def test_addresses_of_this_machine_are_never_fetched(models: dict[str, str], tmp_path: Path) -> None:
+    with serve(models, tmp_path, allow_urls=True) as (client, _):
+        for host in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "169.254.169.254", "10.0.0.1", "[::ffff:127.0.0.1]"):
+            answer = client.post("/v1/embed", None, url=f"http://{host}:{client.address.rpartition(':')[2]}/healthz")
+            assert answer.status == 415, host
+            assert "not public" in answer.error["got"]
+        assert client.post("/v1/embed", None, url="file:///etc/passwd").status == 422
+        assert client.post("/v1/embed", None, url="/etc/passwd").status == 422
+
+
+def test_limits_of_jobs(models: dict[str, str], tmp_path: Path) -> None:
+    limits = {"job_files": 2, "job_upload_bytes": 4000, "jobs": 1}
+    with serve(models, tmp_path, limits=limits) as (client, _):
+        bomb = archive({"a.jpg": bytes(1), "b.jpg": bytes(5000)})
+        for body, expected in ((bytes(5000), "4,000 bytes"), (bomb, "4,000 bytes")):
+            answer = client.post("/v1/jobs", body, task="embed", name="a.zip")
+            assert answer.status == 413
+            assert expected in answer.error["expected"]
+        answer = client.post("/v1/jobs", archive(dict.fromkeys(("a.jpg", "b.jpg", "c.jpg"), b"x")), task="embed")
+        assert (answer.status, answer.error["expected"]) == (413, "at most 2 files")
+        assert not list((tmp_path / "jobs").iterdir())  # nothing is left of them
+        job = client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
+        assert client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").status == 507
+        assert client.wait_for_job(job)["state"] == "done"
+
+
+def test_finished_jobs_are_removed_after_a_time(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_SWEEP_SECONDS", 0.1)
+    with serve(models, tmp_path, limits={"job_seconds": 1}) as (client, _):
+        job = client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
+        wait(lambda: client.get(f"/v1/jobs/{job}").status == 404)
+        wait(lambda: not list((tmp_path / "jobs").iterdir()))
+
+
+def test_a_folder_belongs_to_one_server(models: dict[str, str], tmp_path: Path) -> None:
+    with serve(models, tmp_path), pytest.raises(ValueError, match="no other server"), serve(models, tmp_path):
+        pass
+
+
+def test_jobs_in_the_database(tmp_path: Path) -> None:
+    job = Job("a", None, "pose", ("--flip",), {"0001.jpg": "a.jpg"}, created=2.0, failures=("x",))
+    store = JobStore(tmp_path / "jobs.sqlite")
+    store.put(job)
+    store.put(Job("b", "alice", "pose", (), {}, created=1.0, state="done"))
+    store.close()
+    store = JobStore(tmp_path / "jobs.sqlite")
+    assert [one.id for one in store.all()] == ["b", "a"]
+    assert store.all()[1] == job
+    store.remove("b")
+    assert store.all() == [job]
+    store.close()
+
+
+def test_pages_of_other_sites_if_allowed(models: dict[str, str], tmp_path: Path) -> None:
+    with serve(models, tmp_path, cors_origins=("https://a.example",)) as (client, _):
+        allowed, other = {"Origin": "https://a.example"}, {"Origin": "https://b.example"}
+        answer = client.post("/v1/embed", IMAGE, headers=allowed)
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://a.example")
+        answer = client.post("/v1/embed", IMAGE, headers=other)
+        assert (answer.status, "access-control-allow-origin" in answer.headers) == (403, False)
+
+
+def test_an_unexpected_error_tells_nothing(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret of the machine")
+
+    with serve(models, tmp_path) as (client, _):
+        monkeypatch.setattr(EmbedPipeline, "finish", broken)
+        answer = client.post("/v1/embed", IMAGE)
+        assert answer.status == 500
+        assert b"secret" not in answer.body
+        assert json.loads(answer.body)["error"]["subject"] == "server"

@@ -1,0 +1,205 @@
+"""The queue of a model: shared batches, errors of one image, a full queue, cancelled requests, draining."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.serve_case import jpeg, wait
+from tests.unit.pipelines.case import parts_of
+from vitruvian.errors import ImageError, InputError
+from vitruvian.pipelines.tasks.pose import PosePipeline
+from vitruvian.serving.batching import ModelQueue, Ticket
+from vitruvian.serving.errors import RequestError
+from vitruvian.serving.metrics import Metrics
+
+
+class GatedPose(PosePipeline):
+    """Poses whose model waits until the test opens the gate, and notes the sizes of batches."""
+
+    task = "pose"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.gate, self.batches, self.running = threading.Event(), [], threading.Event()  # type: ignore[var-annotated]
+        self.checks: list[Callable[[list[Any]], None]] = []  # copies of the pipeline share all of these
+
+    def forward(self, units: list[Any]) -> list[Any]:
+        self.running.set()
+        assert self.gate.wait(60)
+        for check in self.checks:
+            check(units)
+        self.batches.append(len(units))
+        return super().forward(units)
+
+
+def whole_image(image: np.ndarray[Any, Any]) -> list[list[float]]:
+    """Detect one person, as large as the image."""
+    return [[0, 0, image.shape[1], image.shape[0]]]
+
+
+@pytest.fixture
+def pipe() -> GatedPose:
+    return GatedPose(*parts_of("pose"), detect=whole_image)
+
+
+@pytest.fixture
+def queue(pipe: GatedPose) -> Iterator[ModelQueue]:
+    made = ModelQueue(
+        "pose",
+        lambda: pipe,
+        size=6,
+        lock=threading.Lock(),
+        metrics=Metrics(),
+        batch_size=4,
+        batch_timeout=0.05,
+        on_failure=lambda error: None,
+    )
+    made.start()
+    wait(lambda: made.state == "ready")
+    yield made
+    pipe.gate.set()
+    made.close()
+
+
+def submit(queue: ModelQueue, body: bytes = jpeg(), **options: object) -> Future[Any]:
+    return queue.submit(Ticket(body, "a.jpg", queue.pipe.for_call(options), lambda pose: pose))
+
+
+def fill(queue: ModelQueue, pipe: GatedPose) -> list[Future[Any]]:
+    """Submit requests until the engine holds as many as it takes, and the queue is full."""
+    submitted = [submit(queue)]
+    assert pipe.running.wait(60)
+    refusals = 0
+    while refusals < 5:
+        try:
+            submitted.append(submit(queue))
+            refusals = 0
+        except RequestError:
+            refusals += 1
+            time.sleep(0.05)  # the engine may take further ones
+    return submitted
+
+
+def test_requests_share_batches(queue: ModelQueue, pipe: GatedPose) -> None:
+    first = submit(queue)
+    assert pipe.running.wait(60)  # those that follow wait behind it
+    others = [submit(queue, jpeg(number), flip=False) for number in range(1, 6)]
+    pipe.gate.set()
+    results = [future.result(60) for future in (first, *others)]
+    assert max(pipe.batches) > 1
+    assert sum(pipe.batches) == 6
+    for number, result in enumerate(results):  # and each has its own answer
+        expected = PosePipeline(pipe.model, pipe.processor, detect=whole_image)(jpeg(number))
+        np.testing.assert_allclose(result.keypoints, expected.keypoints, atol=1e-2)
+
+
+def test_options_of_a_request_are_its_own(queue: ModelQueue, pipe: GatedPose) -> None:
+    boxes = [[2, 3, 30, 38], [10, 5, 50, 35]]
+    first = submit(queue)
+    assert pipe.running.wait(60)  # the others wait together
+    others = [submit(queue, boxes=boxes), *(submit(queue, kernel_size=size) for size in (5, 11, 5))]
+    pipe.gate.set()
+    assert len(first.result(60)) == 1
+    assert others[0].result(60).people.boxes_xyxy.tolist() == boxes
+    plain = PosePipeline(pipe.model, pipe.processor, detect=whole_image)
+    alone = {size: plain(jpeg(), kernel_size=size).keypoints for size in (5, 11)}
+    assert np.abs(alone[5] - alone[11]).max() > 0.1
+    for future, size in zip(others[1:], (5, 11, 5), strict=True):
+        np.testing.assert_allclose(future.result(60).keypoints, alone[size], atol=1e-2)
+
+
+def test_a_bad_image_spoils_only_its_own_answer(queue: ModelQueue, pipe: GatedPose) -> None:
+    good, bad, wrong = submit(queue), submit(queue, b"no image"), submit(queue, boxes=[[90, 90, 99, 99]])
+    last = submit(queue, jpeg(2))
+    pipe.gate.set()
+    assert len(good.result(60)) == len(last.result(60)) == 1
+    with pytest.raises(ImageError, match=r"a\.jpg: expected an image"):
+        bad.result(60)
+    with pytest.raises(InputError, match="outside"):
+        wrong.result(60)
+
+
+def test_an_error_of_a_batch_is_that_of_one_image(queue: ModelQueue, pipe: GatedPose) -> None:
+    first = submit(queue)
+    assert pipe.running.wait(60)
+    boxes = [[0, 0, 3, 3]]
+    others = [submit(queue), submit(queue, boxes=boxes), submit(queue)]
+    target = queue.pipe.for_call({"boxes": boxes})
+    expected = target.prepare(_frame(), None).units[0].pixels  # type: ignore[union-attr]
+
+    def broken(units: list[Any]) -> None:
+        if any(unit.pixels.equal(expected) for unit in units):
+            raise ValueError("this crop is cursed")
+
+    pipe.checks.append(broken)
+    pipe.gate.set()
+    assert [len(future.result(60)) for future in (first, others[0], others[2])] == [1, 1, 1]
+    with pytest.raises(ValueError, match="cursed"):
+        others[1].result(60)
+
+
+def _frame() -> Any:
+    from vitruvian.pipelines.sources import Frame, load_rgb
+
+    return Frame(image=load_rgb(jpeg()), name="a.jpg")
+
+
+def test_a_full_queue_refuses(queue: ModelQueue, pipe: GatedPose) -> None:
+    accepted = fill(queue, pipe)
+    with pytest.raises(RequestError) as caught:
+        queue.check_space()
+    assert caught.value.status == 429
+    assert int(caught.value.headers["Retry-After"]) >= 1
+    pipe.gate.set()
+    assert [len(future.result(60)) for future in accepted] == [1] * len(accepted)
+    submit(queue).result(60)  # there is space again
+
+
+def test_cancelled_requests_leave_the_queue(queue: ModelQueue, pipe: GatedPose) -> None:
+    accepted = fill(queue, pipe)
+    assert len(queue) == 6
+    for future in accepted[-3:]:
+        assert future.cancel()
+    late = [submit(queue) for _ in range(3)]  # in their places
+    pipe.gate.set()
+    assert [len(future.result(60)) for future in (*accepted[:-3], *late)] == [1] * len(accepted)
+    assert sum(pipe.batches) == len(accepted)  # the model never saw the cancelled ones
+
+
+def test_close_answers_what_was_accepted(queue: ModelQueue, pipe: GatedPose) -> None:
+    accepted = [submit(queue, jpeg(number)) for number in range(5)]
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    wait(lambda: queue.state == "closed")
+    with pytest.raises(RequestError, match="shuts down"):
+        submit(queue)
+    pipe.gate.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert all(future.done() and len(future.result()) == 1 for future in accepted)
+
+
+def test_a_model_that_cannot_be_opened(tmp_path: Path) -> None:
+    failures: list[Exception] = []
+
+    def fail() -> Any:
+        raise InputError("model: expected weights, got none.")
+
+    queue = ModelQueue(
+        "pose", fail, size=1, lock=threading.Lock(), metrics=Metrics(), batch_size=None, batch_timeout=0,
+        on_failure=failures.append,
+    )  # fmt: skip
+    queue.start()
+    wait(lambda: failures)
+    assert queue.state == "failed"
+    with pytest.raises(InputError, match="expected weights"):
+        _ = queue.pipe
+    queue.close()
