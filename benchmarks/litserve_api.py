@@ -25,7 +25,7 @@ class PoseApi(litserve.LitAPI):  # type: ignore[misc,name-defined]
         self.checkpoint = checkpoint
 
     def setup(self, device: str) -> None:
-        from vitruvian.benchmarking.models import _known_keys
+        from vitruvian.benchmarking.workloads import _known_keys
 
         transformers = load_reference()
         self.dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32

@@ -56,7 +56,8 @@ def write_inputs(root: Path, options: argparse.Namespace) -> None:
     import torch
     from PIL import Image
     from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
-    from vitruvian.benchmarking.models import Workload, benchmark_model
+
+    from vitruvian.benchmarking.workloads import Workload, benchmark_model
 
     if options.model == "small":
         model = small_sapiens2("pose", (256, 192), channels=(32, 32), hidden_size=256, layers=6, intermediate_size=1024)
@@ -320,12 +321,12 @@ def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from measure import run_in_new_process
 
-    from vitruvian.benchmarking.timing import machine
+    from vitruvian.benchmarking.timing import describe_machine
 
     packages = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
     if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise SystemExit(f"vitruvian serve needs {', '.join(lacking)}, which this environment lacks.")
-    print(machine(torch.device(options.device)))
+    print(describe_machine(torch.device(options.device)))
     arguments = [f"--device={options.device}", f"--seconds={options.seconds}"]
     alone = run_in_new_process(__file__, "--one", "pipeline", str(root), *arguments)
     if "error" in alone:

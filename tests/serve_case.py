@@ -24,7 +24,7 @@ import numpy as np
 import uvicorn
 from PIL import Image
 
-from tests.unit.pipelines.case import picture
+from tests.unit.pipelines.case import sample_image
 from vitruvian.serving.app import create_app
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import Settings
@@ -118,7 +118,7 @@ def form(*parts: tuple[str, str | None, bytes]) -> tuple[bytes, dict[str, str]]:
 def jpeg(seed: int = 0, size_hw: tuple[int, int] = (40, 56)) -> bytes:
     """Return an image file."""
     stream = io.BytesIO()
-    Image.fromarray(picture(seed, size_hw)).save(stream, "JPEG", quality=92)
+    Image.fromarray(sample_image(seed, size_hw)).save(stream, "JPEG", quality=92)
     return stream.getvalue()
 
 

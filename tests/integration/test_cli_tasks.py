@@ -20,7 +20,6 @@ from tests.unit.pipelines.case import sample_image, write_clip
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.output_plan import image_kinds
 from vitruvian.tasks import TASKS
 
 SCHEMA = Path(__file__).parents[2] / "docs/schemas/result-1.json"
@@ -111,7 +110,7 @@ READERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if TASKS[name].image_files])
 def test_everything_that_a_command_writes_opens_elsewhere(name: str, tmp_path: Path) -> None:
-    kinds = image_kinds(TASKS[name])
+    kinds = TASKS[name].image_kinds()
     assert command(name, "photo.jpg", "--out", tmp_path, "--save", ",".join(kinds)) == 0
     found = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     endings = {kind: f".{kind}" for kind in kinds} | {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}

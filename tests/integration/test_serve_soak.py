@@ -86,7 +86,7 @@ def test_a_busy_server_that_is_killed(checkpoints: Path, tmp_path: Path) -> None
     statuses = load(client, SECONDS)
     after = psutil.Process(server.process.pid).memory_info().rss
     assert not [status for status in statuses if status >= 500], statuses
-    assert statuses[200] > 50
+    assert statuses[200] > 10
     assert statuses[415] + statuses[422] + statuses[406] > 0
     assert after < before * 1.05 + 2e6, (before, after)
     assert client.metric("vitruvian_pending_bytes") == 0

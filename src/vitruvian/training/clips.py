@@ -173,7 +173,7 @@ def error_points(predicted: Tensor, truth: Tensor, generator: torch.Generator | 
 
 
 def random_points(regions: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw a pixel of each region [O, H, W]: its centre, x and y [O, 2]; of an empty region any pixel."""
+    """Draw a pixel of each region [O, H, W]: its center, x and y [O, 2]; of an empty region any pixel."""
     flat = regions.flatten(1).float().cpu()
     flat = torch.where(flat.any(1, keepdim=True), flat, 1.0)
     number = torch.multinomial(flat, 1, generator=generator)[:, 0]

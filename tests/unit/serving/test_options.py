@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vitruvian.cli import program
+from vitruvian.cli.app import program
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.serving.content import choose_kind, kinds_of
 from vitruvian.serving.errors import RequestError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _CORNERS = (0, 3, 4, 6)  # of shapes; 0 for a circle
-_COLOURS = ((0.9, 0.15, 0.1), (0.1, 0.7, 0.2), (0.15, 0.25, 0.95), (0.95, 0.85, 0.1))  # of shapes
+_COLORS = ((0.9, 0.15, 0.1), (0.1, 0.7, 0.2), (0.15, 0.25, 0.95), (0.95, 0.85, 0.1))  # of shapes
 _BACKGROUND = 0.45
 
 
@@ -26,7 +26,7 @@ class Clip(NamedTuple):
 
 
 def draw_clip(generator: torch.Generator, *, size_hw: tuple[int, int], length: int = 8, objects: int = 2) -> Clip:
-    """Draw a clip in which all shapes meet near the centre halfway, later objects in front of earlier ones.
+    """Draw a clip in which all shapes meet near the center halfway, later objects in front of earlier ones.
 
     Args:
         generator: Source of random numbers, on the CPU.
@@ -36,7 +36,7 @@ def draw_clip(generator: torch.Generator, *, size_hw: tuple[int, int], length: i
     """
     height, width = size_hw
     side = min(size_hw)
-    colours = _colours(generator, objects)
+    colors = _colors(generator, objects)
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     slope = _uniform(generator, 3, -0.15, 0.15)
     shade = (x / width - 0.5)[None] * slope[:, None, None]  # [3, H, W]
@@ -54,10 +54,10 @@ def draw_clip(generator: torch.Generator, *, size_hw: tuple[int, int], length: i
         turn = _uniform(generator, 2, -math.pi, math.pi)
         for frame in range(length):
             progress = 2 * frame / max(1, length - 1) - 1  # from -1 to 1
-            centre = meeting + step * progress
+            center = meeting + step * progress
             rotation = float(turn[0]) + float(turn[1]) * 0.3 * progress
-            inside = _inside(x - centre[0], y - centre[1], corners=corners, radius=radius, rotation=rotation)
-            frames[frame] = torch.where(inside, colours[number][:, None, None], frames[frame])
+            inside = _inside(x - center[0], y - center[1], corners=corners, radius=radius, rotation=rotation)
+            frames[frame] = torch.where(inside, colors[number][:, None, None], frames[frame])
             masks[frame] &= ~inside
             masks[frame, number] = inside
     noise = torch.randn(frames.shape, generator=generator) * 0.02
@@ -74,10 +74,10 @@ def _inside(x: Tensor, y: Tensor, *, corners: int, radius: float, rotation: floa
     return distance * angle.cos() <= radius * math.cos(math.pi / corners)
 
 
-def _colours(generator: torch.Generator, count: int) -> list[Tensor]:
-    """Choose different colours [3], with small changes."""
-    order = torch.randperm(len(_COLOURS), generator=generator)[:count]
-    return [torch.tensor(_COLOURS[index]) + _uniform(generator, 3, -0.06, 0.06) for index in order.tolist()]
+def _colors(generator: torch.Generator, count: int) -> list[Tensor]:
+    """Choose different colors [3], with small changes."""
+    order = torch.randperm(len(_COLORS), generator=generator)[:count]
+    return [torch.tensor(_COLORS[index]) + _uniform(generator, 3, -0.06, 0.06) for index in order.tolist()]
 
 
 def _uniform(generator: torch.Generator, count: int, low: float, high: float) -> Tensor:
