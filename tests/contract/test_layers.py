@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("draw", "files"),
     ("results",),
     ("pipelines",),
-    ("training", "benchmarking", "export", "serving"),
+    ("training", "benchmarking", "export", "serving", "scale"),
     ("cli",),
     ("__main__",),
 )

@@ -278,7 +278,7 @@ def test_results_that_python_saves_by_a_pattern(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from vitruvian.cli.locks import OutputLock
+from vitruvian.files.locks import OutputLock
 lock = OutputLock(Path(sys.argv[1]), {sys.argv[2]: Path(sys.argv[2])})
 print("locked", flush=True)
 time.sleep(60)

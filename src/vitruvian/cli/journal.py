@@ -1,5 +1,7 @@
 """The journal of an output folder, OUT/.vitruvian.jsonl: which results are done, from what and with which settings.
 
+On a cluster each worker appends to a file of its own, OUT/.vitruvian.workers/WORKER.jsonl; all of them are read.
+
 It is a write-ahead log. A "begin" record names a source, the settings and the planned files before any file is written;
 a "done" record with the sizes of the files follows when all are written. A file is trusted only if its last record is
 "done" for the same source and settings and its size is the recorded one. A file without a record is unknown: it is
@@ -12,6 +14,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ from vitruvian.cli.inputs import Input
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"
+_WORKERS = ".vitruvian.workers"  # folder of the journals of workers
 _VERSION = 2
 _DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
 _State = Literal["new", "done", "changed"]
@@ -76,40 +80,59 @@ class _Entry:
 
     origin: Origin
     size: int | None = None
+    time_ns: int = 0
+
+
+def has_journal(folder: Path) -> bool:
+    """Whether results were written into a folder."""
+    return (folder / JOURNAL).is_file() or (folder / _WORKERS).is_dir()
 
 
 class Journal:
     """The journal of one output folder, which need not exist.
 
     Thread-safe; other processes may append to the file at the same time.
+
+    Args:
+        folder: The output folder.
+        writer: Name of this worker on a cluster, whose machines cannot append to one file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, writer: str | None = None) -> None:
         self.folder = folder
+        self._file = folder / JOURNAL if writer is None else folder / _WORKERS / f"{writer}.jsonl"
         self._entries: dict[str, _Entry] = {}
         self._older: set[str] = set()  # files that records of version 1 name
-        self._position, self._lock = 0, threading.RLock()
+        self._positions: dict[str, int] = {}
+        self._lock = threading.RLock()
         self.refresh()
 
     def refresh(self) -> None:
         """Read what was appended since, also by other processes. Damaged lines are skipped."""
         with self._lock:
+            for path in (self.folder / JOURNAL, *sorted((self.folder / _WORKERS).glob("*.jsonl"))):
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        """Read the new lines of one file."""
+        position = self._positions.get(path.name, 0)
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < position:  # another file took its place
+                    position = 0
+                    self._entries.clear()
+                    self._positions.clear()
+                file.seek(position)
+                content = file.read()
+        except OSError:
+            return
+        end = content.rfind(b"\n") + 1
+        self._positions[path.name] = position + end
+        for line in content[:end].splitlines():
             try:
-                with (self.folder / JOURNAL).open("rb") as file:
-                    if os.fstat(file.fileno()).st_size < self._position:  # another file took its place
-                        self._position = 0
-                        self._entries.clear()
-                    file.seek(self._position)
-                    content = file.read()
-            except OSError:
-                return
-            end = content.rfind(b"\n") + 1
-            self._position += end
-            for line in content[:end].splitlines():
-                try:
-                    self._apply(json.loads(line))
-                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                    continue
+                self._apply(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                continue
 
     def _apply(self, record: dict[str, object]) -> None:
         if record.get("version") != _VERSION:
@@ -120,11 +143,15 @@ class Journal:
         origin = Origin(**known)  # type: ignore[arg-type]
         if not isinstance(origin.source, str):
             raise TypeError("source")
-        files = record["files"]
+        files, written = record["files"], int(str(record.get("time_ns", 0)))
+        entries: dict[str, _Entry] = {}
         if record["event"] == "begin" and isinstance(files, list):
-            self._entries.update({str(name): _Entry(origin) for name in files})
+            entries = {str(name): _Entry(origin, time_ns=written) for name in files}
         elif record["event"] == "done" and isinstance(files, dict):
-            self._entries.update({str(name): _Entry(origin, int(size)) for name, size in files.items()})
+            entries = {str(name): _Entry(origin, int(size), written) for name, size in files.items()}
+        for name, entry in entries.items():  # of several files, the latest record counts
+            if name not in self._entries or entry.time_ns >= self._entries[name].time_ns:
+                self._entries[name] = entry
 
     # ------------------------------------------------------------------------------------------------ questions
 
@@ -198,10 +225,11 @@ class Journal:
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
         """Append a line in one write, after the rest of a line that a killed process left."""
-        line = (json.dumps({"version": _VERSION} | record | origin.__dict__) + "\n").encode()
+        facts = {"version": _VERSION, "time_ns": time.time_ns()}
+        line = (json.dumps(facts | record | origin.__dict__) + "\n").encode()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with self._lock, (self.folder / JOURNAL).open("a+b", buffering=0) as file:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock, self._file.open("a+b", buffering=0) as file:
                 end = file.seek(0, os.SEEK_END)
                 if end:
                     file.seek(end - 1)

@@ -190,8 +190,41 @@ class ModelGroup(OptionGroup):
     device: Device = None
     dtype: Dtype = None
     workers: Annotated[
-        int | None, Option(help="Threads that read, prepare and write.", min=1, show_default="2 to 4")
+        int | None,
+        Option(
+            help="Threads that read, prepare and write; with --ray, processes with a model.",
+            min=1,
+            show_default="2 to 4",
+        ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterGroup(OptionGroup):
+    """A Ray cluster in place of one process."""
+
+    panel = "Cluster"
+    ray: Annotated[
+        bool,
+        Option(
+            "--ray",
+            help="Run on a Ray cluster: a new one on this machine, or that of an address behind it, such as --ray "
+            "ray://host:10001.",
+        ),
+    ] = False
+    gpus_per_worker: Annotated[
+        float | None, Option(help="GPUs of each worker, possibly a fraction.", min=0, show_default="1 if there are any")
+    ] = None
+    shards: Annotated[
+        Literal["parquet", "tar", "none"] | None,
+        Option(
+            help="Write results of many images into one file; none for a file each.",
+            show_default="parquet above 10,000 images",
+        ),
+    ] = None
+    retry_failed: Annotated[bool, Option("--retry-failed", help="Process failed images of shards again.")] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,6 +135,11 @@ class OutputPlan:
         """Whether numbered images give one result: where a video is to be written, or the task is for videos."""
         return not self.task.image_files or self._kinds.names_video or self._file_kind in VIDEO_KINDS
 
+    @property
+    def image_kinds(self) -> tuple[str, ...]:
+        """Kinds of files that are written for an image."""
+        return self._kinds.image
+
     def _one_kind(self) -> str:
         kinds = _read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
         if len(kinds) != 1:

@@ -143,6 +143,14 @@ class Report:
         if self.each:
             self.say(f"{name} → {', '.join(str(file) for file in files)}")
 
+    def add_counts(self, *, done: int, skipped: int, folder: Path) -> None:
+        """Count sources whose results are in shards."""
+        self.done_count += done
+        self.skipped_count += skipped
+        self._folders.add(folder)
+        self._files += [folder] * (_MAX_LISTED + 1)  # the summary names the folder
+        self.line(status="done", done=done, skipped=skipped, folder=str(folder))
+
     def skipped(self, name: str, files: Sequence[Path]) -> None:
         """Count a source that was done before."""
         self.skipped_count += 1

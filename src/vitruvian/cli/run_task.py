@@ -27,8 +27,7 @@ from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_dis
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.inputs import Input, find_inputs
-from vitruvian.cli.journal import JOURNAL, Journal, Origin, size_on_disk
-from vitruvian.cli.locks import OutputLock, remove_unused_locks
+from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import Report
@@ -37,6 +36,7 @@ from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.files import json_text
+from vitruvian.files.locks import OutputLock, remove_unused_locks
 from vitruvian.files.output_paths import name_key
 from vitruvian.limits import read_bounded
 from vitruvian.pipelines import Failure, pipeline
@@ -56,6 +56,10 @@ _VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain 
 
 def run_task(command: TaskCommand) -> None:
     """Run a task's command and those that follow it, report, and end the command with its exit code."""
+    if command.ray:
+        from vitruvian.cli.run_on_cluster import run_on_cluster
+
+        run_on_cluster(command)
     code, following = _run_command(command)
     for other in following:
         code = max(code, _run_command(other)[0])
@@ -84,13 +88,19 @@ class _AlreadyDoneError(Exception):
 
 
 class TaskRun:
-    """One run of a task's command. The model is opened when the first input needs it."""
+    """One run of a task's command. The model is opened when the first input needs it.
 
-    def __init__(self, command: TaskCommand, report: Report) -> None:
+    Args:
+        command: The command.
+        report: Gets what was done and what failed.
+        writer: Name of this worker on a cluster, for the journal.
+    """
+
+    def __init__(self, command: TaskCommand, report: Report, *, writer: str | None = None) -> None:
         if command.json and command.out == STDIO:
             raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
         self.command = command = command.with_defaults()
-        self.report = report
+        self.report, self._writer = report, writer
         self.plan = OutputPlan(command)
         self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
@@ -122,7 +132,7 @@ class TaskRun:
     @cached_property
     def journal(self) -> Journal:
         """The journal of the output folder."""
-        return Journal(self.plan.folder)
+        return Journal(self.plan.folder, writer=self._writer)
 
     @cached_property
     def pipe(self) -> Any:
@@ -158,20 +168,9 @@ class TaskRun:
 
     def process(self, inputs: Sequence[Input]) -> None:
         """Process all inputs that are not done yet, and compare what lies on disk with what was planned."""
-        inputs = [item for item in inputs if not self.is_result(item)]
-        self.plan.check(inputs)
-        images: list[Input] = []
-        videos: list[Input] = []
-        changed: set[str] = set()
-        self._files.clear()
-        planned: dict[str, Input] = {}
-        for item in inputs:
-            with self._attempt(item):
-                if self._state(item, planned) == "changed":
-                    changed.add(item.identity)
-                (images if item.kind in ("image", "stdin") else videos).append(item)
-        if (images or videos) and self.plan.stdout_kind is None:
-            check_writable(self.plan.folder)  # before the model is opened
+        remaining, changed = self.plan_inputs(inputs)
+        images = [item for item in remaining if item.kind in ("image", "stdin")]
+        videos = [item for item in remaining if item.kind not in ("image", "stdin")]
         if images:
             self._run_images(images, changed)
         for item in videos:
@@ -181,6 +180,23 @@ class TaskRun:
                 run(self, pipe, item, changed=item.identity in changed)
         self._add_following(inputs)
         self._compare_with_disk()
+
+    def plan_inputs(self, inputs: Sequence[Input]) -> tuple[list[Input], set[str]]:
+        """Plan the files of inputs; return those that are not done yet, and the identities of those that changed."""
+        inputs = [item for item in inputs if not self.is_result(item)]
+        self.plan.check(inputs)
+        remaining: list[Input] = []
+        changed: set[str] = set()
+        self._files.clear()
+        planned: dict[str, Input] = {}
+        for item in inputs:
+            with self._attempt(item):
+                if self._state(item, planned) == "changed":
+                    changed.add(item.identity)
+                remaining.append(item)
+        if remaining and self.plan.stdout_kind is None:
+            check_writable(self.plan.folder)  # before the model is opened
+        return remaining, changed
 
     def _add_following(self, inputs: Sequence[Input]) -> None:
         """Note the commands that follow this one on videos that are done, now or before."""
@@ -215,7 +231,7 @@ class TaskRun:
             if folder == self.plan.folder.absolute():
                 if folder not in roots or self.journal.wrote(path):
                     return True
-            elif (folder / JOURNAL).is_file() and self._read_journal(folder).wrote(path):
+            elif has_journal(folder) and self._read_journal(folder).wrote(path):
                 return True
         return False
 

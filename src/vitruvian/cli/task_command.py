@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args, get_
 
 from typer import Context, Exit, Option, echo
 
-from vitruvian.cli.options import STDIO, MessageGroup, ModelGroup, OutputGroup, SourceGroup, VideoGroup
+from vitruvian.cli.options import STDIO, ClusterGroup, MessageGroup, ModelGroup, OutputGroup, SourceGroup, VideoGroup
 from vitruvian.limits import parse_limits, use_limits
 from vitruvian.tasks import TASKS, Task
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskCommand(MessageGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup):
+class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup):
     """A command that runs a task on images and videos, with the values of its options.
 
     A subclass has the name of the task, an `example` that works, further options as fields or inherited groups, and

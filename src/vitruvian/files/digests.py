@@ -1,0 +1,49 @@
+"""Digests of files and checkpoints: whether what results depend on has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from vitruvian.errors import VitruvianError
+from vitruvian.hub import WEIGHT_ENDINGS, HubOptions, is_local, local_path, pin_revision
+
+_HASHED_BYTES = 1 << 25  # larger files are known by their header, size and modification time
+_HEADER_BYTES = 1 << 20
+
+
+def checkpoint_digest(name: str, revision: str | None = None) -> str | None:
+    """Return a digest of a checkpoint's weights and configuration: the commit for one on the Hub.
+
+    None where there is no such checkpoint; opening it says so.
+    """
+    try:
+        if not is_local(name):
+            return pin_revision(name, HubOptions(revision=revision)).revision
+        path = local_path(name)
+    except (VitruvianError, OSError):
+        return None
+    folder = path.parent if path.is_file() else path
+    depths = ("*",) if path.is_file() else ("*", "*/*", "*/*/*")  # training runs have a folder for each task
+    files = [file for depth in depths for file in folder.glob(depth) if file.name.endswith("config.json")]
+    if path.is_file():
+        files.append(path)
+    else:
+        endings = (*WEIGHT_ENDINGS, ".onnx", ".data", ".xml")  # of checkpoints and of exported models
+        files += [file for depth in depths for file in folder.glob(depth) if file.suffix in endings]
+    facts = [[file.relative_to(folder).as_posix(), file_digest(file)] for file in sorted(files)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str | None:
+    """Return a digest of a file's content, or of header, size and time of a large one; None where there is none."""
+    try:
+        stat = path.stat()
+        with path.open("rb") as file:
+            if stat.st_size <= _HASHED_BYTES:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            header = hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest()
+    except OSError:
+        return None
+    return f"{header}-{stat.st_size}-{stat.st_mtime_ns}"

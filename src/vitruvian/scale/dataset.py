@@ -1,0 +1,89 @@
+"""`map_dataset`: a task over a `ray.data.Dataset`, for people who have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitruvian.errors import InputError
+from vitruvian.scale.rows import row_schema
+from vitruvian.scale.sources import BYTES_COLUMNS, PATH_COLUMNS, SourceItem, read_sources
+from vitruvian.scale.worker import FileEncoder, PipelineSpec, PipelineWorker, as_image_bytes, default_kinds
+
+if TYPE_CHECKING:
+    import numpy as np
+    import ray.data
+
+
+def map_dataset(
+    dataset: ray.data.Dataset,
+    task: str,
+    *,
+    model: str | None = None,
+    column: str | None = None,
+    save: Sequence[str] | None = None,
+    workers: int = 1,
+    batch_size: int = 16,
+    cpus_per_worker: float = 1.0,
+    gpus_per_worker: float = 0.0,
+    dtype: str | None = None,
+    **options: object,
+) -> ray.data.Dataset:
+    """Map a task over the images of a dataset. Ray runs it, when the result is consumed.
+
+    Args:
+        dataset: A dataset with a column of image bytes, arrays or paths.
+        task: Name of the task.
+        model: Name of a checkpoint.
+        column: Name of the column; by default the first of the usual names.
+        save: Kinds of files, each a column of the result; by default JSON and what the task writes.
+        workers: Number of workers with a model.
+        batch_size: Rows that a worker processes together.
+        cpus_per_worker: Cores for each worker.
+        gpus_per_worker: GPUs for each worker, possibly a fraction.
+        dtype: Data type of the weights.
+        options: Options of the pipeline.
+
+    Returns:
+        The columns of the dataset without the images, and those of `vitruvian.scale.rows`.
+    """
+    names = dataset.columns() or []
+    chosen = column or next((name for name in (*BYTES_COLUMNS, *PATH_COLUMNS) if name in names), None)
+    if chosen is None or chosen not in names:
+        raise InputError(f"column: expected one with images or paths, got {', '.join(names)}. Pass column=…")
+    kinds = tuple(save) if save is not None else default_kinds(task)
+    spec = PipelineSpec(task=task, model=model, dtype=dtype, options=options)
+    return dataset.map_batches(
+        _DatasetWorker,
+        fn_constructor_args=(spec, kinds, chosen),
+        batch_size=batch_size,
+        concurrency=workers,
+        num_cpus=cpus_per_worker,
+        num_gpus=gpus_per_worker,
+    )
+
+
+class _DatasetWorker:
+    """Processes batches of a dataset."""
+
+    def __init__(self, spec: PipelineSpec, kinds: Sequence[str], column: str) -> None:
+        self._worker, self._kinds, self._column = PipelineWorker(spec, FileEncoder(tuple(kinds)), kinds), kinds, column
+
+    def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        values = list(batch[self._column])
+        if all(isinstance(value, str) for value in values):
+            items = [SourceItem(value, value) for value in values]
+            contents = read_sources(items)
+        else:
+            paths = next((batch[name] for name in PATH_COLUMNS if name in batch), range(len(values)))
+            items = [SourceItem(str(path), str(path)) for path in paths]
+            contents = [as_image_bytes(value) for value in values]
+        rows = self._worker.process(items, contents)
+        columns: dict[str, Any] = {name: value for name, value in batch.items() if name != self._column}
+        for name in row_schema(self._kinds).names:
+            if name in self._kinds:
+                texts = [row.files.get(name) for row in rows]
+                columns[name] = [text.decode() if name == "json" and text is not None else text for text in texts]
+            else:
+                columns[name] = [getattr(row, name) for row in rows]
+        return columns

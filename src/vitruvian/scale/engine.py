@@ -1,0 +1,281 @@
+"""Runs chunks of sources on a Ray cluster: read tasks → model actors → write tasks.
+
+Ray schedules the three stages and moves their data. This module keeps a bounded number of chunks in flight, replaces
+actors that die, and finds the source that ends them:
+
+| what happens to a chunk | then |
+|---|---|
+| its worker process ends, first time | the chunk runs again |
+| second time | its sources run again one by one |
+| a source alone ends its worker | it gets a row with the status ``crashed``, and the job goes on |
+| its results are lost with a machine | the chunk runs again |
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitruvian.errors import MissingExtraError, VitruvianError
+from vitruvian.scale.shards import shard_name
+
+MAX_CRASHES = 3  # of the worker that holds a source, before the source is set aside
+_CHUNKS_PER_ACTOR = 2  # one is processed while the next is read
+_MAX_FAILED_STARTS = 20  # of worker processes that end before their model is loaded
+_MAX_LOST = 3  # times that the results of a chunk may be lost with a machine
+
+
+def import_ray() -> Any:
+    """Import Ray, or raise `MissingExtraError`."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("ray", "scale", "jobs on a cluster") from error
+    return ray
+
+
+@dataclass
+class _Chunk:
+    """Sources that are processed together."""
+
+    items: tuple[Any, ...]  # each has a `name`
+    crashes: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class ChunkCounts:
+    """What was written: how many sources have which status, the first errors, and what else the writer tells."""
+
+    name: str
+    done: int
+    failed: int
+    crashed: int
+    errors: tuple[str, ...]
+    details: tuple[Any, ...] = ()
+
+
+@dataclass(eq=False)
+class _Actor:
+    """A model actor, and the chunks that were sent to it, the one that it processes first."""
+
+    handle: Any
+    starting: Any  # reference that is ready once the model is loaded
+    queue: deque[tuple[_Chunk, Any, Any]] = field(default_factory=deque)  # (chunk, finished, results)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """What runs on the cluster for each chunk. Everything is pickled by Ray.
+
+    Attributes:
+        actor: Class of the actors, with `ready()`, which loads the model, and `process(items, contents)`, which returns
+            a small value to wait for and the results.
+        arguments: Arguments of its constructor.
+        read: Returns the contents of items; None if actors read them.
+        write: Takes `write_arguments`, a name for a shard and the results of one or more chunks.
+        write_arguments: Its first arguments.
+        crashed: Returns the results for an item that ends its worker, with the message.
+    """
+
+    actor: type
+    arguments: tuple[Any, ...]
+    read: Callable[[Sequence[Any]], Any] | None
+    write: Callable[..., ChunkCounts]
+    crashed: Callable[[Any, str], Any]
+    write_arguments: tuple[Any, ...] = ()
+
+
+class ChunkRunner:
+    """Runs chunks and yields what was written.
+
+    Args:
+        stages: What runs on the cluster.
+        first_shard: Number of the first shard.
+        workers: Number of model actors.
+        cpus_per_worker: Cores that Ray reserves for each.
+        gpus_per_worker: GPUs that Ray reserves for each; may be a fraction.
+        rows_per_shard: Rows of shards that are made of single items, after crashes.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        *,
+        first_shard: int,
+        workers: int,
+        cpus_per_worker: float,
+        gpus_per_worker: float,
+        rows_per_shard: int,
+    ) -> None:
+        ray = import_ray()
+        self._ray, self._workers, self._rows_per_shard, self._crashed = ray, workers, rows_per_shard, stages.crashed
+        self._numbers = itertools.count(first_shard)
+        # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
+        task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD")
+        self._read = None if stages.read is None else task(stages.read)
+        self._write, self._write_arguments = task(stages.write), stages.write_arguments
+        actor = ray.remote(num_cpus=cpus_per_worker, num_gpus=gpus_per_worker, max_restarts=0)(stages.actor)
+        self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
+        self._actors: list[_Actor] = []
+        self._failed_starts = 0
+        self._pending: deque[_Chunk] = deque()  # to run again
+        self._single_results: list[tuple[_Chunk, Any]] = []  # of items that run one by one
+        self._writing: dict[Any, list[_Chunk]] = {}
+
+    def run(self, chunks: Iterable[Sequence[Any]]) -> Iterator[ChunkCounts]:
+        """Run all chunks, and yield the counts of each shard once it is written."""
+        ray = self._ray
+        source = (_Chunk(tuple(items)) for items in chunks)
+        if (first := next(source, None)) is None:  # nothing to do: no model is loaded
+            return
+        self._pending.append(first)
+        exhausted = False
+        try:
+            self._actors = [self._start_actor() for _ in range(self._workers)]
+            while True:
+                while not exhausted and (actor := self._free_actor()) is not None:
+                    chunk = self._pending.popleft() if self._pending else next(source, None)
+                    if chunk is None:
+                        exhausted = True
+                    else:
+                        self._send(actor, chunk)
+                while self._pending and (actor := self._free_actor()) is not None:
+                    self._send(actor, self._pending.popleft())
+                working = any(actor.queue for actor in self._actors)
+                if exhausted and not self._pending and not working:
+                    if self._single_results:
+                        self._write_singles()
+                    elif not self._writing:
+                        return
+                waited = [actor.starting for actor in self._actors if actor.starting is not None]
+                waited += [actor.queue[0][1] for actor in self._actors if actor.queue]
+                waited += list(self._writing)
+                ready, _ = ray.wait(waited, num_returns=1, timeout=5.0, fetch_local=False)
+                for reference in ready:
+                    yield from self._handle(reference)
+        finally:
+            for actor in self._actors:
+                ray.kill(actor.handle)
+
+    # ------------------------------------------------------------------------------------------------ actors
+
+    def _start_actor(self) -> _Actor:
+        handle = self._start()
+        return _Actor(handle, handle.ready.remote())
+
+    def _free_actor(self) -> _Actor | None:
+        """Return the actor that can take a chunk soonest; None if all are busy, or too much waits to be written."""
+        if len(self._writing) >= 2 * self._workers:
+            return None
+        free = [one for one in self._actors if one.starting is None and len(one.queue) < _CHUNKS_PER_ACTOR]
+        return min(free, key=lambda one: len(one.queue), default=None)
+
+    def _send(self, actor: _Actor, chunk: _Chunk) -> None:
+        contents = None if self._read is None else self._read.remote(chunk.items)
+        finished, results = actor.handle.process.options(num_returns=2).remote(chunk.items, contents)
+        actor.queue.append((chunk, finished, results))
+
+    # ------------------------------------------------------------------------------------------------ events
+
+    def _handle(self, reference: Any) -> Iterator[ChunkCounts]:
+        if reference in self._writing:
+            yield from self._written(reference)
+            return
+        for actor in self._actors:
+            if actor.starting == reference:
+                self._started(actor)
+                return
+            if actor.queue and actor.queue[0][1] == reference:
+                self._processed(actor)
+                return
+
+    def _started(self, actor: _Actor) -> None:
+        try:
+            self._ray.get(actor.starting)
+        except self._ray.exceptions.RayTaskError as error:  # the model cannot be opened: no worker can
+            raise _cause(error) from None
+        except self._ray.exceptions.RayActorError:  # its machine is gone, or it ran out of memory
+            self._failed_starts += 1
+            if self._failed_starts > _MAX_FAILED_STARTS:
+                raise
+            self._actors[self._actors.index(actor)] = self._start_actor()
+            return
+        actor.starting = None
+
+    def _processed(self, actor: _Actor) -> None:
+        """Take the result of the first chunk of an actor, or replace the actor if it died."""
+        exceptions = self._ray.exceptions
+        chunk, finished, results = actor.queue[0]
+        try:
+            self._ray.get(finished)
+        except exceptions.RayActorError:
+            self._replace(actor)
+            return
+        except (exceptions.ObjectLostError, exceptions.WorkerCrashedError, exceptions.NodeDiedError):
+            actor.queue.popleft()
+            self._again(chunk)
+            return
+        except exceptions.RayTaskError as error:
+            raise _cause(error) from None
+        actor.queue.popleft()
+        if chunk.crashes >= MAX_CRASHES - 1 and len(chunk.items) == 1:
+            self._single_results.append((chunk, results))
+            if len(self._single_results) >= self._rows_per_shard:
+                self._write_singles()
+        else:
+            self._write_results([(chunk, results)])
+
+    def _replace(self, dead: _Actor) -> None:
+        """Start another actor. The chunk that was processed counts a crash; those behind it did not run."""
+        self._actors[self._actors.index(dead)] = self._start_actor()
+        (chunk, _, _), *waiting = dead.queue
+        self._pending.extendleft(reversed([one for one, _, _ in waiting]))
+        chunk.crashes += 1
+        if chunk.crashes >= MAX_CRASHES and len(chunk.items) == 1:
+            message = f"{chunk.items[0].name}: ended its worker process {chunk.crashes} times. It was set aside."
+            self._single_results.append((chunk, self._ray.put(self._crashed(chunk.items[0], message))))
+        elif chunk.crashes == MAX_CRASHES - 1:
+            self._pending.extendleft(_Chunk((item,), chunk.crashes) for item in reversed(chunk.items))
+        else:
+            self._pending.appendleft(chunk)
+
+    def _again(self, chunk: _Chunk) -> None:
+        chunk.lost += 1
+        if chunk.lost > _MAX_LOST:
+            raise RuntimeError(f"{chunk.items[0].name}: its results were lost {chunk.lost} times.")
+        self._pending.append(chunk)
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def _write_singles(self) -> None:
+        self._write_results(self._single_results)
+        self._single_results = []
+
+    def _write_results(self, results: Sequence[tuple[_Chunk, Any]]) -> None:
+        name = shard_name(next(self._numbers), results[0][0].items[0].name)
+        reference = self._write.remote(*self._write_arguments, name, *(one for _, one in results))
+        self._writing[reference] = [chunk for chunk, _ in results]
+
+    def _written(self, reference: Any) -> Iterator[ChunkCounts]:
+        exceptions = self._ray.exceptions
+        chunks = self._writing.pop(reference)
+        try:
+            yield self._ray.get(reference)
+        except exceptions.RayTaskError as error:
+            if isinstance(cause := _cause(error), VitruvianError):
+                raise cause from None
+            for chunk in chunks:  # an input of the write task is gone
+                self._again(chunk)
+        except (exceptions.ObjectLostError, exceptions.WorkerCrashedError, exceptions.NodeDiedError):
+            for chunk in chunks:
+                self._again(chunk)
+
+
+def _cause(error: Any) -> BaseException:
+    """Return the exception that a task raised."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error

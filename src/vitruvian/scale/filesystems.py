@@ -1,0 +1,59 @@
+"""File systems of sources and results: local paths, and URIs that pyarrow or fsspec open, such as ``s3://``."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from vitruvian.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "file"})
+
+
+def import_pyarrow() -> Any:
+    """Import pyarrow, or raise `MissingExtraError`."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "scale", "jobs on a cluster") from error
+    return pyarrow
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path has a scheme, such as ``s3://``, other than ``file://``."""
+    match = _SCHEME.match(path)
+    return match is not None and match[1].lower() != "file"
+
+
+def open_filesystem(path: str) -> tuple[FileSystem, str]:
+    """Return the file system of a path or URI, and the path on it. Local paths become absolute.
+
+    Raises:
+        InputError: The URI is not valid, or no file system for it is installed.
+    """
+    import_pyarrow()
+    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
+
+    match = _SCHEME.match(path)
+    if match is None:
+        return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+    try:
+        if match[1].lower() in _ARROW_SCHEMES:
+            filesystem, inner = FileSystem.from_uri(path)
+            return filesystem, inner
+        from fsspec.core import url_to_fs
+
+        fsspec_system, inner = url_to_fs(path)
+        return PyFileSystem(FSSpecHandler(fsspec_system)), inner
+    except (ImportError, ValueError, OSError) as error:
+        raise InputError(f"{path}: expected an address that pyarrow or fsspec can open, got {error}.") from error
+
+
+def join(folder: str, name: str) -> str:
+    """Return the path of a name in a folder; both use forward slashes on every file system."""
+    return f"{folder.rstrip('/')}/{name}"

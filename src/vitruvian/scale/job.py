@@ -1,0 +1,323 @@
+"""A job on a cluster: what is not done yet is divided into chunks, processed, and written as shards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitruvian.errors import InputError
+from vitruvian.files.digests import checkpoint_digest
+from vitruvian.files.locks import OutputLock
+from vitruvian.hub import BUILTIN
+from vitruvian.scale.engine import ChunkCounts, ChunkRunner, Stages, import_ray
+from vitruvian.scale.filesystems import is_remote, open_filesystem
+from vitruvian.scale.rows import failure_row, rows_to_table
+from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names, write_shard
+from vitruvian.scale.sources import SourceItem, list_sources, read_sources
+from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, RunnerSpec, default_kinds
+from vitruvian.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_CHUNK = 64  # sources that are processed and written together at first …
+MAX_CHUNK = 1024  # … and at most
+_MAX_FAILURES = 100  # messages that a summary holds
+
+
+@dataclass
+class JobSummary:
+    """What a job has done.
+
+    Attributes:
+        done: Sources with a result of this run.
+        failed: Sources without one.
+        crashed: Sources that ended their worker process again and again.
+        skipped: Sources that were done before.
+        shards: Shards that were written.
+        seconds: Time that it took.
+        failures: The first messages of failed sources.
+    """
+
+    done: int = 0
+    failed: int = 0
+    crashed: int = 0
+    skipped: int = 0
+    shards: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+def run_on_ray(
+    spec: PipelineSpec | RunnerSpec,
+    sources: Sequence[str] | Iterable[SourceItem],
+    out: str | Path,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    cpus_per_worker: float = 1.0,
+    gpus_per_worker: float | None = None,
+    save: Sequence[str] | None = None,
+    form: ShardFormat = "parquet",
+    column: str | None = None,
+    chunk_size: int | None = None,
+    overwrite: bool = False,
+    retry_failed: bool = False,
+    encode: Encoder | None = None,
+    settings: str | None = None,
+    runtime_env: dict[str, Any] | None = None,
+    progress: Callable[[JobSummary], None] | None = None,
+) -> JobSummary:
+    """Run a task on many sources with a Ray cluster, and write shards of results. A second call resumes.
+
+    Args:
+        spec: The task, its model and its options; other classes need `save` and `settings` too.
+        sources: Folders, globs, lists, Parquet files and tars, see `vitruvian.scale.sources`; or the items themselves.
+        out: Folder or URI for the shards.
+        address: Address of a cluster, such as ``ray://host:10001``; by default the cluster of this process, or a new
+            local one.
+        workers: Number of worker processes with a model; by default one for each GPU of the cluster, or for each
+            `cpus_per_worker` cores if it has none.
+        cpus_per_worker: Cores for each worker.
+        gpus_per_worker: GPUs for each worker, possibly a fraction; by default 1 if the cluster has any.
+        save: Kinds of files, each a column of the shards; by default JSON and what the task writes.
+        form: ``"parquet"`` or ``"tar"`` (WebDataset).
+        column: Column of Parquet sources.
+        chunk_size: Sources in a chunk and rows in a shard. By default it grows from 64 to 1024.
+        overwrite: Whether to remove the shards that are there first.
+        retry_failed: Whether to process sources again that failed before.
+        encode: Encodes a result as files; by default as `Result.save` does.
+        settings: Digest of everything that results depend on; by default made from `spec`.
+        runtime_env: Environment of worker processes, as `ray.init` takes it.
+        progress: Called after each shard.
+
+    Raises:
+        InputError: A source does not exist, or the folder holds results of other settings.
+    """
+    ray = import_ray()
+    start = time.monotonic()
+    out = str(out)
+    if isinstance(spec, PipelineSpec):
+        save = save or default_kinds(spec.task)
+        settings = settings or settings_digest(spec, save)
+    if save is None or settings is None:
+        raise InputError("save, settings: expected both for a spec of another class than PipelineSpec, got none.")
+    kinds = tuple(save)
+    summary = JobSummary()
+    with _locked(out), connected(ray, address, runtime_env):
+        if overwrite:
+            _remove_shards(out)
+        index = ShardIndex.read(out, settings=settings)
+        workers, gpus = choose_placement(ray, workers, cpus_per_worker, gpus_per_worker)
+        runner = ChunkRunner(
+            shard_stages(spec, encode or FileEncoder(kinds), kinds, out=out, settings=settings, form=form),
+            first_shard=_next_number(index.names),
+            workers=workers,
+            cpus_per_worker=cpus_per_worker,
+            gpus_per_worker=gpus,
+            rows_per_shard=chunk_size or DEFAULT_CHUNK,
+        )
+        items = _items(sources, column)
+        outdated: defaultdict[str, set[str]] = defaultdict(set)
+        remaining = _not_done(items, index, summary, outdated, retry_failed=retry_failed)
+        for counts in runner.run(_chunks(remaining, chunk_size, workers)):
+            summary.done += counts.done
+            summary.failed += counts.failed
+            summary.crashed += counts.crashed
+            summary.shards += 1
+            summary.failures += counts.errors[: _MAX_FAILURES - len(summary.failures)]
+            summary.seconds = time.monotonic() - start
+            if progress is not None:
+                progress(summary)
+        for name, names in outdated.items():  # their new rows are written by now
+            remove_rows(out, name, names, settings=settings)
+    summary.seconds = time.monotonic() - start
+    return summary
+
+
+def shard_stages(
+    spec: RunnerSpec, encode: Encoder, kinds: Sequence[str], *, out: str, settings: str, form: ShardFormat
+) -> Stages:
+    """Return what runs on the cluster for shards: bytes are read, a pipeline makes rows, and shards are written."""
+    return Stages(
+        actor=ShardActor,
+        arguments=(spec, encode, tuple(kinds)),
+        read=read_sources,
+        write=_write_counted,
+        write_arguments=(out, settings, form),
+        crashed=functools.partial(_crashed_table, tuple(kinds)),
+    )
+
+
+class ShardActor:
+    """The actor that holds a pipeline."""
+
+    def __init__(self, spec: RunnerSpec, encode: Encoder, kinds: Sequence[str]) -> None:
+        self._arguments = spec, encode, kinds
+
+    def ready(self) -> None:
+        """Load the model; its errors are those of this call."""
+        self._worker = PipelineWorker(*self._arguments)
+
+    def process(self, items: Sequence[SourceItem], contents: Any) -> tuple[bool, pa.Table]:
+        """Return a small value to wait for, and the rows, which stay in the object store."""
+        return True, self._worker.process_table(items, contents)
+
+
+def _write_counted(out: str, settings: str, form: ShardFormat, name: str, *tables: pa.Table) -> ChunkCounts:
+    """Write a shard and count its rows."""
+    file_name = write_shard(tables, out, name, settings=settings, form=form)
+    statuses = [status for table in tables for status in table.column("status").to_pylist()]
+    errors = [error for table in tables for error in table.column("error").to_pylist() if error is not None]
+    return ChunkCounts(
+        file_name, statuses.count("done"), statuses.count("failed"), statuses.count("crashed"), tuple(errors[:20])
+    )
+
+
+def _crashed_table(kinds: Sequence[str], item: SourceItem, message: str) -> pa.Table:
+    return rows_to_table([failure_row(item, message, status="crashed")], kinds)
+
+
+def _items(sources: Sequence[str] | Iterable[SourceItem], column: str | None) -> Iterator[SourceItem]:
+    """Yield the items that paths stand for, and items as they are."""
+    for source in sources:
+        if isinstance(source, SourceItem):
+            yield source
+        else:
+            yield from list_sources([source], column=column)
+
+
+def settings_digest(spec: PipelineSpec, kinds: Sequence[str]) -> str:
+    """Return a short text that differs where results would."""
+    facts = {
+        "version": __version__,
+        "task": spec.task,
+        "model": checkpoint_digest(spec.model or BUILTIN, str(spec.options.get("revision") or "") or None),
+        "dtype": spec.dtype,
+        "options": spec.options,
+        "kinds": kinds,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _not_done(
+    items: Iterable[SourceItem],
+    index: ShardIndex,
+    summary: JobSummary,
+    outdated: defaultdict[str, set[str]],
+    *,
+    retry_failed: bool,
+) -> Iterator[SourceItem]:
+    """Yield the sources without a row, and collect outdated rows of others."""
+    for item in items:
+        if not len(index):
+            yield item
+            continue
+        done, shards = index.state(item, retry_failed=retry_failed)
+        for name in shards:
+            if not name.endswith(".parquet"):
+                raise InputError(
+                    f"{item.name}: expected a source that is unchanged since its result was written into {name}. "
+                    "Choose another --out, or add --overwrite: rows of tar shards cannot be replaced."
+                )
+            outdated[name].add(item.name)
+        if done:
+            summary.skipped += 1
+        else:
+            yield item
+
+
+def _chunks(items: Iterator[SourceItem], size: int | None, workers: int) -> Iterator[tuple[SourceItem, ...]]:
+    """Divide sources into chunks, small ones first, so that all workers start at once and few files are written."""
+    current = size or DEFAULT_CHUNK
+    for number in itertools.count(1):
+        chunk = tuple(itertools.islice(items, current))
+        if not chunk:
+            return
+        yield chunk
+        if size is None and number % (4 * workers) == 0:
+            current = min(2 * current, MAX_CHUNK)
+
+
+def _next_number(names: Sequence[str]) -> int:
+    return 1 + max((int(name.split("-")[1]) for name in names), default=-1)
+
+
+def _remove_shards(out: str) -> None:
+    filesystem, folder = open_filesystem(out)
+    for name in shard_names(filesystem, folder):
+        filesystem.delete_file(f"{folder}/{name}")
+
+
+@contextlib.contextmanager
+def _locked(out: str) -> Iterator[None]:
+    """Lock a local output folder: two jobs on one folder would do the same work. Remote folders are not locked."""
+    if is_remote(out):
+        yield
+        return
+    folder = Path(out).expanduser()
+    lock = OutputLock(folder, {"shards": folder})
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None = None) -> Iterator[None]:
+    """Connect to a cluster, or start a local one, for the time of the block; an existing connection is used."""
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        ray.init(
+            address=address,
+            runtime_env=runtime_env,
+            log_to_driver=False,
+            include_dashboard=None if address is None else False,
+        )
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"ray: expected a cluster at {address}, got {error}. Start one with: ray start --head"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def choose_placement(ray: Any, workers: int | None, cpus: float, gpus: float | None) -> tuple[int, float]:
+    """Return the number of workers and the GPUs of each, from what the cluster has."""
+    have = ray.cluster_resources()
+    if gpus is None:
+        gpus = 1.0 if have.get("GPU", 0) else 0.0
+    if workers is None:
+        possible = have.get("GPU", 0) / gpus if gpus else have.get("CPU", 1) / max(cpus, 1e-6)
+        workers = max(1, int(possible))
+    if gpus and gpus * workers > have.get("GPU", 0):
+        raise InputError(
+            f"workers: expected at most {int(have.get('GPU', 0) / gpus)} with {gpus:g} GPUs each, got {workers}. "
+            "Lower it, or give each a smaller share of a GPU."
+        )
+    return workers, gpus
+
+
+class RayPipeline:
+    """A pipeline whose calls run on a Ray cluster. `TaskPipeline.on_ray` makes it."""
+
+    def __init__(self, spec: PipelineSpec, **settings: Any) -> None:
+        self._spec, self._settings = spec, settings
+
+    def __call__(self, sources: str | Path | Sequence[str | Path], save: str | Path, **settings: Any) -> JobSummary:
+        """Run the task on sources, and write shards of results into the folder or URI `save`. See `run_on_ray`."""
+        several = [sources] if isinstance(sources, str | Path) else sources
+        return run_on_ray(self._spec, [str(one) for one in several], save, **self._settings | settings)

@@ -1,0 +1,82 @@
+"""The rows of a job: one for each source, with its status and a column for each kind of file.
+
+| column | holds |
+|---|---|
+| `source` | path or URI, with the member of a tar or the row of a Parquet file behind it |
+| `source_size`, `source_mtime_ns` | of the source, where known |
+| `status` | ``done``, ``failed``, or ``crashed``: the source ended its worker three times |
+| `error` | why there is no result |
+| `height`, `width` | size of the image |
+| ``json`` | the result as JSON text, masks as COCO RLE |
+| ``png``, ``npz`` … | the bytes of the file that the command writes on one machine |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from vitruvian.scale.filesystems import import_pyarrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from vitruvian.scale.sources import SourceItem
+
+Status = Literal["done", "failed", "crashed"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The row of one source; `files` holds bytes by kind of file."""
+
+    source: str
+    status: Status
+    source_size: int | None = None
+    source_mtime_ns: int | None = None
+    error: str | None = None
+    height: int | None = None
+    width: int | None = None
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+
+
+def failure_row(item: SourceItem, error: str, *, status: Status = "failed") -> Row:
+    """Return the row of a source without a result."""
+    return Row(source=item.name, source_size=item.size, source_mtime_ns=item.mtime_ns, status=status, error=error)
+
+
+def row_schema(kinds: Sequence[str]) -> pa.Schema:
+    """Return the columns of rows with these kinds of files."""
+    pa = import_pyarrow()
+    fields = {
+        "source": pa.string(),
+        "source_size": pa.int64(),
+        "source_mtime_ns": pa.int64(),
+        "status": pa.string(),
+        "error": pa.string(),
+        "height": pa.int32(),
+        "width": pa.int32(),
+    }
+    return pa.schema({**fields, **{kind: pa.large_string() if kind == "json" else pa.large_binary() for kind in kinds}})
+
+
+def rows_to_table(rows: Sequence[Row], kinds: Sequence[str]) -> pa.Table:
+    """Return rows as an Arrow table."""
+    pa = import_pyarrow()
+    schema = row_schema(kinds)
+    columns: dict[str, list[object]] = {name: [] for name in schema.names}
+    for row in rows:
+        for name in ("source_size", "source_mtime_ns", "status", "height", "width"):
+            columns[name].append(getattr(row, name))
+        columns["source"].append(_utf8(row.source))
+        columns["error"].append(None if row.error is None else _utf8(row.error))
+        for kind in kinds:
+            content = row.files.get(kind)
+            columns[kind].append(content.decode() if kind == "json" and content is not None else content)
+    return pa.table(columns, schema=schema)
+
+
+def _utf8(text: str) -> str:
+    """Return a text that Arrow takes: bytes of file names that are not UTF-8 are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,241 @@
+"""Result shards: Parquet or tar files with the rows of many sources, and the index of what they hold.
+
+A shard appears under its name only when it is complete: it is renamed on disks, and object stores publish complete
+objects. It contains a digest of the settings that it was made with. So the shards are the journal of a job: a source is
+done if a shard has its row. A shard is written by one worker and never appended to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.errors import InputError
+from vitruvian.files.output_paths import safe_name
+from vitruvian.scale.filesystems import import_pyarrow, join, open_filesystem
+from vitruvian.scale.sources import SourceItem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
+
+ShardFormat = Literal["parquet", "tar"]
+_IndexRow = tuple[str, int | None, int | None, str]  # source, size, time, status
+_SETTINGS_KEY = b"vitruvian.settings"
+_TAR_RECORDS = "rows.jsonl"  # last member of a tar shard: the rows without their files
+_PREFIX = "part-"
+_TEMPORARY = ".part"
+_INDEX_COLUMNS = ("source", "source_size", "source_mtime_ns", "status")
+
+
+def source_key(name: str) -> int:
+    """Return 64 bits that identify a source."""
+    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "little")
+
+
+def _version_key(name: str, size: int | None, mtime_ns: int | None) -> int:
+    """Return 64 bits that identify a source and its content, as far as size and time tell."""
+    return source_key(f"{name}\0{size}\0{mtime_ns}")
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def write_shard(tables: Sequence[pa.Table], out: str, name: str, *, settings: str, form: ShardFormat) -> str:
+    """Write the rows of tables as one shard, atomically, and return its file name."""
+    pa = import_pyarrow()
+    table = pa.concat_tables(tables)
+    filesystem, folder = open_filesystem(out)
+    filesystem.create_dir(folder, recursive=True)
+    file_name = f"{name}.{form}"
+    temporary = join(folder, f".{file_name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
+    try:
+        if form == "parquet":
+            _write_parquet(table, filesystem, temporary, settings)
+        else:
+            _write_tar(table, filesystem, temporary, settings)
+        if filesystem.type_name == "local":
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+        filesystem.move(temporary, join(folder, file_name))
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"{out}/{file_name}: expected a shard to be written, got {error}. Is the disk full?"
+        ) from error
+    return file_name
+
+
+def _write_parquet(table: pa.Table, filesystem: FileSystem, path: str, settings: str) -> None:
+    import pyarrow.parquet as pq
+
+    table = table.replace_schema_metadata({_SETTINGS_KEY: settings.encode()})
+    with filesystem.open_output_stream(path) as stream:
+        pq.write_table(table, stream, compression="zstd", compression_level=1, row_group_size=1024)
+
+
+def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str) -> None:
+    """Write `KEY.KIND` members for each row, as WebDataset reads them, and all rows without files at the end."""
+    kinds = [name for name in table.schema.names if name not in _ROW_COLUMNS]
+    records = [{"settings": settings}]
+    with filesystem.open_output_stream(path) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
+        for number, row in enumerate(table.to_pylist()):
+            key = f"{number:06d}_{safe_name(PurePosixPath(row['source']).stem).replace('.', '_')[:80]}"
+            for kind in kinds:
+                if row[kind] is not None:
+                    _add_member(archive, f"{key}.{kind}", row[kind])
+            records.append({name: row[name] for name in _ROW_COLUMNS} | {"key": key})
+        _add_member(archive, _TAR_RECORDS, "".join(json.dumps(record) + "\n" for record in records))
+
+
+_ROW_COLUMNS = (*_INDEX_COLUMNS, "error", "height", "width")
+
+
+def _add_member(archive: tarfile.TarFile, name: str, content: str | bytes) -> None:
+    data = content.encode() if isinstance(content, str) else content
+    member = tarfile.TarInfo(name)  # without times and owners: the same rows give the same bytes
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
+
+
+# ------------------------------------------------------------------------------------------------ what is done
+
+
+@dataclass
+class ShardIndex:
+    """Which sources have a row in the shards of a folder: about 20 bytes a source.
+
+    Attributes:
+        names: File names of the shards.
+        sources: Sorted keys of sources, uint64 [N].
+        versions: Keys of source and content, uint64 [N].
+        shards: Number of the shard, int32 [N].
+        failed: Whether the row has no result, bool [N].
+    """
+
+    names: list[str] = field(default_factory=list)
+    sources: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    versions: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    shards: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    failed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+
+    @classmethod
+    def read(cls, out: str, *, settings: str) -> ShardIndex:
+        """Read the index of a folder, which need not exist.
+
+        Raises:
+            InputError: A shard was made with other settings, or is not one of this library.
+        """
+        names: list[str] = []
+        parts: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32], NDArray[np.bool_]]] = []
+        filesystem, folder = open_filesystem(out)
+        for name in shard_names(filesystem, folder):
+            found, rows = _read_index_rows(filesystem, join(folder, name))
+            if found != settings:
+                raise InputError(
+                    f"{out}/{name}: expected results of the same settings, got those of others. "
+                    "Choose another --out, or add --overwrite."
+                )
+            keys = [
+                (source_key(source), _version_key(source, size, mtime), status != "done")
+                for source, size, mtime, status in rows
+            ]
+            parts.append(
+                (
+                    np.array([key[0] for key in keys], np.uint64),
+                    np.array([key[1] for key in keys], np.uint64),
+                    np.full(len(keys), len(names), np.int32),
+                    np.array([key[2] for key in keys], bool),
+                )
+            )
+            names.append(name)
+        if not parts:
+            return cls(names)
+        sources, versions, shards, failed = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(sources, kind="stable")
+        return cls(names, sources[order], versions[order], shards[order], failed[order])
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def state(self, item: SourceItem, *, retry_failed: bool) -> tuple[bool, list[str]]:
+        """Return whether a source is done, and the shards with outdated rows of it."""
+        begin, end = np.searchsorted(self.sources, np.uint64(source_key(item.name)), side="left"), 0
+        end = int(np.searchsorted(self.sources, np.uint64(source_key(item.name)), side="right"))
+        current = np.uint64(_version_key(item.name, item.size, item.mtime_ns))
+        done, outdated = False, []
+        for index in range(int(begin), end):
+            same = self.versions[index] == current and not (retry_failed and self.failed[index])
+            if same and not done:
+                done = True
+            else:
+                outdated.append(self.names[int(self.shards[index])])
+        return done, outdated
+
+
+def shard_names(filesystem: FileSystem, folder: str) -> list[str]:
+    """List the shards of a folder, and remove what killed writers left."""
+    from pyarrow.fs import FileSelector
+
+    names = []
+    for info in filesystem.get_file_info(FileSelector(folder, allow_not_found=True)):
+        if info.base_name.startswith(f".{_PREFIX}") and info.base_name.endswith(_TEMPORARY):
+            filesystem.delete_file(info.path)
+        elif info.base_name.startswith(_PREFIX) and info.extension in ("parquet", "tar"):
+            names.append(info.base_name)
+    return sorted(names)
+
+
+def _read_index_rows(
+    filesystem: FileSystem, path: str
+) -> tuple[str | None, Iterator[tuple[str, int | None, int | None, str]]]:
+    """Return the settings of a shard, and (source, size, time, status) of its rows."""
+    pa = import_pyarrow()
+    import pyarrow.parquet as pq
+
+    try:
+        with filesystem.open_input_file(path) as file:
+            if path.endswith(".tar"):
+                with tarfile.open(fileobj=file, mode="r:") as archive:
+                    member = archive.extractfile(_TAR_RECORDS)
+                    lines = [] if member is None else member.read().splitlines()
+                first, *records = [json.loads(line) for line in lines]
+                return first["settings"], iter([tuple(record[name] for name in _INDEX_COLUMNS) for record in records])
+            parquet = pq.ParquetFile(file)
+            settings = (parquet.schema_arrow.metadata or {}).get(_SETTINGS_KEY)
+            table = parquet.read(columns=list(_INDEX_COLUMNS))
+    except (OSError, KeyError, ValueError, tarfile.TarError, pa.ArrowException) as error:
+        raise InputError(f"{path}: expected a shard of results, got {error}. Choose another --out.") from error
+    columns = [table.column(name).to_pylist() for name in _INDEX_COLUMNS]
+    return None if settings is None else settings.decode(), zip(*columns, strict=True)
+
+
+def remove_rows(out: str, name: str, sources: set[str], *, settings: str) -> None:
+    """Rewrite a Parquet shard without the rows of some sources; a shard without rows is removed."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    pa = import_pyarrow()
+    filesystem, folder = open_filesystem(out)
+    with filesystem.open_input_file(join(folder, name)) as file:
+        table = pq.ParquetFile(file).read()
+    kept = table.filter(pc.invert(pc.is_in(table.column("source"), value_set=pa.array(sorted(sources)))))
+    if kept.num_rows:
+        write_shard([kept], out, name.rpartition(".")[0], settings=settings, form="parquet")
+    else:
+        filesystem.delete_file(join(folder, name))
+
+
+def shard_name(number: int, first: str) -> str:
+    """Return the name of a shard: its number in the run, and a hash that tells runs apart."""
+    return f"{_PREFIX}{number:06d}-{source_key(first) & 0xFFFFFFFF:08x}"

@@ -1,0 +1,281 @@
+"""What a job on a cluster reads: a stream of `SourceItem`, each small, and their bytes.
+
+    folder            every image below it
+    *.jpg, a/**/*.png glob patterns
+    list.txt          a path or URL in each line; paths are relative to the list
+    data.parquet      a column of bytes (`bytes`, `image`, …) or of paths (`path`, `file_name`, …)
+    shard-0001.tar    the images in a tar file, as in WebDataset
+
+Listing streams: memory does not grow with the number of sources, only with the largest remote folder or tar file.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import io
+import os
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from vitruvian.errors import InputError, VitruvianError
+from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.limits import get_limits
+from vitruvian.pipelines.sources import IMAGE_SUFFIXES
+from vitruvian.scale.filesystems import is_remote, join, open_filesystem
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo
+
+BYTES_COLUMNS = ("bytes", "image", "jpg", "png", "webp", "image_bytes")
+PATH_COLUMNS = ("path", "file_name", "filepath", "image_path", "uri")
+_LIST_SUFFIXES = frozenset({".txt", ".lst"})
+_MAX_LINE = 1 << 16  # characters of a line in a list
+
+
+@dataclass(frozen=True, slots=True)
+class SourceItem:
+    """One image that is not read yet.
+
+    Attributes:
+        name: Path as the user gave it, with the member or row behind it (``shard.tar/0001.jpg``, ``data.parquet#17``).
+        path: File that holds it: the image, or the tar or Parquet file.
+        size: Bytes of the image, if known.
+        mtime_ns: Modification time of the file, if known.
+        offset: Where it begins in a tar file.
+        column: Column of a Parquet file.
+        row_group: Row group of a Parquet file.
+        row: Row in the row group.
+    """
+
+    name: str
+    path: str
+    size: int | None = None
+    mtime_ns: int | None = None
+    offset: int | None = None
+    column: str | None = None
+    row_group: int = 0
+    row: int = 0
+
+
+# ------------------------------------------------------------------------------------------------ listing
+
+
+def list_sources(sources: Sequence[str], *, column: str | None = None) -> Iterator[SourceItem]:
+    """Yield every image that the sources name, in their order.
+
+    Args:
+        sources: Paths and URIs of folders, images, globs, lists (.txt), Parquet files and tars.
+        column: Column of Parquet files; by default the first of the usual names.
+
+    Raises:
+        InputError: A source does not exist or holds no images.
+    """
+    for text in sources:
+        found = False
+        for item in _list_one(text, column):
+            found = True
+            yield item
+        if not found:
+            raise InputError(f"{text}: expected images, got none. Check the path.")
+
+
+def _list_one(text: str, column: str | None) -> Iterator[SourceItem]:
+    suffix = PurePosixPath(text).suffix.lower()
+    if is_url(text):
+        yield _address_item(text)
+    elif glob.has_magic(text) and not (not is_remote(text) and os.path.exists(text)):
+        yield from _list_glob(text, column)
+    elif suffix in _LIST_SUFFIXES:
+        yield from _list_lines(text)
+    elif suffix == ".parquet":
+        yield from _list_parquet(text, column)
+    elif suffix == ".tar":
+        yield from _list_tar(text)
+    elif not is_remote(text) and os.path.isdir(os.path.expanduser(text)):
+        yield from _list_local_folder(os.path.expanduser(text))
+    elif is_remote(text):
+        yield from _list_remote(text)
+    else:
+        yield _file_item(os.path.expanduser(text))
+
+
+def _address_item(text: str) -> SourceItem:
+    """Return the item of a path, or of a URL, whose credentials and query are not part of its name."""
+    return SourceItem(redacted_url(text) if is_url(text) else text, text)
+
+
+def _file_item(path: str) -> SourceItem:
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise InputError(f"{path}: expected a file, got {error.strerror}. Check the path.") from error
+    return SourceItem(path, path, stat.st_size, stat.st_mtime_ns)
+
+
+def _list_glob(pattern: str, column: str | None) -> Iterator[SourceItem]:
+    if not is_remote(pattern):
+        for path in glob.iglob(os.path.expanduser(pattern), recursive=True):
+            if os.path.isfile(path):
+                yield from _list_one(path, column) if _is_container(path) else iter([_file_item(path)])
+        return
+    base = pattern[: min(pattern.find(char) for char in "*?[" if char in pattern)].rpartition("/")[0]
+    for item in _list_remote(base, every=True):
+        if fnmatch.fnmatchcase(item.path, pattern):
+            yield from _list_one(item.path, column) if _is_container(item.path) else iter([item])
+
+
+def _is_container(path: str) -> bool:
+    return PurePosixPath(path).suffix.lower() in {".parquet", ".tar"}
+
+
+def _is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and not PurePosixPath(name).name.startswith(".")
+
+
+def _list_local_folder(folder: str) -> Iterator[SourceItem]:
+    """Walk a folder without a list of its files; hidden folders are left out."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                folders.append(entry.path)
+            elif entry.is_file() and _is_image(entry.name):
+                stat = entry.stat()
+                yield SourceItem(entry.path, entry.path, stat.st_size, stat.st_mtime_ns)
+    for path in sorted(folders):
+        yield from _list_local_folder(path)
+
+
+def _list_remote(text: str, *, every: bool = False) -> Iterator[SourceItem]:
+    """Walk a remote folder, one level at a time."""
+    from pyarrow.fs import FileSelector, FileType
+
+    filesystem, inner = open_filesystem(text)
+    scheme = text.partition("://")[0]
+    info: FileInfo = filesystem.get_file_info(inner)
+    if info.type == FileType.File:
+        yield SourceItem(text, text, info.size, info.mtime_ns)
+        return
+    pending = [inner]
+    while pending:
+        for entry in sorted(filesystem.get_file_info(FileSelector(pending.pop())), key=lambda one: one.path):
+            if entry.type == FileType.Directory:
+                pending.append(entry.path)
+            elif every or _is_image(entry.path):
+                uri = f"{scheme}://{entry.path}"
+                yield SourceItem(uri, uri, entry.size, entry.mtime_ns)
+
+
+def _list_lines(text: str) -> Iterator[SourceItem]:
+    """Read a list line by line. Files are not examined here: a list may have millions of lines."""
+    filesystem, inner = open_filesystem(text)
+    folder = text.rpartition("/")[0]
+    with filesystem.open_input_stream(inner) as stream:
+        for line in io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8", errors="surrogateescape"):
+            path = line.strip()
+            if len(path) > _MAX_LINE:
+                raise InputError(f"{text}: expected a path in each line, got a line of {len(path)} characters.")
+            if path and not path.startswith("#"):
+                yield _address_item(_below(folder, path))
+
+
+def _below(folder: str, path: str) -> str:
+    """Return a path that is relative to a folder, unless it is absolute or has a scheme."""
+    return path if is_remote(path) or path.startswith("/") or not folder else join(folder, path)
+
+
+def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:
+    """Yield the rows of a Parquet file: from its columns of paths, or as rows to read later."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    filesystem, inner = open_filesystem(text)
+    try:
+        file = pq.ParquetFile(filesystem.open_input_file(inner))
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{text}: expected a Parquet file, got {error}.") from error
+    with file:
+        names = file.schema_arrow.names
+        chosen = column or next((name for name in (*BYTES_COLUMNS, *PATH_COLUMNS) if name in names), None)
+        if chosen is None or chosen not in names:
+            raise InputError(f"{text}: expected a column of images or paths, got {', '.join(names)}. Pass its name.")
+        kind = file.schema_arrow.field(chosen).type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            folder = text.rpartition("/")[0]
+            for batch in file.iter_batches(columns=[chosen]):
+                for path in batch.column(0).to_pylist():
+                    yield _address_item(_below(folder, path))
+            return
+        number = 0
+        for group in range(file.num_row_groups):
+            for row in range(file.metadata.row_group(group).num_rows):
+                yield SourceItem(f"{text}#{number}", text, column=chosen, row_group=group, row=row)
+                number += 1
+
+
+def _list_tar(text: str) -> Iterator[SourceItem]:
+    """Yield the images in a tar file by position. Names are only names: nothing is extracted."""
+    filesystem, inner = open_filesystem(text)
+    try:
+        with filesystem.open_input_file(inner) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            for member in archive:
+                if member.isreg() and _is_image(member.name):
+                    yield SourceItem(f"{text}/{member.name}", text, member.size, offset=member.offset_data)
+    except (OSError, tarfile.TarError) as error:
+        raise InputError(f"{text}: expected a tar file, got {error}.") from error
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def read_sources(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
+    """Read the bytes of images; an image that cannot be read gives its error."""
+    contents: list[bytes | VitruvianError] = []
+    rows = _read_rows([item for item in items if item.column is not None])
+    for item in items:
+        try:
+            contents.append(rows[item.name] if item.column is not None else _read_one(item))
+        except VitruvianError as error:
+            contents.append(error)
+        except (OSError, KeyError) as error:
+            contents.append(InputError(f"{item.name}: expected a readable image, got {error}."))
+    return contents
+
+
+def _read_one(item: SourceItem) -> bytes:
+    if is_url(item.path):
+        return download(item.path, timeout=30.0)
+    limit = get_limits().file_bytes
+    filesystem, inner = open_filesystem(item.path)
+    with filesystem.open_input_file(inner) as file:
+        size = item.size if item.offset is not None and item.size is not None else file.size()
+        if size > limit:
+            raise InputError(f"{item.name}: expected at most {limit} bytes, got {size}. Raise the limit file_bytes.")
+        file.seek(item.offset or 0)
+        return bytes(file.read(size))
+
+
+def _read_rows(items: Sequence[SourceItem]) -> dict[str, bytes]:
+    """Read rows of Parquet files by name, each row group once."""
+    import pyarrow.parquet as pq
+
+    groups: dict[tuple[str, int, str], list[SourceItem]] = defaultdict(list)
+    for item in items:
+        groups[item.path, item.row_group, str(item.column)].append(item)
+    rows: dict[str, bytes] = {}
+    for (path, group, column), members in groups.items():
+        filesystem, inner = open_filesystem(path)
+        with filesystem.open_input_file(inner) as file:
+            values = pq.ParquetFile(file).read_row_group(group, columns=[column]).column(0)
+            for item in members:
+                value = values[item.row].as_py()
+                if isinstance(value, dict):  # {"bytes": …, "path": …}, as Hugging Face datasets store images
+                    value = value.get("bytes")
+                if isinstance(value, bytes):
+                    rows[item.name] = value
+    return rows

@@ -1,0 +1,176 @@
+"""What runs in the processes of a cluster: reading bytes, a pipeline on a chunk of images, writing a shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from vitruvian.errors import VitruvianError
+from vitruvian.files import json_text
+from vitruvian.limits import Limits, get_limits, set_limits
+from vitruvian.pipelines import Failure, pipeline
+from vitruvian.pipelines.saving import ResultWriter, save_as
+from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
+from vitruvian.results import Result
+from vitruvian.scale.rows import Row, failure_row, rows_to_table
+from vitruvian.scale.sources import SourceItem
+from vitruvian.tasks import file_ending, find_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Encoder = Callable[[Result], dict[str, bytes]]  # kind of file -> its bytes
+Runner = Callable[[Source, ResultWriter], Any]  # runs a pipeline, as `TaskPipeline.run` does
+
+
+class RunnerSpec(Protocol):
+    """What a worker needs to open a pipeline. Ray pickles it and sends it to other machines."""
+
+    def open_runner(self) -> Runner:
+        """Load the model, and return the function that runs the pipeline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSpec:
+    """A task, its model and its options: a `RunnerSpec`.
+
+    Attributes:
+        task: Name of the task.
+        model: Name of a checkpoint that every machine can open, or None for the default.
+        device: Device of the model; by default the GPU of the worker, if it has one.
+        dtype: Data type of the weights.
+        options: Options of the pipeline and of its calls.
+        limits: Limits of inputs, those of this process by default.
+    """
+
+    task: str
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    limits: Limits = field(default_factory=get_limits)
+
+    def open_runner(self) -> Runner:
+        """Open the pipeline in this process."""
+        set_limits(**dataclasses.asdict(self.limits))
+        pipe = pipeline(self.task, self.model, device=self.device, dtype=self.dtype, **self.options)
+        return lambda source, save: pipe.run(source, save=save)
+
+
+@dataclass(frozen=True)
+class FileEncoder:
+    """Encodes results as the files that `Result.save` writes."""
+
+    kinds: tuple[str, ...]
+
+    def __call__(self, result: Result) -> dict[str, bytes]:
+        """Return the bytes of each kind of file."""
+        return {kind: encode_file(kind, result, draw=lambda one: one.plot()) for kind in self.kinds}
+
+
+def encode_file(kind: str, result: Result, *, draw: Callable[[Result], Any]) -> bytes:
+    """Return the bytes of the file that `save_as` writes."""
+    if kind == "json":
+        return json_text(result.to_dict()).encode()
+    with tempfile.TemporaryDirectory(prefix="vitruvian-", dir=_memory_folder()) as folder:
+        path = Path(folder) / f"result{file_ending(kind)}"
+        save_as(kind, result, path, draw=draw)
+        return path.read_bytes()
+
+
+def _memory_folder() -> str | None:
+    """Return a folder in memory for short-lived files, where the system has one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def default_kinds(task: str) -> tuple[str, ...]:
+    """Return the kinds of files in rows by default: JSON, and what the task writes without drawings."""
+    kinds = find_task(task).image_files
+    return tuple(dict.fromkeys(("json", *(kind for kind in kinds if not kind.startswith("plot")))))
+
+
+class PipelineWorker:
+    """A pipeline that processes chunks: the body of an actor."""
+
+    def __init__(self, spec: RunnerSpec, encode: Encoder, kinds: Sequence[str]) -> None:
+        self._run, self._encode, self._kinds = spec.open_runner(), encode, tuple(kinds)
+
+    def process(self, items: Sequence[SourceItem], contents: Sequence[bytes | VitruvianError]) -> list[Row]:
+        """Return a row for each image, in order."""
+        writer = _RowWriter(self._encode)
+        loaders = [_loader(item, content) for item, content in zip(items, contents, strict=True)]
+        source = Source(lambda: iter(loaders), count=len(loaders))
+        with self._run(source, writer) as results:
+            return [
+                failure_row(item, result.message)
+                if isinstance(result, Failure)
+                else _result_row(item, result, writer.files.pop(index))
+                for index, (item, result) in enumerate(zip(items, _without_images(results), strict=True))
+            ]
+
+    def process_table(self, items: Sequence[SourceItem], contents: Sequence[bytes | VitruvianError]) -> pa.Table:
+        """Return the rows as an Arrow table."""
+        return rows_to_table(self.process(items, contents), self._kinds)
+
+
+class _RowWriter(ResultWriter):
+    """Encodes results in the background threads of the pipeline."""
+
+    def __init__(self, encode: Encoder) -> None:
+        self._encode = encode
+        self.files: dict[int, dict[str, bytes]] = {}
+
+    def write(self, result: Result, index: int) -> None:
+        """Encode one result."""
+        self.files[index] = self._encode(result)
+
+
+def _without_images(results: Any) -> Iterator[Result | Failure]:
+    """Drop source images, so that a chunk does not hold all of them."""
+    for result in results:
+        yield result if isinstance(result, Failure) else result.without_image()
+
+
+def _result_row(item: SourceItem, result: Result, files: dict[str, bytes]) -> Row:
+    height, width = result.size_hw
+    return Row(
+        source=item.name,
+        source_size=item.size,
+        source_mtime_ns=item.mtime_ns,
+        status="done",
+        height=height,
+        width=width,
+        files=files,
+    )
+
+
+def _loader(item: SourceItem, content: bytes | VitruvianError) -> FrameLoader:
+    """Return the loader of an image in memory, with the name of its source."""
+
+    def load() -> Frame:
+        if isinstance(content, VitruvianError):
+            raise content
+        frame = next(open_source(bytes(content)).loaders()).load()
+        return dataclasses.replace(frame, name=item.name)
+
+    return FrameLoader(name=item.name, load=load)
+
+
+def as_image_bytes(value: object) -> bytes:
+    """Return the bytes of an image in a row of a dataset: bytes, or an array as PNG."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    import io
+
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(np.asarray(value)).save(stream, "PNG", compress_level=1)
+    return stream.getvalue()
