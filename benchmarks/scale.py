@@ -29,7 +29,7 @@ from PIL import Image  # noqa: E402
 from random_inputs import smooth_image  # noqa: E402
 
 from vitruvian import pipeline  # noqa: E402
-from vitruvian.benchmarking.timing import machine  # noqa: E402
+from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
 from vitruvian.scale.job import JobSummary, _chunks, _not_done, run_on_ray  # noqa: E402
 from vitruvian.scale.shards import ShardIndex  # noqa: E402
 from vitruvian.scale.sources import list_sources  # noqa: E402
@@ -100,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    print(machine(torch.device(options.device)))
+    print(describe_machine(torch.device(options.device)))
     if options.only != "speed":
         driver_memory(options.sources)
     if options.only == "driver":

@@ -222,9 +222,7 @@ class ClusterGroup(OptionGroup):
             show_default="parquet above 10,000 images",
         ),
     ] = None
-    retry_failed: Annotated[bool, Option("--retry-failed", help="Process failed images of shards again.")] = (
-        False
-    )
+    retry_failed: Annotated[bool, Option("--retry-failed", help="Process failed images of shards again.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
