@@ -33,7 +33,7 @@ BLOCKS = [
     for page in PAGES
     for block in python_blocks(page)
 ]
-MAX_IMAGES, MAX_IMAGE_BYTES = 23, 150_000
+MAX_IMAGES, MAX_IMAGE_BYTES = 25, 150_000
 
 
 def shell_commands(text: str) -> list[list[str]]:

@@ -32,8 +32,8 @@ from vitruvian.cli.report import (
 )
 from vitruvian.cli.task_command import task_function
 from vitruvian.cpu_threads import configure_openmp
-from vitruvian.errors import VitruvianError
-from vitruvian.tasks import TASKS
+from vitruvian.errors import InputError, VitruvianError
+from vitruvian.tasks import TASKS, find_task
 from vitruvian.version import __version__
 
 # panel of the help -> modules of `commands`
@@ -147,10 +147,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def _with_task_name(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with the name of a task's command in place of its alias, such as depth for pointmap."""
-    for name, task in TASKS.items():
-        if arguments and arguments[0] in task.aliases and name in TASK_COMMANDS:
-            return [name, *arguments[1:]]
-    return list(arguments)
+    words = list(arguments)
+    for index, word in enumerate(words):
+        if not word.startswith("-"):
+            with contextlib.suppress(InputError):
+                name = find_task(word).name
+                words[index] = name if name in TASK_COMMANDS else word
+            break
+    return words
 
 
 def _option_names(command: Any, arguments: Sequence[str]) -> dict[str, str]:

@@ -110,7 +110,11 @@ class Journal:
     def refresh(self) -> None:
         """Read what was appended since, also by other processes. Damaged lines are skipped."""
         with self._lock:
-            for path in (self.folder / JOURNAL, *sorted((self.folder / _WORKERS).glob("*.jsonl"))):
+            paths = [self.folder / JOURNAL, *sorted((self.folder / _WORKERS).glob("*.jsonl"))]
+            if any(size_on_disk(path) < self._positions.get(path.name, 0) for path in paths):
+                self._positions.clear()  # another file took the place of one
+                self._entries.clear()
+            for path in paths:
                 self._read(path)
 
     def _read(self, path: Path) -> None:
@@ -118,10 +122,6 @@ class Journal:
         position = self._positions.get(path.name, 0)
         try:
             with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < position:  # another file took its place
-                    position = 0
-                    self._entries.clear()
-                    self._positions.clear()
                 file.seek(position)
                 content = file.read()
         except OSError:

@@ -109,6 +109,7 @@ class Report:
         self.started = time.monotonic()
         self._files: list[Path] = []
         self._folders: set[Path] = set()
+        self._shards: str | None = None  # folder or URI of shards, where results go there
         self._notes: dict[str, int] = {}
 
     @contextmanager
@@ -143,13 +144,12 @@ class Report:
         if self.each:
             self.say(f"{name} → {', '.join(str(file) for file in files)}")
 
-    def add_counts(self, *, done: int, skipped: int, folder: Path) -> None:
+    def add_counts(self, *, done: int, skipped: int, folder: str) -> None:
         """Count sources whose results are in shards."""
         self.done_count += done
         self.skipped_count += skipped
-        self._folders.add(folder)
-        self._files += [folder] * (_MAX_LISTED + 1)  # the summary names the folder
-        self.line(status="done", done=done, skipped=skipped, folder=str(folder))
+        self._shards = folder
+        self.line(status="done", done=done, skipped=skipped, folder=folder)
 
     def skipped(self, name: str, files: Sequence[Path]) -> None:
         """Count a source that was done before."""
@@ -201,6 +201,8 @@ class Report:
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"
         if self.done_count > 1:
             text += f", {self.done_count / max(seconds, 1e-6):.1f} a second"
+        if self._shards is not None:
+            return f"{text}: {self._shards}"
         if 0 < len(self._files) <= _MAX_LISTED:
             return f"{text}: {', '.join(str(file) for file in self._files)}"
         return f"{text}: {next(iter(self._folders))}" if len(self._folders) == 1 else f"{text}."

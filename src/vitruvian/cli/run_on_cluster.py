@@ -63,6 +63,8 @@ def _check(command: TaskCommand, sources: Sequence[str], addresses: Sequence[str
         raise InputError("--ray: expected files as results, got --watch, --preview or standard output. Drop one.")
     if isinstance(command, CocoGroup) and command.coco is not None:
         raise InputError("--ray and --coco: expected one of them, got both. Collect the JSON files afterwards.")
+    if getattr(command, "then", None):
+        raise InputError("--ray and --then: expected one of them, got both. Run the other commands afterwards.")
     for text in sources:
         if text == STDIO or text.startswith("camera:"):
             raise InputError(f"--ray: expected files that all machines can read, got {text}.")
@@ -75,7 +77,8 @@ def _wants_shards(command: TaskCommand) -> bool:
     if not command.task.image_files:
         return False
     try:
-        found = sum(1 for _ in itertools.islice(list_sources(command.sources), SHARDS_ABOVE + 1))
+        items = list_sources(command.sources, recursive=command.recursive)
+        found = sum(1 for _ in itertools.islice(items, SHARDS_ABOVE + 1))
     except InputError:  # such as a video, or one source that is missing
         return False
     return found > SHARDS_ABOVE
@@ -94,7 +97,7 @@ class _CommandSpec:
     def open_runner(self) -> Runner:
         """Load the model, and return the function that runs the pipeline."""
         set_limits(**dataclasses.asdict(self.limits))
-        run = TaskRun(self.command, Report(_Silent()))
+        run = TaskRun(self.command, Report(MessageGroup(quiet=True)))
         pipe, options = run.pipe, run.call_options
 
         def call(source: Source, save: ResultWriter) -> Any:
@@ -128,7 +131,7 @@ def _run_shards(command: TaskCommand, report: Report, address: str | None) -> No
 
         summary = run_on_ray(
             _CommandSpec(worker, get_limits()),
-            command.sources,
+            list_sources(command.sources, recursive=command.recursive),
             command.out or str(run.plan.folder),
             address=address,
             workers=command.workers,
@@ -141,7 +144,7 @@ def _run_shards(command: TaskCommand, report: Report, address: str | None) -> No
             settings=f"{run.settings}-{','.join(kinds)}",
             progress=progress,
         )
-    report.add_counts(done=summary.done, skipped=summary.skipped, folder=run.plan.folder)
+    report.add_counts(done=summary.done, skipped=summary.skipped, folder=command.out or str(run.plan.folder))
     for message in summary.failures:
         report.failed(message.partition(": ")[0], message)
     more = summary.failed + summary.crashed - len(summary.failures)
@@ -152,17 +155,11 @@ def _run_shards(command: TaskCommand, report: Report, address: str | None) -> No
 # ------------------------------------------------------------------------------------------------ files
 
 
-class _Silent(MessageGroup):
-    """Messages of a worker: none."""
-
-    quiet = True
-
-
 class _RecordingReport(Report):
     """Keeps what a worker reports, for the report of the driver."""
 
     def __init__(self) -> None:
-        super().__init__(_Silent())
+        super().__init__(MessageGroup(quiet=True))
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def done(self, *args: Any, **kwargs: Any) -> None:

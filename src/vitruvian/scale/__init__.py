@@ -6,7 +6,7 @@ results and resumes interrupted jobs.
 """
 
 from vitruvian.scale.dataset import map_dataset
-from vitruvian.scale.job import JobSummary, RayPipeline, run_on_ray
+from vitruvian.scale.job import JobSummary, run_on_ray
 from vitruvian.scale.worker import PipelineSpec
 
-__all__ = ["JobSummary", "PipelineSpec", "RayPipeline", "map_dataset", "run_on_ray"]
+__all__ = ["JobSummary", "PipelineSpec", "map_dataset", "run_on_ray"]

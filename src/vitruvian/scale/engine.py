@@ -75,18 +75,20 @@ class Stages:
         actor: Class of the actors, with `ready()`, which loads the model, and `process(items, contents)`, which returns
             a small value to wait for and the results.
         arguments: Arguments of its constructor.
-        read: Returns the contents of items; None if actors read them.
+        read: Takes items and `read_arguments`, and returns the contents; None if actors read them.
         write: Takes `write_arguments`, a name for a shard and the results of one or more chunks.
         write_arguments: Its first arguments.
+        read_arguments: Further arguments of `read`.
         crashed: Returns the results for an item that ends its worker, with the message.
     """
 
     actor: type
     arguments: tuple[Any, ...]
-    read: Callable[[Sequence[Any]], Any] | None
+    read: Callable[..., Any] | None
     write: Callable[..., ChunkCounts]
     crashed: Callable[[Any, str], Any]
     write_arguments: tuple[Any, ...] = ()
+    read_arguments: tuple[Any, ...] = ()
 
 
 class ChunkRunner:
@@ -117,6 +119,7 @@ class ChunkRunner:
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
         task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD")
         self._read = None if stages.read is None else task(stages.read)
+        self._read_arguments = stages.read_arguments
         self._write, self._write_arguments = task(stages.write), stages.write_arguments
         actor = ray.remote(num_cpus=cpus_per_worker, num_gpus=gpus_per_worker, max_restarts=0)(stages.actor)
         self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
@@ -175,7 +178,7 @@ class ChunkRunner:
         return min(free, key=lambda one: len(one.queue), default=None)
 
     def _send(self, actor: _Actor, chunk: _Chunk) -> None:
-        contents = None if self._read is None else self._read.remote(chunk.items)
+        contents = None if self._read is None else self._read.remote(chunk.items, *self._read_arguments)
         finished, results = actor.handle.process.options(num_returns=2).remote(chunk.items, contents)
         actor.queue.append((chunk, finished, results))
 

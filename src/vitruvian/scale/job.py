@@ -18,6 +18,7 @@ from vitruvian.errors import InputError
 from vitruvian.files.digests import checkpoint_digest
 from vitruvian.files.locks import OutputLock
 from vitruvian.hub import BUILTIN
+from vitruvian.limits import get_limits
 from vitruvian.scale.engine import ChunkCounts, ChunkRunner, Stages, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
 from vitruvian.scale.rows import failure_row, rows_to_table
@@ -114,6 +115,9 @@ def run_on_ray(
     kinds = tuple(save)
     summary = JobSummary()
     with _locked(out), connected(ray, address, runtime_env):
+        items = _items(sources, column)
+        first = next(items, None)  # a source that does not exist is an error before anything is removed
+        items = itertools.chain([] if first is None else [first], items)
         if overwrite:
             _remove_shards(out)
         index = ShardIndex.read(out, settings=settings)
@@ -126,7 +130,6 @@ def run_on_ray(
             gpus_per_worker=gpus,
             rows_per_shard=chunk_size or DEFAULT_CHUNK,
         )
-        items = _items(sources, column)
         outdated: defaultdict[str, set[str]] = defaultdict(set)
         remaining = _not_done(items, index, summary, outdated, retry_failed=retry_failed)
         for counts in runner.run(_chunks(remaining, chunk_size, workers)):
@@ -152,6 +155,7 @@ def shard_stages(
         actor=ShardActor,
         arguments=(spec, encode, tuple(kinds)),
         read=read_sources,
+        read_arguments=(get_limits(),),
         write=_write_counted,
         write_arguments=(out, settings, form),
         crashed=functools.partial(_crashed_table, tuple(kinds)),
@@ -283,7 +287,6 @@ def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None 
             address=address,
             runtime_env=runtime_env,
             log_to_driver=False,
-            include_dashboard=None if address is None else False,
         )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise InputError(
@@ -309,15 +312,3 @@ def choose_placement(ray: Any, workers: int | None, cpus: float, gpus: float | N
             "Lower it, or give each a smaller share of a GPU."
         )
     return workers, gpus
-
-
-class RayPipeline:
-    """A pipeline whose calls run on a Ray cluster. `TaskPipeline.on_ray` makes it."""
-
-    def __init__(self, spec: PipelineSpec, **settings: Any) -> None:
-        self._spec, self._settings = spec, settings
-
-    def __call__(self, sources: str | Path | Sequence[str | Path], save: str | Path, **settings: Any) -> JobSummary:
-        """Run the task on sources, and write shards of results into the folder or URI `save`. See `run_on_ray`."""
-        several = [sources] if isinstance(sources, str | Path) else sources
-        return run_on_ray(self._spec, [str(one) for one in several], save, **self._settings | settings)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 ShardFormat = Literal["parquet", "tar"]
-_IndexRow = tuple[str, int | None, int | None, str]  # source, size, time, status
 _SETTINGS_KEY = b"vitruvian.settings"
 _TAR_RECORDS = "rows.jsonl"  # last member of a tar shard: the rows without their files
 _PREFIX = "part-"
@@ -170,17 +169,18 @@ class ShardIndex:
 
     def state(self, item: SourceItem, *, retry_failed: bool) -> tuple[bool, list[str]]:
         """Return whether a source is done, and the shards with outdated rows of it."""
-        begin, end = np.searchsorted(self.sources, np.uint64(source_key(item.name)), side="left"), 0
-        end = int(np.searchsorted(self.sources, np.uint64(source_key(item.name)), side="right"))
-        current = np.uint64(_version_key(item.name, item.size, item.mtime_ns))
-        done, outdated = False, []
-        for index in range(int(begin), end):
-            same = self.versions[index] == current and not (retry_failed and self.failed[index])
-            if same and not done:
-                done = True
-            else:
-                outdated.append(self.names[int(self.shards[index])])
-        return done, outdated
+        key, current = np.uint64(source_key(item.name)), _version_key(item.name, item.size, item.mtime_ns)
+        begin, end = (int(np.searchsorted(self.sources, key, side=side)) for side in ("left", "right"))
+        usable: list[int] = []
+        outdated: list[int] = []
+        for index in range(begin, end):
+            same = int(self.versions[index]) == current and not (retry_failed and self.failed[index])
+            (usable if same else outdated).append(index)
+        # Of several rows the newest with a result counts; a job that was killed may have left others.
+        usable.sort(key=lambda index: (self.failed[index], -self.shards[index]))
+        kept = {int(self.shards[index]) for index in usable[:1]}
+        shards = {int(self.shards[index]) for index in (*usable[1:], *outdated)}
+        return bool(usable), [self.names[shard] for shard in sorted(shards - kept)]
 
 
 def shard_names(filesystem: FileSystem, folder: str) -> list[str]:

@@ -11,6 +11,8 @@ Listing streams: memory does not grow with the number of sources, only with the 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import fnmatch
 import glob
 import io
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.images.download import download, is_url, redacted_url
-from vitruvian.limits import get_limits
+from vitruvian.limits import Limits, get_limits, use_limits
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES
 from vitruvian.scale.filesystems import is_remote, join, open_filesystem
 
@@ -65,26 +67,27 @@ class SourceItem:
 # ------------------------------------------------------------------------------------------------ listing
 
 
-def list_sources(sources: Sequence[str], *, column: str | None = None) -> Iterator[SourceItem]:
+def list_sources(sources: Sequence[str], *, column: str | None = None, recursive: bool = True) -> Iterator[SourceItem]:
     """Yield every image that the sources name, in their order.
 
     Args:
         sources: Paths and URIs of folders, images, globs, lists (.txt), Parquet files and tars.
         column: Column of Parquet files; by default the first of the usual names.
+        recursive: Whether to list the folders inside folders too.
 
     Raises:
         InputError: A source does not exist or holds no images.
     """
     for text in sources:
         found = False
-        for item in _list_one(text, column):
+        for item in _list_one(text, column, recursive=recursive):
             found = True
             yield item
         if not found:
             raise InputError(f"{text}: expected images, got none. Check the path.")
 
 
-def _list_one(text: str, column: str | None) -> Iterator[SourceItem]:
+def _list_one(text: str, column: str | None, *, recursive: bool = True) -> Iterator[SourceItem]:
     suffix = PurePosixPath(text).suffix.lower()
     if is_url(text):
         yield _address_item(text)
@@ -97,9 +100,9 @@ def _list_one(text: str, column: str | None) -> Iterator[SourceItem]:
     elif suffix == ".tar":
         yield from _list_tar(text)
     elif not is_remote(text) and os.path.isdir(os.path.expanduser(text)):
-        yield from _list_local_folder(os.path.expanduser(text))
+        yield from _list_local_folder(os.path.expanduser(text), recursive=recursive)
     elif is_remote(text):
-        yield from _list_remote(text)
+        yield from _list_remote(text, recursive=recursive)
     else:
         yield _file_item(os.path.expanduser(text))
 
@@ -137,7 +140,7 @@ def _is_image(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and not PurePosixPath(name).name.startswith(".")
 
 
-def _list_local_folder(folder: str) -> Iterator[SourceItem]:
+def _list_local_folder(folder: str, *, recursive: bool) -> Iterator[SourceItem]:
     """Walk a folder without a list of its files; hidden folders are left out."""
     folders = []
     with os.scandir(folder) as entries:
@@ -147,11 +150,11 @@ def _list_local_folder(folder: str) -> Iterator[SourceItem]:
             elif entry.is_file() and _is_image(entry.name):
                 stat = entry.stat()
                 yield SourceItem(entry.path, entry.path, stat.st_size, stat.st_mtime_ns)
-    for path in sorted(folders):
-        yield from _list_local_folder(path)
+    for path in sorted(folders) if recursive else ():
+        yield from _list_local_folder(path, recursive=True)
 
 
-def _list_remote(text: str, *, every: bool = False) -> Iterator[SourceItem]:
+def _list_remote(text: str, *, every: bool = False, recursive: bool = True) -> Iterator[SourceItem]:
     """Walk a remote folder, one level at a time."""
     from pyarrow.fs import FileSelector, FileType
 
@@ -165,7 +168,7 @@ def _list_remote(text: str, *, every: bool = False) -> Iterator[SourceItem]:
     while pending:
         for entry in sorted(filesystem.get_file_info(FileSelector(pending.pop())), key=lambda one: one.path):
             if entry.type == FileType.Directory:
-                pending.append(entry.path)
+                pending += [entry.path] if recursive else []
             elif every or _is_image(entry.path):
                 uri = f"{scheme}://{entry.path}"
                 yield SourceItem(uri, uri, entry.size, entry.mtime_ns)
@@ -208,7 +211,7 @@ def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             folder = text.rpartition("/")[0]
             for batch in file.iter_batches(columns=[chosen]):
-                for path in batch.column(0).to_pylist():
+                for path in filter(None, batch.column(0).to_pylist()):
                     yield _address_item(_below(folder, path))
             return
         number = 0
@@ -233,8 +236,13 @@ def _list_tar(text: str) -> Iterator[SourceItem]:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read_sources(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
-    """Read the bytes of images; an image that cannot be read gives its error."""
+def read_sources(items: Sequence[SourceItem], limits: Limits | None = None) -> list[bytes | VitruvianError]:
+    """Read the bytes of images within limits; an image that cannot be read gives its error."""
+    with use_limits(**({} if limits is None else dataclasses.asdict(limits))):
+        return _read_all(items)
+
+
+def _read_all(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
     contents: list[bytes | VitruvianError] = []
     rows = _read_rows([item for item in items if item.column is not None])
     for item in items:
@@ -261,7 +269,8 @@ def _read_one(item: SourceItem) -> bytes:
 
 
 def _read_rows(items: Sequence[SourceItem]) -> dict[str, bytes]:
-    """Read rows of Parquet files by name, each row group once."""
+    """Read rows of Parquet files by name, each row group once; rows that cannot be read are missing."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     groups: dict[tuple[str, int, str], list[SourceItem]] = defaultdict(list)
@@ -269,9 +278,10 @@ def _read_rows(items: Sequence[SourceItem]) -> dict[str, bytes]:
         groups[item.path, item.row_group, str(item.column)].append(item)
     rows: dict[str, bytes] = {}
     for (path, group, column), members in groups.items():
-        filesystem, inner = open_filesystem(path)
-        with filesystem.open_input_file(inner) as file:
-            values = pq.ParquetFile(file).read_row_group(group, columns=[column]).column(0)
+        with contextlib.suppress(OSError, VitruvianError, pa.ArrowException):  # its rows are missing below
+            filesystem, inner = open_filesystem(path)
+            with filesystem.open_input_file(inner) as file:
+                values = pq.ParquetFile(file).read_row_group(group, columns=[column]).column(0)
             for item in members:
                 value = values[item.row].as_py()
                 if isinstance(value, dict):  # {"bytes": …, "path": …}, as Hugging Face datasets store images

@@ -196,6 +196,7 @@ class ModelQueue:
         self._waiting: deque[Ticket[Any]] = deque()
         self._taken: dict[int, Ticket[Any]] = {}  # by the index in the engine
         self._changed = threading.Condition()  # re-entrant
+        self._run_number = 0  # of the engine, which starts again after an error
         self._answers: deque[float] = deque(maxlen=_RECENT)
         self._thread = threading.Thread(target=self._run, name=f"vitruvian-{name}", daemon=True)
 
@@ -270,6 +271,7 @@ class ModelQueue:
             self._pipe.set_exception(error)
             self._on_failure(error)
             return
+        pipe.for_call({})  # optimizes the model before requests come
         self._pipe.set_result(pipe)
         with self._changed:
             self.state = "ready" if self.state == "loading" else self.state
@@ -278,6 +280,9 @@ class ModelQueue:
                 self._run_engine(pipe)
             except Exception as error:  # noqa: BLE001 - logged; the queue goes on
                 _log.exception("the engine of %s stopped; it starts again", self.name)
+                with self._changed:  # the reader of this run must not take requests of the next
+                    self._run_number += 1
+                    self._changed.notify_all()
                 for ticket in self._taken.values():
                     ticket.fail(error)
             self._taken.clear()
@@ -300,12 +305,12 @@ class ModelQueue:
 
     def _loaders(self) -> Iterator[FrameLoader]:
         """Yield the images of requests as they come, until the queue is closed and empty."""
-        index = 0
+        index, number = 0, self._run_number
         while True:
             with self._changed:
-                while not self._waiting and self.state == "ready":
+                while not self._waiting and self.state == "ready" and number == self._run_number:
                     self._changed.wait()
-                if not self._waiting:
+                if not self._waiting or number != self._run_number:
                     return
                 ticket = self._waiting.popleft()
             if ticket.future.cancelled():

@@ -68,6 +68,23 @@ def test_a_row_that_exists_twice_is_outdated_once(tmp_path: Path) -> None:
     assert outdated[0] in (first, second)
 
 
+def test_a_result_counts_before_a_failure_of_the_same_source(tmp_path: Path) -> None:
+    """A retry that was killed before it removed the failed row leaves both."""
+    bad = SourceItem("bad.jpg", "bad.jpg", 1, 2)
+    failed = write(tmp_path, [])
+    done = write_shard(
+        [rows_to_table([Row(source="bad.jpg", source_size=1, source_mtime_ns=2, status="done")], KINDS)],
+        str(tmp_path), "part-000001-0", settings="s", form="parquet",
+    )  # fmt: skip
+    assert ShardIndex.read(str(tmp_path), settings="s").state(bad, retry_failed=False) == (True, [failed])
+    assert failed != done
+
+
+def test_a_source_that_is_twice_in_a_shard_keeps_its_row(tmp_path: Path) -> None:
+    write(tmp_path, [ITEMS[0], ITEMS[0]])
+    assert ShardIndex.read(str(tmp_path), settings="s").state(ITEMS[0], retry_failed=False) == (True, [])
+
+
 def test_removed_rows_are_gone_and_empty_shards_too(tmp_path: Path) -> None:
     name = write(tmp_path, ITEMS)
     remove_rows(str(tmp_path), name, {ITEMS[1].name, "bad.jpg"}, settings="s")

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.limits import use_limits
+from vitruvian.limits import Limits, use_limits
 from vitruvian.scale.sources import list_sources, read_sources
 
 
@@ -43,6 +43,10 @@ def test_folder_lists_images_below_it_without_hidden_ones(folder: Path) -> None:
     items = list(list_sources([str(folder)]))
     assert names(items, folder) == ["a.png", "b.png", "deep/er/c.png"]
     assert all(item.size and item.mtime_ns for item in items)
+
+
+def test_folder_without_those_inside_it(folder: Path) -> None:
+    assert names(list_sources([str(folder)], recursive=False), folder) == ["a.png", "b.png"]
 
 
 def test_glob_lists_matching_files(folder: Path) -> None:
@@ -112,6 +116,19 @@ def test_a_source_that_cannot_be_read_gives_its_error(folder: Path) -> None:
     first, second = read_sources(items)
     assert isinstance(first, InputError)
     assert second == png(5)
+
+
+def test_a_damaged_parquet_file_gives_errors_of_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"image": [png(1)]}), path)
+    items = list(list_sources([str(path)]))
+    path.write_bytes(b"PAR1 damaged")
+    assert isinstance(read_sources(items)[0], InputError)
+
+
+def test_limits_of_the_job_apply_where_images_are_read(folder: Path) -> None:
+    (error,) = read_sources(list(list_sources([str(folder / "a.png")])), Limits(file_bytes=10))
+    assert "file_bytes" in str(error)
 
 
 def test_large_files_are_refused(folder: Path) -> None:

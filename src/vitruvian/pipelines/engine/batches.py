@@ -190,7 +190,7 @@ class BatchQueue(Generic[OwnerT]):
     def take(self) -> Batch[OwnerT]:
         """Remove and return the next batch: of the first units, those with the shape of the first."""
         first = [self._units.popleft() for _ in range(min(self.next_size, len(self._units)))]
-        self._warmup *= 2
+        self._warmup = min(2 * self._warmup, self._size.size)
         rows = [row for row in first if row.shape == first[0].shape]
         self._units.extendleft(row for row in reversed(first) if row not in rows)
         return Batch(rows, graph_size=self.graph_size)
