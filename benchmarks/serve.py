@@ -44,7 +44,7 @@ IMAGES = 16  # different ones
 BATCH = 8  # of LitServe; ours chooses
 PORT = 8764
 START_SECONDS = 180
-POSE_PATH, LITSERVE_PATH = "/v1/pose?people=whole", "/predict"
+POSE_PATH, LITSERVE_PATH = "/v1/pose?detect=whole", "/predict"
 
 
 # ------------------------------------------------------------------------------------------------ what is measured
@@ -83,7 +83,7 @@ def run_pipeline(root: Path, options: argparse.Namespace) -> dict[str, float]:
     from vitruvian.files import json_text
 
     images = read_images(root)
-    pipe = pipeline("pose", root / "model", device=options.device, people="whole", keep_image=False)
+    pipe = pipeline("pose", root / "model", device=options.device, detect="whole", keep_image=False)
 
     def source(seconds: float) -> Iterator[bytes]:
         end = time.perf_counter() + seconds
@@ -121,7 +121,8 @@ def our_server(root: Path, options: argparse.Namespace, *models: str) -> Iterato
     names = models or (f"pose={root / 'model'}",)
     command = [sys.executable, "-m", "vitruvian", "serve", "--port=0", f"--device={options.device}"]
     command += [f"--data={root / 'data'}", *(f"--model={name}" for name in names)]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src")}
+    paths = [str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stderr is not None

@@ -28,6 +28,7 @@ _CORE = ("torch", "numpy", "pillow", "safetensors", "huggingface-hub", "typer", 
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "video": (("av",), "videos and cameras"),
     "serve": (("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "vitruvian serve"),
+    "scale": (("ray", "pyarrow", "fsspec"), "jobs on a Ray cluster"),
     "heif": (("pillow_heif",), "HEIC images of phones"),
     "exr": (("OpenEXR",), "EXR files"),
     "detect": (("onnxruntime",), "detecting people with ONNX models"),

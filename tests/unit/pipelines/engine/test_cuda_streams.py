@@ -370,7 +370,7 @@ class TestOnAGpu:
         wanted = list(opened(task)(shown, **CALLS[call]))
         for options in ({"optimize": False}, {}, {"batch_size": 3}):
             model, processor = parts_of(task)
-            pipe = pipeline(task, model.cuda(), processor=processor)
+            pipe = pipeline(task, model.cuda(), processor=processor, detect="whole")
             for got, want in zip(pipe(shown, **options, **CALLS[call]), wanted, strict=True):
                 assert not isinstance(got, Failure), got
                 for name, value in want.arrays().items():
