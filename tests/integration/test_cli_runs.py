@@ -285,7 +285,7 @@ def test_help_of_every_command_has_an_example_and_defaults(capsys: pytest.Captur
     assert "--finder" not in text
     assert cli.run(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Exit codes: 0 all is well; 1 some sources failed; 2 the command or the model is wrong; 130" in text
+    assert "Exit codes: 0 success; 1 some sources failed; 2 invalid command or model; 130" in text
 
 
 def test_earlier_names_of_options_and_aliases_of_commands(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ COMMANDS = {
 }
 MODELS = "models"  # has commands of its own
 _STOP_SECONDS = 10.0  # to end after an interrupt
-EXIT_CODES = "Exit codes: 0 all is well; 1 some sources failed; 2 the command or the model is wrong; 130 interrupted."
+EXIT_CODES = "Exit codes: 0 success; 1 some sources failed; 2 invalid command or model; 130 interrupted."
 
 
 def _show_version(wanted: bool) -> None:
@@ -57,9 +57,9 @@ def _show_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors.")] = False,
 ) -> None:
     """Options of every command."""
 
@@ -73,7 +73,7 @@ def program(command: str | None = None) -> Any:
     """
     app = typer.Typer(
         name="vitruvian",
-        help="Sees people and everything around them: Sapiens2, SAM 2, MaskFormer and Mask2Former.",
+        help="Computer vision for people and everything around them, with Sapiens2, SAM 2, MaskFormer and Mask2Former.",
         epilog=f"Example: vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b\n\n{EXIT_CODES}",
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",

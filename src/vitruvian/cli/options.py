@@ -62,7 +62,7 @@ def complete_model(context: Context, incomplete: str) -> list[str]:
 Device = Annotated[
     str | None,
     Option(
-        help="cuda, cuda:1, mps or cpu. By default the best one here.",
+        help="cuda, cuda:1, mps or cpu. By default the first of cuda, mps and cpu that is available.",
         rich_help_panel=MODEL,
         autocompletion=lambda: ["cpu", "cuda", "cuda:0", "mps"],
     ),
@@ -70,25 +70,27 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     Option(
-        help="float32, bfloat16 or float16. By default what suits the device.",
+        help="float32, bfloat16 or float16. By default bfloat16 on GPUs that support it, else float32.",
         rich_help_panel=MODEL,
         autocompletion=lambda: ["float32", "bfloat16", "float16"],
     ),
 ]
-CudaDevice = Annotated[str | None, Option(help="cuda or cpu. By default cuda where there is one.")]
+CudaDevice = Annotated[str | None, Option(help="cuda or cpu. By default cuda if available.")]
 Convention = Annotated[
-    Literal["opencv", "opengl"], Option(help="opencv: x right, y down, z away; opengl: x right, y up, z towards you.")
+    Literal["opencv", "opengl"], Option(help="opencv: x right, y down, z away; opengl: x right, y up, z to the viewer.")
 ]
 Background = Annotated[
     Literal["mask", "keep"],
-    Option(help="mask: only people, where the checkpoint has mattes too, as builtin; keep: all that was processed."),
+    Option(
+        help="mask: only people, if the checkpoint also predicts mattes, as builtin does; keep: the background too."
+    ),
 ]
-Opacity = Annotated[float, Option(help="Of the colors in the drawing.", min=0, max=1)]
-HoleArea = Annotated[float, Option(help="Fill holes of up to so many pixels.", min=0)]
-IslandArea = Annotated[float, Option(help="Remove islands of up to so many pixels.", min=0)]
+Opacity = Annotated[float, Option(help="Opacity of the colors in the drawing.", min=0, max=1)]
+HoleArea = Annotated[float, Option(help="Fill holes up to this number of pixels.", min=0)]
+IslandArea = Annotated[float, Option(help="Remove islands up to this number of pixels.", min=0)]
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Say nothing but errors.")]
-Debug = Annotated[bool, Option("--debug", help="Show where errors came from.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only.")]
+Debug = Annotated[bool, Option("--debug", help="Print tracebacks of errors.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +123,11 @@ class SourceGroup(OptionGroup):
         Argument(
             metavar="SOURCE",
             show_default=False,
-            help="Images, folders, globs, addresses (https://…), videos, frame_%04d.png, camera:0, or - for an "
-            "image on standard input.",
+            help="Images, folders, globs, URLs, videos, image sequences (frame_%04d.png), cameras (camera:0), or - "
+            "for an image on standard input.",
         ),
     ]
-    recursive: Annotated[bool, Option("--recursive", "-r", help="Search folders inside folders too.")] = False
+    recursive: Annotated[bool, Option("--recursive", "-r", help="Include subfolders.")] = False
     limit: Annotated[
         list[str] | None,
         Option(
@@ -133,7 +135,7 @@ class SourceGroup(OptionGroup):
             help="Change a limit of inputs, such as image_pixels=4e8. Repeat for more; `vitruvian doctor` lists them.",
         ),
     ] = None
-    watch: Annotated[bool, Option("--watch", help="Keep watching the folders for new files, until Ctrl-C.")] = False
+    watch: Annotated[bool, Option("--watch", help="Wait for new files in the folders, until Ctrl-C.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +149,8 @@ class OutputGroup(OptionGroup):
         Option(
             "--out",
             "-o",
-            help="Folder for results; a file's name for one source; - for standard output. By default the folder out, "
-            "and standard output where the source is -.",
+            help="Output folder; a file name for a single source; - for standard output. By default out, or standard "
+            "output if the source is -.",
         ),
     ] = None
     save: Annotated[
@@ -156,10 +158,12 @@ class OutputGroup(OptionGroup):
         Option(
             "--save",
             "-s",
-            help="What to write, with commas between: the text above names all. By default what suits the task.",
+            help="File formats to write, separated by commas; listed above. The default depends on the task.",
         ),
     ] = None
-    overwrite: Annotated[bool, Option("--overwrite", help="Do again what is done already.")] = False
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Process finished sources again and replace their files.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +185,8 @@ class ModelGroup(OptionGroup):
         Option(
             "--model",
             "-m",
-            help="Name on the Hub, folder, weight file, exported ONNX folder, or builtin. `vitruvian models list` "
-            "names some.",
+            help="Name on the Hub, folder, weight file, folder written by vitruvian export, or builtin. `vitruvian "
+            "models list` prints known checkpoints.",
             autocompletion=complete_model,
         ),
     ] = None
@@ -192,7 +196,7 @@ class ModelGroup(OptionGroup):
     workers: Annotated[
         int | None,
         Option(
-            help="Threads that read, prepare and write; with --ray, processes with a model.",
+            help="Threads that read, preprocess and write; with --ray, worker processes.",
             min=1,
             show_default="2 to 4",
         ),
@@ -208,21 +212,28 @@ class ClusterGroup(OptionGroup):
         bool,
         Option(
             "--ray",
-            help="Run on a Ray cluster: a new one on this machine, or that of an address behind it, such as --ray "
-            "ray://host:10001.",
+            help="Run on a Ray cluster: one started on this machine, or the one at an address, as in --ray "
+            "ray://host:10001. See docs/scale.md.",
         ),
     ] = False
     gpus_per_worker: Annotated[
-        float | None, Option(help="GPUs of each worker, possibly a fraction.", min=0, show_default="1 if there are any")
+        float | None,
+        Option(
+            help="GPUs of each worker; 0.5 runs two workers on one GPU.",
+            min=0,
+            show_default="1 if the cluster has GPUs",
+        ),
     ] = None
     shards: Annotated[
         Literal["parquet", "tar", "none"] | None,
         Option(
-            help="Write results of many images into one file; none for a file each.",
-            show_default="parquet above 10,000 images",
+            help="Format of files that hold the results of many sources; none for separate files.",
+            show_default="parquet above 10,000 sources",
         ),
     ] = None
-    retry_failed: Annotated[bool, Option("--retry-failed", help="Process failed images of shards again.")] = False
+    retry_failed: Annotated[
+        bool, Option("--retry-failed", help="Process sources again whose row in a shard has an error.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +242,7 @@ class BatchGroup(OptionGroup):
 
     panel = MODEL
     batch_size: Annotated[
-        str, Option(help="Inputs in a batch: a number, or auto, which shrinks when memory runs out.")
+        str, Option(help="Inputs in a batch: a number, or auto, which is halved when memory runs out.")
     ] = "auto"
 
     def call_options(self) -> dict[str, object]:
@@ -253,37 +264,39 @@ class PeopleGroup(OptionGroup):
         str | None,
         Option(
             metavar="DETECTOR",
-            help="What detects people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), a "
+            help="Detector of people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), a "
             "YOLOX or RTMDet file (.onnx), or whole to process the whole image. By default the model itself if it "
-            "can, else builtin.",
+            "detects people, else builtin.",
             autocompletion=lambda: ["builtin", "whole"],
         ),
     ] = None
     boxes: Annotated[
         list[str] | None,
         Option(
-            help="Boxes of people: x1,y1,x2,y2 for all images (repeat for more people), or a file: COCO .json, "
-            "JSON of file names and lists of x, y, w, h, .csv, or the .jsonl of vitruvian track."
+            help="Boxes of people: x1,y1,x2,y2 for all images (repeat for more people), or a file: COCO .json, a .json "
+            "table of file names and boxes, .csv, or the .jsonl of vitruvian track."
         ),
     ] = None
     threshold: Annotated[
         float | None,
         Option(
-            help="Lowest score of a detected person. By default the detector's, and 0.1 in videos, where people are "
+            help="Minimum score of a detected person. By default that of the detector; 0.1 in videos, where people are "
             "tracked.",
             min=0,
             max=1,
         ),
     ] = None
-    box_format: Annotated[Literal["xyxy", "xywh"], Option(help="What the four numbers of --boxes are.")] = "xyxy"
+    box_format: Annotated[
+        Literal["xyxy", "xywh"], Option(help="Format of --boxes: corners, or x, y, width, height.")
+    ] = "xyxy"
     on_empty: Annotated[
         Literal["whole", "none", "error"] | None,
         Option(
             help="If no person is detected: process the whole image, write an empty result, or fail. By default none "
-            "for poses and whole for maps."
+            "for poses and whole for all other tasks."
         ),
     ] = None
-    max_people: Annotated[int | None, Option(help="Process no more people than this, by score.", min=1)] = None
+    max_people: Annotated[int | None, Option(help="Maximum number of people, by score.", min=1)] = None
 
     def call_options(self) -> dict[str, object]:
         """Add the boxes, or the detector that reads them from a file, and the threshold."""
@@ -315,12 +328,12 @@ class TileGroup(OptionGroup):
     tile: Annotated[
         str | None,
         Option(
-            help="Process large images in tiles of so many pixels: 1024, 1024x768 (height x width), or auto for the "
-            "size of the model's input."
+            help="Process large images in tiles of this size: 1024, 1024x768 (height x width), or auto for the input "
+            "size of the model."
         ),
     ] = None
     overlap: Annotated[
-        float, Option(help="Share of a tile that it has in common with the next.", min=0, max=MAX_TILE_OVERLAP)
+        float, Option(help="Overlap of adjacent tiles, as a fraction of their side.", min=0, max=MAX_TILE_OVERLAP)
     ] = 0.25
 
     def call_options(self) -> dict[str, object]:
@@ -347,10 +360,11 @@ class ThresholdGroup(OptionGroup):
     panel = "Objects"
     basic: ClassVar[tuple[str, ...]] = ("threshold",)
     call_names: ClassVar[tuple[str, ...]] = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
-    threshold: Annotated[float, Option(help="Lowest score of an object.", min=0, max=1)] = 0.5
-    mask_threshold: Annotated[float, Option(help="Lowest probability of a pixel in a mask.", min=0, max=1)] = 0.5
+    threshold: Annotated[float, Option(help="Minimum score of an object.", min=0, max=1)] = 0.5
+    mask_threshold: Annotated[float, Option(help="Minimum probability of a pixel of a mask.", min=0, max=1)] = 0.5
     keep_share: Annotated[
-        float, Option(help="Share of its mask that an object must keep against others.", min=0, max=1)
+        float,
+        Option(help="Minimum fraction of its mask that an object keeps after overlaps are removed.", min=0, max=1),
     ] = 0.8
 
 
@@ -361,11 +375,11 @@ class VideoGroup(OptionGroup):
     panel = "Video and cameras"
     smooth: Annotated[bool, Option(help="Smooth results over time.")] = True
     sound: Annotated[bool, Option(help="Keep the sound.")] = True
-    detect_every: Annotated[
-        int, Option(help="Detect people in every so many frames, and track them in between.", min=1)
-    ] = 1
-    preview: Annotated[Path | None, Option(help="Image (.jpg, .png) that shows the latest frame while it runs.")] = None
-    frames: Annotated[int | None, Option(help="Stop a camera after so many frames.", min=1)] = None
+    detect_every: Annotated[int, Option(help="Detect people in every Nth frame, and track them in between.", min=1)] = 1
+    preview: Annotated[Path | None, Option(help="Image file (.jpg, .png) that is updated with the latest frame.")] = (
+        None
+    )
+    frames: Annotated[int | None, Option(help="Stop a camera after this number of frames.", min=1)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,10 +388,10 @@ class MessageGroup(OptionGroup):
 
     panel = "Messages"
     basic: ClassVar[tuple[str, ...]] = ("quiet",)
-    json: Annotated[bool, Option("--json", help="One line of JSON a source on standard output, then a summary.")] = (
-        False
-    )
-    progress: Annotated[bool, Option("--progress", help="With --json, a line of progress once a second too.")] = False
+    json: Annotated[
+        bool, Option("--json", help="Print a line of JSON for each source on standard output, then a summary.")
+    ] = False
+    progress: Annotated[bool, Option("--progress", help="With --json, also print progress once a second.")] = False
     quiet: Quiet = False
     debug: Debug = False
 

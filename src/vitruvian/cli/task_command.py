@@ -105,6 +105,11 @@ def _show_all_help(context: Context, wanted: bool) -> None:
         raise Exit
 
 
+def _joined_lines(text: str) -> str:
+    """Return a docstring with one line for each paragraph, so that the terminal wraps it."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 def task_function(command: type[TaskCommand]) -> Callable[..., None]:
     """Return the function of a task's command for typer, with a parameter for each field."""
 
@@ -139,7 +144,7 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
             "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, show_all]
         )
     )
-    run.__doc__ = command.__doc__
+    run.__doc__ = _joined_lines(command.__doc__ or "")
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

@@ -19,19 +19,21 @@ def bench(
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images in a batch. Repeat for a curve.", min=1)] = None,
     size: Annotated[list[str] | None, typer.Option(help="Height and width of images. Repeat for a curve.")] = None,
-    prompts: Annotated[list[int] | None, typer.Option(help="Prompts an image, for decoders. Repeat.", min=1)] = None,
+    prompts: Annotated[
+        list[int] | None, typer.Option(help="Prompts for each image, for decoders. Repeat for a curve.", min=1)
+    ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16 or float16. Repeat for more.")] = None,
     device: CudaDevice = None,
     reference: Annotated[
-        bool | None, typer.Option(help="Compare with transformers. By default if it is installed.")
+        bool | None, typer.Option(help="Compare with transformers. The default if it is installed.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="About how long each call is timed.", min=0.0)] = 1.0,
     graphs: Annotated[bool, typer.Option(help="Capture calls with small batches as CUDA graphs.")] = True,
     cold: Annotated[bool, typer.Option("--cold", help="Flush the GPU's cache before each sample.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers into this file too.")] = None,
-    available: Annotated[bool, typer.Option("--list", help="Print what can be measured and stop.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
+    available: Annotated[bool, typer.Option("--list", help="List what can be measured and exit.")] = False,
 ) -> None:
-    """Time models with random weights, in turns with transformers on the same weights, and compare the results."""
+    """Time models with random weights, alternating with transformers on the same weights, and compare the outputs."""
     import functools
     import json
     import time

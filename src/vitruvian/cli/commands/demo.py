@@ -24,13 +24,15 @@ def demo(
             "--model",
             "-m",
             help="builtin, a checkpoint, the folder of a training run or a packed model, or TASK=CHECKPOINT, repeated "
-            "for each. By default builtin, and random weights where the installation lacks it.",
+            "for each. By default builtin, or random weights if the installation does not include it.",
             rich_help_panel=MODEL,
         ),
     ] = None,
     detect: Annotated[
         str | None,
-        typer.Option(help="What detects people. By default the model if it can, else builtin.", rich_help_panel=MODEL),
+        typer.Option(
+            help="Detector of people. By default the model if it detects people, else builtin.", rich_help_panel=MODEL
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sheet and all files.")] = Path("out/demo"),
     device: Device = None,
@@ -38,7 +40,7 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Find the people in images, run every task on them, and draw it all on one sheet, OUT/sheet.png."""
+    """Detect people in images, run every task on them, and draw all results on one sheet, OUT/sheet.png."""
     from vitruvian.cli.report import Report, format_seconds, printable
     from vitruvian.pipelines.demo import run_demo
 

@@ -44,7 +44,7 @@ _Facts = dict[str, Any]  # of JSON
 def doctor(
     as_json: Json = False, speed: Annotated[bool, typer.Option(help="Time a tiny model.")] = True, debug: Debug = False
 ) -> None:
-    """Check what works here: versions, devices, extras, kernels, caches, limits, and the speed of a tiny model.
+    """Check the installation: versions, devices, extras, kernels, caches, limits, and the speed of a tiny model.
 
     The exit code is 1 where something that everything needs is missing.
     """

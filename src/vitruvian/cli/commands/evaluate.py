@@ -21,15 +21,15 @@ def evaluate(
         typer.Option(help="Crops of people, or whole images (picture is the earlier name of image)."),
     ] = "person",
     images: Annotated[
-        int | None, typer.Option("--images", "--pictures", help="Evaluate the first so many crops.", min=1)
+        int | None, typer.Option("--images", "--pictures", help="Evaluate only the first N crops.", min=1)
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Crops in a batch.", min=1)] = 16,
     device: CudaDevice = None,
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Data type of the model.")] = "float32",
     details: Annotated[bool, typer.Option("--details", help="Show every class and keypoint.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all scores into this file too.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write all scores to this file.")] = None,
 ) -> None:
-    """Print PCK and OKS-AP, IoU, angles, depth and point errors, matting errors, albedo errors and box precision."""
+    """Evaluate a checkpoint: PCK, OKS-AP, IoU, errors of normals, depth, points, mattes and albedo, box precision."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -15,20 +15,18 @@ EXAMPLE = "vitruvian export facebook/sapiens2-pose-0.4b pose-int8 --int8 --calib
 def export(
     model: Annotated[str, typer.Argument(help="A checkpoint: folder or name on the Hub.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    int8: Annotated[bool, typer.Option("--int8", help="Write int8 for OpenVINO; needs --calibrate.")] = False,
-    calibrate: Annotated[
-        Path | None, typer.Option(help="Folder of images like those the model will see; a dozen or two do.")
-    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8 for OpenVINO; needs --calibrate.")] = False,
+    calibrate: Annotated[Path | None, typer.Option(help="Folder of 12 to 24 typical images for calibration.")] = None,
     images: Annotated[
-        int, typer.Option("--images", "--pictures", help="Calibrate with so many images at most.", min=1)
+        int, typer.Option("--images", "--pictures", help="Maximum number of images for calibration.", min=1)
     ] = 16,
     task: Annotated[
-        str | None, typer.Option(help="What to open it for, where it has several: pose, parts, normals, …")
+        str | None, typer.Option(help="Task of a checkpoint with several tasks: pose, parts, normals, …")
     ] = None,
     size: Annotated[str | None, typer.Option(help="Height and width of images, such as 1024x768.")] = None,
     check: Annotated[bool, typer.Option(help="Compare the file with torch after writing.")] = True,
 ) -> None:
-    """Write a model as ONNX, checked against torch; with --int8 also print what the 8 bits cost."""
+    """Export a model to ONNX and compare it with torch; with --int8 for OpenVINO, and print the error."""
     import tempfile
 
     from vitruvian.auto import AutoProcessor, read_config, saved_class

@@ -15,7 +15,7 @@ EXAMPLE = "vitruvian labels people.json --to cvat --out people.xml"
 
 def labels(
     dataset: Annotated[Path, typer.Argument(help="A COCO dataset, as --coco of other commands writes it.")],
-    to: Annotated[Literal["yolo", "label-studio", "cvat"], typer.Option(help="What to convert it to.")],
+    to: Annotated[Literal["yolo", "label-studio", "cvat"], typer.Option(help="Format of the labels.")],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="File to write, .json for Label Studio and .xml for CVAT; a folder for YOLO."),
@@ -23,7 +23,7 @@ def labels(
     image_root: Annotated[str, typer.Option(help="For Label Studio: URL in front of the names of images.")] = "",
     debug: Debug = False,
 ) -> None:
-    """Convert a COCO dataset of poses, masks or boxes to labels of YOLO, Label Studio or CVAT for images 1.1."""
+    """Convert a COCO dataset of poses, masks or boxes to labels for YOLO, Label Studio or CVAT (images 1.1)."""
     from vitruvian.files.labels import write_cvat, write_label_studio, write_yolo
     from vitruvian.text_files import read_json
 

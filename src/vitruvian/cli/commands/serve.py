@@ -25,15 +25,15 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="TASK=CHECKPOINT, repeated for each; a packed checkpoint alone, such as builtin, for what it does. "
-            "By default builtin. The checkpoint of segment serves masks and track too.",
+            help="TASK=CHECKPOINT, repeated for each task, or builtin for all tasks that it has and no other model "
+            "serves. By default builtin. The checkpoint of segment also serves masks and track.",
             rich_help_panel=MODEL,
         ),
     ] = None,
     detect: Annotated[
         str | None,
         typer.Option(
-            help="What detects people: a checkpoint or an ONNX file.",
+            help="Detector of people: a checkpoint or an ONNX file.",
             show_default="the model, or builtin",
             rich_help_panel=MODEL,
         ),
@@ -55,38 +55,40 @@ def serve(
     port: Annotated[
         int,
         typer.Option(
-            help="Port; 0 for a free one.", min=0, max=65535, envvar=f"{_PREFIX}PORT", rich_help_panel=_ACCESS
+            help="Port; 0 chooses a free one.", min=0, max=65535, envvar=f"{_PREFIX}PORT", rich_help_panel=_ACCESS
         ),
     ] = 8000,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="File of API keys, which clients need then. Required unless --host is a loopback address.",
+            help="File of API keys; clients must send one of them. Required unless --host is a loopback address.",
             envvar=f"{_PREFIX}API_KEY_FILE",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
     add_key: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Add a key to --api-key-file, print it and stop.", rich_help_panel=_ACCESS),
+        typer.Option(metavar="NAME", help="Add a key to --api-key-file, print it and exit.", rich_help_panel=_ACCESS),
     ] = None,
     allow_urls: Annotated[
         bool,
         typer.Option(
-            "--allow-urls", help="Fetch images from public addresses that clients name.", rich_help_panel=_ACCESS
+            "--allow-urls",
+            help="Let clients send URLs of images; only public hosts are fetched.",
+            rich_help_panel=_ACCESS,
         ),
     ] = False,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Site whose pages may call the server, such as https://example.com. Repeat for more.",
+            help="Origin whose pages may call the server, such as https://example.com. Repeat for more.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of jobs.",
+            help="Folder for jobs and their results.",
             show_default="~/.local/share/vitruvian/serve",
             envvar=f"{_PREFIX}DATA",
             rich_help_panel=_LIMITS,
@@ -106,7 +108,7 @@ def serve(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Serve all tasks over HTTP, until Ctrl-C. Without --model with the small model inside the package, offline."""
+    """Serve all tasks over HTTP, with a page for the browser, until Ctrl-C. By default with the built-in model."""
     try:
         from vitruvian.serving.auth import add_key as add_new_key
         from vitruvian.serving.auth import read_keys

@@ -13,16 +13,16 @@ EXAMPLE = "vitruvian synthesize --out set --count 2 --size 64x48 --supersample 1
 
 
 def synthesize(
-    out: Annotated[Path, typer.Option(help="Folder to write. A dataset that was interrupted is continued.")],
+    out: Annotated[Path, typer.Option(help="Output folder. An interrupted dataset is resumed.")],
     count: Annotated[int, typer.Option(help="Number of images.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="The same seed gives the same dataset.", min=0)] = 0,
     pack: Annotated[
         Path | None, typer.Option(help="Pack of people (.npz). Without it, bodies are made of tubes.")
     ] = None,
     size: Annotated[str, typer.Option(help="Height and width of the images.")] = "384x288",
-    people: Annotated[float, typer.Option(help="People in an image, on average.")] = 1.3,
-    image_format: Annotated[Literal["jpg", "png"], typer.Option("--format", help="Of the images.")] = "jpg",
-    supersample: Annotated[int, typer.Option(help="Samples a pixel side.", min=1)] = 2,
+    people: Annotated[float, typer.Option(help="Mean number of people in an image.")] = 1.3,
+    image_format: Annotated[Literal["jpg", "png"], typer.Option("--format", help="Image format.")] = "jpg",
+    supersample: Annotated[int, typer.Option(help="Samples along each side of a pixel.", min=1)] = 2,
     device: CudaDevice = None,
 ) -> None:
     """Write images of synthetic people with masks, parts, normals, depth, albedo, mattes and COCO annotations."""

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Find 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
+    """Estimate 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
 
     --save takes json, npz, png, jpg, jpeg, webp, txt (YOLO pose labels), crops.zip (an image of each person), plot,
-    plot.jpg; of videos also mp4, webm, mov.
+    plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "pose"
@@ -51,11 +51,11 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
     call_names = ("flip",)
 
     layout: Annotated[
-        Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Which keypoints to write and draw.")
+        Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Keypoint layout of files and drawings.")
     ] = "sapiens308"
-    keypoint_threshold: Annotated[float, Option(help="Draw keypoints that reach this score.", min=0, max=1)] = 0.3
-    draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes too.")] = False
-    flip: Annotated[bool, Option("--flip", help="Average with mirrored crops: more stable, at twice the work.")] = False
+    keypoint_threshold: Annotated[float, Option(help="Minimum score of drawn keypoints.", min=0, max=1)] = 0.3
+    draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes of people.")] = False
+    flip: Annotated[bool, Option("--flip", help="Average with the mirrored crop; takes twice as long.")] = False
 
     def plot_options(self) -> dict[str, object]:
         """Return the threshold of keypoints and whether boxes are drawn."""
@@ -72,10 +72,10 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Segment 29 parts of the body and clothing. With Sapiens2.
+    """Segment people into 29 classes: body parts, clothes and background. With Sapiens2.
 
-    --save takes png (the numbers, with colors as palette), npz, json (areas and masks), parts.zip (a mask of each
-    part), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes png (class numbers, with a palette), npz, json (areas and masks), parts.zip (a mask of each
+    part), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "parts"
@@ -84,7 +84,7 @@ class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
     call_names = ("with_score",)
     plot_names = ("opacity",)
 
-    with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel too, in .npz.")] = False
+    with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel to .npz.")] = False
     opacity: Opacity = 0.55
 
 
@@ -92,7 +92,7 @@ class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
 class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Estimate the surface normal of each pixel. With Sapiens2.
 
-    --save takes png (the usual colors), 16.png, npz, exr, plot, plot.jpg; of videos also mp4, webm, mov, json.
+    --save takes png (normals as colors), 16.png, npz, exr, plot, plot.jpg; for videos also mp4, webm, mov, json.
     """
 
     name = "normals"
@@ -107,12 +107,12 @@ class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate where each pixel is in space: point clouds, depth and the focal length. With Sapiens2.
+    """Estimate a 3D point for each pixel: point clouds, depth, meshes and the focal length. With Sapiens2.
 
-    Points are in metres where the camera is known or the model tells the scale.
+    Points are in metres if the camera is known or the model predicts the scale.
 
-    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth in colors), 16.png (depth in millimetres), json
-    (the camera), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth as colors), 16.png (depth in millimetres), json
+    (the camera), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "pointmap"
@@ -126,7 +126,7 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
         Option("--intrinsics", "-K", help="Camera: fx,fy,cx,cy in pixels, or a .json or .npy file of [3, 3]."),
     ] = None
     fov: Annotated[float | None, Option(help="Horizontal field of view in degrees.")] = None
-    exif: Annotated[bool, Option(help="Use the focal length in the file's EXIF.")] = True
+    exif: Annotated[bool, Option(help="Use the focal length in the EXIF data of the file.")] = True
     convention: Convention = "opencv"
     background: Background = "mask"
 
@@ -142,10 +142,10 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Cut people out, hair and all: the opacity and the color of each pixel. With Sapiens2.
+    """Cut people out: alpha and foreground color of each pixel. With Sapiens2.
 
     --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out), plot,
-    plot.jpg; of videos webm and mov with alpha, mp4 over a background, json.
+    plot.jpg; for videos webm and mov (with alpha), mp4 (over a background), json.
     """
 
     name = "matte"
@@ -156,8 +156,8 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     over: Annotated[
         str | None,
         Option(
-            help="In drawings, put people over this: a color (white, #00ff00) or an image, rather than a "
-            "checkerboard. Videos then come as mp4."
+            help="Background of drawings: a color (white, #00ff00) or an image; by default a checkerboard. Videos "
+            "are then written as mp4."
         ),
     ] = None
 
@@ -191,9 +191,9 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the color of each surface without light and shadow. With Sapiens2.
+    """Estimate the color of surfaces without lighting and shadows. With Sapiens2.
 
-    --save takes png, npz, exr (linear), plot, plot.jpg; of videos also mp4, webm, mov, json.
+    --save takes png, npz, exr (linear), plot, plot.jpg; for videos also mp4, webm, mov, json.
     """
 
     name = "albedo"
@@ -206,10 +206,10 @@ class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(BatchGroup, TaskCommand):
-    """Turn images into features: a vector for the whole, and one for each patch. With the encoder of Sapiens2.
+    """Compute feature vectors: one for the image, and one for each patch. With the encoder of Sapiens2.
 
-    The checkpoint of any Sapiens2 task will do. --save takes npz (all), json (the vector of the whole), plot, plot.jpg;
-    of videos also mp4, webm, mov.
+    Any Sapiens2 checkpoint works. --save takes npz (all vectors), json (the vector of the image), plot, plot.jpg; for
+    videos also mp4, webm, mov.
     """
 
     name = "embed"
@@ -220,10 +220,10 @@ class EmbedCommand(BatchGroup, TaskCommand):
 class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     """Segment objects from points and boxes. With SAM 2.
 
-    Points and boxes are pixels of the upright image, and hold for every image and frame.
+    Points and boxes are in pixels of the upright image, and are used for every image and frame.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
-    out), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "segment"
@@ -233,15 +233,18 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     call_names = ("mask_threshold", "max_hole_area", "max_sprinkle_area")
 
     points: Annotated[
-        list[str] | None, Option(help='Points on one object: "x,y x,y"; "x,y,0" lies off it. Repeat for more objects.')
+        list[str] | None,
+        Option(help='Points of one object: "x,y x,y"; "x,y,0" is a background point. Repeat for more objects.'),
     ] = None
     boxes: Annotated[list[str] | None, Option(help="Box around an object: x1,y1,x2,y2. Repeat for more objects.")] = (
         None
     )
     all_masks: Annotated[
-        bool, Option("--all-masks", help="Write all three proposals for each object, not the best.")
+        bool, Option("--all-masks", help="Write all three masks of each object instead of the best one.")
     ] = False
-    mask_threshold: Annotated[float, Option(help="Logit of the outline: higher is tighter.")] = 0.0
+    mask_threshold: Annotated[
+        float, Option(help="Mask logits above this are inside: higher values give smaller masks.")
+    ] = 0.0
     max_hole_area: HoleArea = 0.0
     max_sprinkle_area: IslandArea = 0.0
 
@@ -267,10 +270,10 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class MasksCommand(CocoGroup, TaskCommand):
-    """Segment everything in an image, without prompts. With SAM 2.
+    """Segment all objects in an image, without prompts. With SAM 2.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
-    out), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "masks"
@@ -289,18 +292,22 @@ class MasksCommand(CocoGroup, TaskCommand):
 
     points_per_side: Annotated[int, Option(help="Points along each side of the grid.", min=1)] = 32
     points_per_batch: Annotated[int, Option(help="Points in a batch.", min=1)] = 64
-    quality: Annotated[float, Option(help="Predicted IoU that a mask must exceed.")] = 0.88
-    stability: Annotated[float, Option(help="How little a mask may change with its threshold.")] = 0.95
-    crop_layers: Annotated[int, Option(help="Process 4, 16, … crops too, for small things.", min=0, max=4)] = 0
+    quality: Annotated[float, Option(help="Minimum predicted IoU of a mask.")] = 0.88
+    stability: Annotated[
+        float, Option(help="Minimum stability score of a mask: how little it changes with its threshold.")
+    ] = 0.95
+    crop_layers: Annotated[
+        int, Option(help="Layers of crops (4, 16, …) that are processed too, for small objects.", min=0, max=4)
+    ] = 0
     max_hole_area: HoleArea = 0.0
     max_sprinkle_area: IslandArea = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
-    """Find the class of each pixel. With Mask2Former or MaskFormer.
+    """Predict a class for each pixel. With Mask2Former or MaskFormer.
 
-    --save takes png (the numbers), npz, json (areas and masks), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes png (class numbers), npz, json (areas and masks), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "semantic"
@@ -313,10 +320,10 @@ class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Find objects: a mask, a class and a score each. With Mask2Former or MaskFormer.
+    """Segment objects: a mask, a class and a score for each. With Mask2Former or MaskFormer.
 
-    --save takes json (COCO RLE), npz, png (numbers of the masks), txt (YOLO segment labels), crops.zip (each object cut
-    out), plot, plot.jpg; of videos also mp4, webm, mov.
+    --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
+    out), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "instances"
@@ -325,9 +332,9 @@ class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Divide images into objects, one by one, and regions such as sky. With Mask2Former or MaskFormer.
+    """Segment images into single objects, and regions such as sky. With Mask2Former or MaskFormer.
 
-    --save takes png (COCO's numbers as colors), json (the segments), npz, plot, plot.jpg; of videos also mp4, webm,
+    --save takes png (COCO's panoptic ids), json (the segments), npz, plot, plot.jpg; for videos also mp4, webm,
     mov.
     """
 
@@ -338,7 +345,7 @@ class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
 
     fuse: Annotated[
         list[int] | None,
-        Option(help="Number of a class of which there is one segment at most, such as sky. Repeat for more."),
+        Option(help="Number of a class whose segments are merged into one, such as sky. Repeat for more."),
     ] = None
 
 

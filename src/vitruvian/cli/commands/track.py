@@ -28,13 +28,13 @@ _FOLLOWING = ("pose", "parts", "matte", "normals", "pointmap", "albedo", "embed"
 class TrackCommand(TaskCommand):
     """Track objects through videos, from points, boxes and masks in any frame. With SAM 2.
 
-    A prompt begins with the object's number and the frame's, from 0: 1@0:220,120 is a point on object 1 in frame 0.
-    Objects that are added later, and corrections, are prompts on later frames. With --keep-state a finished video can
-    be corrected with --refine: frames before the first new prompt are not computed again.
+    A prompt is OBJECT@FRAME:values. Objects are numbered from 1 and frames from 0: 1@0:220,120 is a point on object 1
+    in frame 0. Prompts on later frames correct an object, or add a new one. After a run with --keep-state, --refine
+    adds prompts to a finished video without computing it again from the start.
 
-    --save takes mp4, webm, mov (masks over the video), json (a line a frame, masks as COCO RLE), png (a folder of
-    numbered images whose pixels are the objects' numbers, as in DAVIS), crops (a folder of cut-out images, one for each
-    object and frame), npz, vis.json (one YouTube-VIS file).
+    --save takes mp4, webm, mov (masks over the video), json (a line for each frame, masks as COCO RLE), png (a
+    folder of images whose pixels are object numbers, as in DAVIS), crops (a folder of cut-out images, one for each
+    object and frame), npz (a folder of arrays), vis.json (a YouTube-VIS file).
     """
 
     name = "track"
@@ -46,40 +46,45 @@ class TrackCommand(TaskCommand):
 
     points: Annotated[
         list[str] | None,
-        Option(help='Points on an object: "ID@FRAME:x,y x,y"; "x,y,0" lies off it. Repeat for more.'),
+        Option(help='Points of an object: "ID@FRAME:x,y x,y"; "x,y,0" is a background point. Repeat for more.'),
     ] = None
     box: Annotated[list[str] | None, Option(help="Box around an object: ID@FRAME:x1,y1,x2,y2. Repeat for more.")] = None
     mask: Annotated[
         list[str] | None,
-        Option(help="Image whose pixels that are not black are the object: ID@FRAME:mask.png. Repeat for more."),
+        Option(help="Mask of an object, pixels that are not black: ID@FRAME:mask.png. Repeat for more."),
     ] = None
-    everyone: Annotated[bool, Option("--everyone", help="Detect people, and track each.")] = False
-    finder: Annotated[str | None, Option(help="What detects people for --everyone: see vitruvian pose --help.")] = None
+    everyone: Annotated[bool, Option("--everyone", help="Detect people and track all of them.")] = False
+    finder: Annotated[str | None, Option("--detect", help="Detector for --everyone; see vitruvian pose --help.")] = None
     detect_every: Annotated[
         int,
-        Option(help="With --everyone, look for new people in every so many frames; 0: until someone is found.", min=0),
+        Option(help="With --everyone, detect new people in every Nth frame; 0: only until a frame has people.", min=0),
     ] = 0
-    max_people: Annotated[int | None, Option(help="Detect no more people than this, by score.", min=1)] = None
+    max_people: Annotated[int | None, Option(help="Maximum number of detected people, by score.", min=1)] = None
     then: Annotated[
         str | None,
         Option(
-            help="Commands to run afterwards for each tracked person, with their models or the small one inside the "
-            "package: pose=facebook/sapiens2-pose-1b,matte, say."
+            help="Commands to run afterwards on the tracked people, each with a model or with builtin, such as "
+            "pose=facebook/sapiens2-pose-1b,matte."
         ),
     ] = None
     keep_state: Annotated[
-        bool, Option("--keep-state", help="Keep the state of the video, NAME.state beside the results, for --refine.")
+        bool,
+        Option("--keep-state", help="Keep the state of the tracker in NAME.state, beside the results, for --refine."),
     ] = False
     refine: Annotated[
-        Path | None, Option(help="Folder of --keep-state: add the prompts of this command to those of that one.")
+        Path | None, Option(help="Folder NAME.state of an earlier run with --keep-state, to which prompts are added.")
     ] = None
     cutout: Annotated[
-        bool, Option("--cutout", help="Write the objects cut out, a video with alpha (webm, mov), not drawn over.")
+        bool,
+        Option(
+            "--cutout",
+            help="Write only the objects, as a video with alpha (webm, mov), instead of masks over the video.",
+        ),
     ] = False
     opacity: Opacity = 0.5
     max_hole_area: HoleArea = 0.0
     max_sprinkle_area: IslandArea = 0.0
-    non_overlapping_masks: Annotated[bool, Option("--no-overlap", help="Give each pixel to one object at most.")] = (
+    non_overlapping_masks: Annotated[bool, Option("--no-overlap", help="Assign each pixel to at most one object.")] = (
         False
     )
 

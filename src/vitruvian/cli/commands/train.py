@@ -17,7 +17,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run, instead of the configuration's.")] = None,
 ) -> None:
-    """Train, or resume a run that was interrupted. Ctrl-C saves a checkpoint and ends."""
+    """Train a model, or resume an interrupted run. Ctrl-C saves a checkpoint and exits."""
     from vitruvian.training.config import read_config, with_changes
     from vitruvian.training.loop import train as run
 
