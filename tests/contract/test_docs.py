@@ -33,6 +33,9 @@ BLOCKS = [
     for page in PAGES
     for block in python_blocks(page)
 ]
+# The blocks of a page use the names of those before.
+pytestmark = pytest.mark.xdist_group("docs")
+
 MAX_IMAGES, MAX_IMAGE_BYTES = 25, 150_000
 
 

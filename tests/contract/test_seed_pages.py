@@ -25,6 +25,9 @@ from tests.markdown_code import Block, python_blocks
 from tests.shared import SHARED
 from tests.tiny_checkpoints import save_mask2former, save_maskformer, save_sam2, save_sapiens2, working_in
 
+# The blocks of a page use the names of those before.
+pytestmark = pytest.mark.xdist_group("seed_pages")
+
 # End of a URL in the examples → size of the image (width, height).
 IMAGES = {
     "000000004016.jpg": (640, 427),

@@ -38,7 +38,8 @@ def settings_digest(command: TaskCommand) -> str:
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
     words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
     paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
-    detector = command.detect or BUILTIN if isinstance(command, PeopleGroup) and not command.boxes else None
+    detects = (isinstance(command, PeopleGroup) and not command.boxes) or getattr(command, "everyone", False)
+    detector = getattr(command, "detect", None) or BUILTIN if detects else None
     facts = {
         "version": __version__,
         "command": command.name,

@@ -54,7 +54,7 @@ class TrackCommand(TaskCommand):
         Option(help="Mask of an object, pixels that are not black: ID@FRAME:mask.png. Repeat for more."),
     ] = None
     everyone: Annotated[bool, Option("--everyone", help="Detect people and track all of them.")] = False
-    finder: Annotated[str | None, Option("--detect", help="Detector for --everyone; see vitruvian pose --help.")] = None
+    detect: Annotated[str | None, Option(help="Detector for --everyone; see vitruvian pose --help.")] = None
     detect_every: Annotated[
         int,
         Option(help="With --everyone, detect new people in every Nth frame; 0: only until a frame has people.", min=0),
@@ -117,8 +117,8 @@ class TrackCommand(TaskCommand):
             raise InputError(
                 'prompts: expected --points, --box, --mask or --everyone, got none. Add --points "1@0:x,y", say.'
             )
-        finder = (self.finder or BUILTIN) if self.everyone else None
-        return super().call_options() | {"prompts": self._prompts(), "finder": finder, "interactive": False}
+        detect = (self.detect or BUILTIN) if self.everyone else None
+        return super().call_options() | {"prompts": self._prompts(), "detect": detect, "interactive": False}
 
     def _prompts(self) -> list[TrackPrompt]:
         """Read the prompts."""

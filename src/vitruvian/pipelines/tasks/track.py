@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class TrackOptions(Options, TrackingOptions):
     Args:
         prompts: Prompts of objects; more can be added while the video runs, see `TrackResults`. An empty list starts
             without objects.
-        finder: A people detector, whatever `vitruvian.pipelines.people.open_detector` takes. Each person that it
+        detect: A people detector, whatever `vitruvian.pipelines.people.open_detector` takes. Each person that it
             detects is tracked, with the next free id.
         detect_every: Detect people in every so many frames, and track those whose box no tracked object has. 0 detects
             until a frame has people, and then no more.
@@ -55,7 +55,8 @@ class TrackOptions(Options, TrackingOptions):
     """
 
     prompts: TrackPrompt | Sequence[TrackPrompt] | None = None
-    finder: DetectorSpec | None = None
+    aliases: ClassVar[dict[str, str]] = Options.aliases | {"finder": "detect"}
+    detect: DetectorSpec | None = None
     detect_every: int = 0
     max_people: int | None = None
     interactive: bool = True
@@ -186,7 +187,9 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         """Return a copy with the options of one call, and with the state of its video."""
         call = super().for_call(changes)
         if call.options.prompts is None and call.detector is None:
-            raise InputError("prompts: expected prompts or a finder, got neither. Pass prompts=TrackPrompt(…), say.")
+            raise InputError(
+                "prompts: expected prompts or a people detector, got neither. Pass prompts=TrackPrompt(…), say."
+            )
         call.max_ahead = 0 if call.options.interactive else None
         call.tracker = ObjectTracker(self.model, self.processor, call.options, call.options.prompt_list)
         call._people_found = False
@@ -206,7 +209,7 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
 
     def choose_detector(self, options: TrackOptions) -> PeopleDetector | None:
         """Return the people detector of these options."""
-        return None if options.finder is None else self.open_detector(options.finder)
+        return None if options.detect is None else self.open_detector(options.detect)
 
     def detect(self, frame: Frame) -> People | None:
         """Detect people in the frames in which new ones are looked for."""

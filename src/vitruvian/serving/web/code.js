@@ -104,7 +104,7 @@ function trackPython({ model, source, options, trackPrompts = [] }) {
     const prompts = trackPrompts.map((prompt) => `    TrackPrompt(${keywords(prompt).join(", ")}),`);
     lines.push("prompts = [", ...prompts, "]");
   }
-  const given = everyone ? 'finder="builtin"' : "prompts=prompts";
+  const given = everyone ? 'detect="builtin"' : "prompts=prompts";
   return [...lines, `for result in track(${text(source)}, ${given}):`, "    print(result.frame, result.object_ids)"].join("\n");
 }
 

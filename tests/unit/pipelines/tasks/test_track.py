@@ -229,7 +229,7 @@ class TestBadInput:
         assert [isinstance(result, Failure) for result in results] == [False, False, True, False, False, False]
 
     def test_no_prompts(self, track: Any) -> None:
-        with pytest.raises(InputError, match="expected prompts or a finder"):
+        with pytest.raises(InputError, match="expected prompts or a people detector"):
             track(FRAMES)
         with pytest.raises(InputError, match="expected TrackPrompt objects"):
             track(FRAMES, prompts=[{"points": [[1, 2]]}])
