@@ -20,7 +20,7 @@ demo: setup  ## Find people in pictures, run every task on them, and draw one sh
 	$(BIN)/vitruvian demo --out out/demo
 
 test: setup lint  ## Lint, type-check and run the tests.
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 lint: setup  ## Style and types.
 	$(BIN)/ruff check .

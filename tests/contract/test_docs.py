@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.markdown_code import Block, fenced_blocks, python_blocks
+from tests.markdown_code import fenced_blocks, python_blocks
 from tests.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, save_sapiens2, working_in
 from vitruvian.cli.app import program, run
 from vitruvian.files.video import VideoWriter
@@ -28,14 +28,7 @@ from vitruvian.training.config import TrainConfig, read_config
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-BLOCKS = [
-    pytest.param(page, block, id=f"{page.relative_to(ROOT)}-line{block.line}")
-    for page in PAGES
-    for block in python_blocks(page)
-]
-# The blocks of a page use the names of those before.
-pytestmark = pytest.mark.xdist_group("docs")
-
+CODE_PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if python_blocks(page)]
 MAX_IMAGES, MAX_IMAGE_BYTES = 25, 150_000
 
 
@@ -65,8 +58,8 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, dict[str, Any]]]:
-    """Work in a folder with tiny checkpoints, a short video and the examples; return the namespace of each page."""
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Work in a folder with tiny checkpoints, a short video and the examples."""
     root = tmp_path_factory.mktemp("docs")
     save_sapiens2(root)
     save_albedo(root / "runs/albedo/model")
@@ -76,7 +69,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, d
     shutil.copytree(ROOT / "examples", root / "examples")
     write_video(root / "clip.mp4", root / "examples/astronaut.jpg")
     with working_in(root):
-        yield {}
+        yield
 
 
 def save_albedo(folder: Path) -> None:
@@ -104,16 +97,17 @@ def write_video(path: Path, image: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:model. none was named")  # the built-in model runs
-@pytest.mark.parametrize(("page", "block"), BLOCKS)
-def test_block_runs(page: Path, block: Block, workspace: dict[Path, dict[str, Any]]) -> None:
-    names = workspace.setdefault(page, {})
-    for source, _ in block.steps:
-        exec(compile(source, f"{page.name}:{block.line}", "exec"), names)
+@pytest.mark.parametrize("page", CODE_PAGES)
+def test_code_of_a_page_runs(page: Path, workspace: None) -> None:
+    names: dict[str, Any] = {}
+    for block in python_blocks(page):  # blocks use the names of those before
+        for source, _ in block.steps:
+            exec(compile(source, f"{page.name}:{block.line}", "exec"), names)
     assert names
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_command_line_parses(words: list[str], workspace: dict[Path, dict[str, Any]]) -> None:
+def test_command_line_parses(words: list[str], workspace: None) -> None:
     parse_command(words)
 
 
@@ -128,7 +122,7 @@ def test_unknown_commands_and_options_are_rejected(words: list[str], complaint: 
 
 @pytest.mark.parametrize("words", [one for one in COMMANDS if "examples/astronaut.jpg" in one.values[0]])
 @pytest.mark.filterwarnings("default::vitruvian.errors.VitruvianWarning")  # that the built-in model runs
-def test_command_line_runs(words: list[str], workspace: dict[Path, dict[str, Any]]) -> None:
+def test_command_line_runs(words: list[str], workspace: None) -> None:
     model = words[words.index("--model") + 1] if "--model" in words else "builtin"
     if model != "builtin" and not Path(model).is_dir():
         pytest.skip("the page trains its model")
