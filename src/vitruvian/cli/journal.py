@@ -81,6 +81,7 @@ class _Entry:
     origin: Origin
     size: int | None = None
     time_ns: int = 0
+    file: str = ""
 
 
 def has_journal(folder: Path) -> bool:
@@ -130,11 +131,11 @@ class Journal:
         self._positions[path.name] = position + end
         for line in content[:end].splitlines():
             try:
-                self._apply(json.loads(line))
+                self._apply(json.loads(line), path.name)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 continue
 
-    def _apply(self, record: dict[str, object]) -> None:
+    def _apply(self, record: dict[str, object], file: str) -> None:
         if record.get("version") != _VERSION:
             files = record["files"]
             self._older |= {str(name) for name in files} if isinstance(files, list) else set()
@@ -146,11 +147,12 @@ class Journal:
         files, written = record["files"], int(str(record.get("time_ns", 0)))
         entries: dict[str, _Entry] = {}
         if record["event"] == "begin" and isinstance(files, list):
-            entries = {str(name): _Entry(origin, time_ns=written) for name in files}
+            entries = {str(name): _Entry(origin, time_ns=written, file=file) for name in files}
         elif record["event"] == "done" and isinstance(files, dict):
-            entries = {str(name): _Entry(origin, int(size), written) for name, size in files.items()}
-        for name, entry in entries.items():  # of several files, the latest record counts
-            if name not in self._entries or entry.time_ns >= self._entries[name].time_ns:
+            entries = {str(name): _Entry(origin, int(size), written, file) for name, size in files.items()}
+        for name, entry in entries.items():  # the last line of a file counts, and of several files the latest one
+            known = self._entries.get(name)
+            if known is None or known.file == file or entry.time_ns >= known.time_ns:
                 self._entries[name] = entry
 
     # ------------------------------------------------------------------------------------------------ questions
