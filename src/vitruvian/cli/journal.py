@@ -151,8 +151,8 @@ class Journal:
         elif record["event"] == "done" and isinstance(files, dict):
             entries = {str(name): _Entry(origin, int(size), written, file) for name, size in files.items()}
         for name, entry in entries.items():  # the last line of a file counts, and of several files the latest one
-            known = self._entries.get(name)
-            if known is None or known.file == file or entry.time_ns >= known.time_ns:
+            before = self._entries.get(name)
+            if before is None or before.file == file or entry.time_ns >= before.time_ns:
                 self._entries[name] = entry
 
     # ------------------------------------------------------------------------------------------------ questions

@@ -12,7 +12,7 @@ class LayerScale(nn.Module):
     def __init__(self, channels: int, *, value: float = 1.0) -> None:
         super().__init__()
         self.value = value
-        self.lambda1 = nn.Parameter(torch.full((channels,), value))
+        self.lambda1 = nn.Parameter(torch.full((channels,), float(value)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale [..., C]."""

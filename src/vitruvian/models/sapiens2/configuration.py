@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
-from vitruvian.config import Settings, nested, settings
+from vitruvian.config import Settings, bounded, nested, settings
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
@@ -201,9 +201,9 @@ class Sapiens2Config(BackboneConfig):
     tokenizer_window_size: int = 4
     num_tokenizer_layers: int = 2
     use_loss_recipe: bool = False
-    num_prototypes: int = 8192
-    projection_hidden_size: int = 2048
-    projection_bottleneck_size: int = 256
+    num_prototypes: int = bounded(8192, ge=1)
+    projection_hidden_size: int = bounded(2048, ge=1)
+    projection_bottleneck_size: int = bounded(256, ge=1)
 
     def __post_init__(self) -> None:
         self.head_config = nested(self.head_config, Sapiens2HeadConfig)

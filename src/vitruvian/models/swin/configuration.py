@@ -45,7 +45,7 @@ class SwinConfig(BackboneConfig):
     embed_dim: int = bounded(96, ge=1)
     depths: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
     num_heads: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
-    window_size: int = bounded(7, ge=1)
+    window_size: int = bounded(7, ge=1, le=4096)
     mlp_ratio: float = bounded(4.0, ge=0, lt=1000)
     qkv_bias: bool = True
     hidden_dropout_prob: float = bounded(0.0, ge=0, lt=1)

@@ -206,8 +206,8 @@ def _read_entry(
     first = subject or {"keypoints": [0.0] * (3 * KEYPOINTS), "area": 0.0}
     order = [*([] if subject is None else [subject]), *(person for person in people if person is not subject)]
     return _Annotations(
-        files={kind: image[f"{kind}_file"] for kind in MAPS if f"{kind}_file" in image}
-        | {"images": image["file_name"]},
+        files={kind: str(image[f"{kind}_file"]) for kind in MAPS if f"{kind}_file" in image}
+        | {"images": str(image["file_name"])},
         size_hw=(int(image["height"]), int(image["width"])),
         intrinsics=torch.tensor(image["intrinsics"], dtype=torch.float32),
         boxes_xywh=torch.tensor([person["bbox"] for person in order], dtype=torch.float32).reshape(-1, 4),
