@@ -225,7 +225,11 @@ class VideoReader:
         """Convert a decoded frame to upright RGB, uint8 [H, W, 3]."""
         unknown = frame.colorspace not in (1, 4, 5, 6, 7, 9, 10)  # the color spaces that swscale supports
         space = "ITU709" if unknown and frame.height > _MAX_SD_HEIGHT else None
-        image: RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
+        av = import_av()
+        try:
+            image: RgbImage = frame.reformat(format="rgb24", src_colorspace=space).to_ndarray()
+        except (av.error.FFmpegError, OSError, ValueError) as error:  # a pixel format that swscale lacks
+            raise ImageError(f"{self.path}: expected frames that convert to RGB, got {one_line(error)}.") from error
         return np.ascontiguousarray(np.rot90(image, self.rotation // 90)) if self.rotation else image
 
 

@@ -82,6 +82,7 @@ class Mask2FormerConfig(MaskClassificationConfig):
     def validate(self) -> None:
         """Check the fields that layers and losses are built from."""
         super().validate()
+        self.require_range(("feature_strides",), 1)
         if self.feature_size % 32 or self.feature_size % self.num_attention_heads:
             raise ConfigError(
                 f"Mask2FormerConfig.feature_size: expected a multiple of 32, its groups, and of "
