@@ -21,12 +21,12 @@ from vitruvian.cli.run_task import TaskRun
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
-from vitruvian.pipelines.saving import ResultWriter
+from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Source
 from vitruvian.scale.engine import ChunkCounts, ChunkRunner, Stages, import_ray
 from vitruvian.scale.job import JobSummary, choose_placement, connected, run_on_ray
 from vitruvian.scale.sources import list_sources
-from vitruvian.scale.worker import Runner, encode_file
+from vitruvian.scale.worker import Runner
 
 if TYPE_CHECKING:
     from vitruvian.results import Result
@@ -115,7 +115,7 @@ class _CommandEncoder:
 
     def __call__(self, result: Result) -> dict[str, bytes]:
         converted = self.command.convert(result)
-        return {kind: encode_file(kind, converted, draw=self.command.draw) for kind in self.kinds}
+        return {kind: encode_as(kind, converted, draw=self.command.draw) for kind in self.kinds}
 
 
 def _run_shards(command: TaskCommand, report: Report, address: str | None) -> None:

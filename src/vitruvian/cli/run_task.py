@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,16 +34,14 @@ from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
-from vitruvian.files import json_text
 from vitruvian.files.locks import OutputLock, remove_unused_locks
 from vitruvian.files.output_paths import name_key
 from vitruvian.limits import read_bounded
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.options import replace_options
-from vitruvian.pipelines.saving import ResultWriter, save_as
+from vitruvian.pipelines.saving import ResultWriter, encode_as, save_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
-from vitruvian.tasks import file_ending
 
 if TYPE_CHECKING:
     from vitruvian.pipelines.people.detectors import PeopleDetector
@@ -443,13 +440,8 @@ class _StdoutWriter(ResultWriter):
         """Keep the bytes until it is their turn."""
         self.facts[index] = _facts(result)
         converted = self._command.convert(result)
-        if self._kind == "json":
-            self._content[index] = (json_text(converted.to_dict()) + "\n").encode()
-            return
-        with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
-            path = Path(folder) / f"result{file_ending(self._kind)}"
-            save_as(self._kind, converted, path, draw=self._command.draw)
-            self._content[index] = path.read_bytes()
+        content = encode_as(self._kind, converted, draw=self._command.draw)
+        self._content[index] = content + (b"\n" if self._kind == "json" else b"")
 
     def print(self, index: int) -> None:
         """Write the bytes of a result."""

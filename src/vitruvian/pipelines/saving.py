@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.files import write_image
+from vitruvian.files import json_text, write_image
 from vitruvian.files.output_paths import PathPattern
 from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
-from vitruvian.tasks import PLOTS
+from vitruvian.tasks import PLOTS, file_ending
 
 _Write = Callable[[Any, int], object]  # of a result and the index of its source
 
@@ -33,6 +34,16 @@ def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], A
         write_image(path, np.asarray(draw(result)))
     else:
         result.save(path)
+
+
+def encode_as(kind: str, result: Result, *, draw: Callable[[Result], Any]) -> bytes:
+    """Return the bytes of the file that `save_as` writes."""
+    if kind == "json":
+        return json_text(result.to_dict()).encode()
+    with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
+        path = Path(folder) / f"result{file_ending(kind)}"
+        save_as(kind, result, path, draw=draw)
+        return path.read_bytes()
 
 
 def open_writer(

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from vitruvian.errors import VitruvianError
-from vitruvian.files import json_text
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines import Failure, pipeline
-from vitruvian.pipelines.saving import ResultWriter, save_as
+from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
 from vitruvian.scale.rows import Row, failure_row, rows_to_table
 from vitruvian.scale.sources import SourceItem
-from vitruvian.tasks import file_ending, find_task
+from vitruvian.tasks import find_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,22 +68,7 @@ class FileEncoder:
 
     def __call__(self, result: Result) -> dict[str, bytes]:
         """Return the bytes of each kind of file."""
-        return {kind: encode_file(kind, result, draw=lambda one: one.plot()) for kind in self.kinds}
-
-
-def encode_file(kind: str, result: Result, *, draw: Callable[[Result], Any]) -> bytes:
-    """Return the bytes of the file that `save_as` writes."""
-    if kind == "json":
-        return json_text(result.to_dict()).encode()
-    with tempfile.TemporaryDirectory(prefix="vitruvian-", dir=_memory_folder()) as folder:
-        path = Path(folder) / f"result{file_ending(kind)}"
-        save_as(kind, result, path, draw=draw)
-        return path.read_bytes()
-
-
-def _memory_folder() -> str | None:
-    """Return a folder in memory for short-lived files, where the system has one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        return {kind: encode_as(kind, result, draw=lambda one: one.plot()) for kind in self.kinds}
 
 
 def default_kinds(task: str) -> tuple[str, ...]:
