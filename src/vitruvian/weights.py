@@ -24,7 +24,7 @@ from torch import Tensor
 from vitruvian.atomic import atomic_write, write_text
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
-from vitruvian.text_files import read_json_object
+from vitruvian.json_files import read_json_object
 
 SAVED_FILES = (  # what `save_weights` writes
     "model.safetensors",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitruvian.config import Settings
+from vitruvian.config import ConfigBase
 from vitruvian.errors import CheckpointError, ConfigError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
@@ -122,7 +122,7 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
     return fields
 
 
-def _check_names(changes: dict[str, Any], config_class: type[Settings]) -> None:
+def _check_names(changes: dict[str, Any], config_class: type[ConfigBase]) -> None:
     """Raise `ConfigError` for a name that is no field: configurations themselves keep unknown names."""
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     for name in changes.keys() - known:

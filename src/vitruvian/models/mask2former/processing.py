@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.images.types import SizeHW
 from vitruvian.models.mask_classification.processing import MaskProcessor
 
 
-@settings
+@config_dataclass
 class Mask2FormerImageProcessor(MaskProcessor):
     """Preprocesses images for Mask2Former and turns its outputs into segmentations; see `MaskProcessor`."""
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.images import (
     ResizeMode,
@@ -88,7 +88,7 @@ class MaskImageOptions(ImageOptions, total=False):
     pad_size: SizeOption | None
 
 
-@settings
+@config_dataclass
 class MaskProcessor(ImageProcessor):
     """Preprocesses images and segmentation maps, and turns mask queries into segmentations.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.models.mask_classification.processing import MaskProcessor
 
 
-@settings
+@config_dataclass
 class MaskFormerImageProcessor(MaskProcessor):
     """Preprocesses images for MaskFormer and turns its outputs into segmentations; see `MaskProcessor`."""
 

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import Settings, nested, read_config_dict, settings
+from vitruvian.config import ConfigBase, config_dataclass, nested, read_config_dict
 from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
@@ -110,7 +110,7 @@ class MaskPostProcessing:
         return processed
 
 
-@settings
+@config_dataclass
 class FixedSizeProcessor(ImageProcessor):
     """Resizes images to one size, whatever their aspect ratio, and normalizes them.
 
@@ -133,7 +133,7 @@ class FixedSizeProcessor(ImageProcessor):
         return self.normalize_pixels(pixels)
 
 
-@settings
+@config_dataclass
 class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
     """Images to the input of SAM 2, and masks back to the size of the images.
 
@@ -329,8 +329,8 @@ Sam2ImageProcessorFast = Sam2ImageProcessor
 
 
 @positional_fields("image_processor", "target_size", "point_pad_value")
-@settings
-class Sam2Processor(MaskPostProcessing, Settings):
+@config_dataclass
+class Sam2Processor(MaskPostProcessing, ConfigBase):
     """Images and prompts to inputs of SAM 2. Fields may be positional arguments.
 
     Args:

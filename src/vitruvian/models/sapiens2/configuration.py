@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
-from vitruvian.config import Settings, bounded, nested, settings
+from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
 
-@settings
-class Sapiens2HeadConfig(Settings):
+@config_dataclass
+class Sapiens2HeadConfig(ConfigBase):
     """A decode head: upsampling blocks, refinement convolutions, a 1×1 predictor, and optionally a scale branch.
 
     Args:
@@ -96,7 +96,7 @@ class Sapiens2HeadConfig(Settings):
         return grid_hw
 
 
-@settings
+@config_dataclass
 class Sapiens2Config(BackboneConfig):
     """Sapiens2. The defaults are those of facebook/sapiens2-pretrain-0.4b, at another image size.
 
@@ -149,7 +149,7 @@ class Sapiens2Config(BackboneConfig):
     """
 
     model_type: ClassVar[str] = "sapiens2"
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {"head_config": Sapiens2HeadConfig}
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {"head_config": Sapiens2HeadConfig}
     extra_fields: ClassVar[tuple[str, ...]] = (
         "use_tokenizer",
         "tokenizer_window_size",

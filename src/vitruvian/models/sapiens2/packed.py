@@ -36,9 +36,9 @@ from vitruvian.hub import (
     require_file,
     weight_file,
 )
+from vitruvian.json_files import read_json_object
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.text_files import read_json_object
 from vitruvian.weights import WeightFiles, damaged_file_error, unshared
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.images import (
     ResizeMode,
@@ -60,7 +60,7 @@ class Sapiens2ImageOptions(ImageOptions, total=False):
     label_resample: int | None
 
 
-@settings
+@config_dataclass
 class Sapiens2ImageProcessor(ImageProcessor):
     """Prepare images for Sapiens2, and decode the outputs of its models.
 
