@@ -34,6 +34,8 @@ SAVED_FILES = (  # what `save_weights` writes
     "pytorch_model-?????-of-?????.bin",
     "pytorch_model.bin.index.json",
 )
+KeyRenames = tuple[tuple[str, str], ...]  # regular expressions of weight names, and their replacements
+
 _CHUNK_BYTES = 64 * 1024**2
 _LFS_POINTER = b"version https://git-lfs"
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointComparison
+from vitruvian.models.mask2former.checkpoint_keys import RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import build_pixel_level
 from vitruvian.models.mask2former.transformer_decoder import TransformerModule
@@ -23,8 +24,8 @@ from vitruvian.models.mask_classification.modeling import (
     MaskClassificationPreTrainedModel,
 )
 from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
-from vitruvian.models.swin.encoder import NAMES_FROM_FILES, NAMES_TO_FILES
 from vitruvian.outputs import OutputFlags
+from vitruvian.weights import KeyRenames
 
 
 @dataclass
@@ -63,14 +64,8 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
 
     config_class: ClassVar[type[Config]] = Mask2FormerConfig
     config: Mask2FormerConfig
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *NAMES_FROM_FILES,
-        (r"(pixel_level_module\.encoder)\.(embeddings|encoder\.layers)\.", r"\1.swin.\2."),
-    )
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *NAMES_TO_FILES,
-        (r"(pixel_level_module\.encoder)\.swin\.", r"\1."),
-    )
+    renamed_keys: ClassVar[KeyRenames] = RENAMED_KEYS
+    saved_keys: ClassVar[KeyRenames] = SAVED_KEYS
     # The last norm of the bare Swin is not part of the backbone.
     ignored_keys: ClassVar[tuple[str, ...]] = (
         *MaskClassificationPreTrainedModel.ignored_keys,

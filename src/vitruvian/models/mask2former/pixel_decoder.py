@@ -160,7 +160,7 @@ class DeformableAttention(nn.Module):
         out: Tensor = self.output_proj(sampled)
         return out
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the projections to offsets and scores."""
         self._joined = JoinedLinear([self.sampling_offsets, self.attention_weights])
 

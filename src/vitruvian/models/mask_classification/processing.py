@@ -35,14 +35,14 @@ from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
 from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
-from vitruvian.models.mask_classification.mask_grid import MaskGrid, cells_from_pixel_mask, cells_from_sizes
-from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
-from vitruvian.models.mask_classification.reference_results import (
+from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,
     reference_instances,
     reference_panoptic,
     reference_semantic,
 )
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, cells_from_pixel_mask, cells_from_sizes
+from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
 from vitruvian.models.mask_classification.segments import (
     Segment,
     Thresholds,

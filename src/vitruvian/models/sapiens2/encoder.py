@@ -136,7 +136,7 @@ class Encoder(nn.Module):
         heads = config.num_key_value_heads_per_layer or []
         self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the weights of all layers on CUDA."""
         for layer in self.layer:
             if isinstance(layer, Layer) and layer.norm1.weight.is_cuda:

@@ -103,9 +103,9 @@ class Sapiens2PreTrainedModel(Model):
             return f"a gated feed-forward with SiLU, got {config.hidden_act}"
         return fp8_obstacle(weight.device, weight.dtype)
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the weights of layers, quantize them for fp8, and allow Winograd convolutions in heads."""
-        super().prepare_for_inference()
+        super().optimize_weights()
         for module in self.modules():
             if self.fp8 and isinstance(module, Encoder):
                 module.quantize()

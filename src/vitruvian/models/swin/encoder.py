@@ -26,26 +26,7 @@ from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
-
-# Regular expressions of names of weights in files -> names in memory, which are those of transformers 5, and back.
-NAMES_FROM_FILES = (
-    (r"\.attention\.self\.query\.", ".attention.q_proj."),
-    (r"\.attention\.self\.key\.", ".attention.k_proj."),
-    (r"\.attention\.self\.value\.", ".attention.v_proj."),
-    (r"\.attention\.self\.relative_position_", ".attention.relative_position_bias.relative_position_"),
-    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
-    (r"(blocks\.\d+)\.intermediate\.dense\.", r"\1.mlp.fc1."),
-    (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
-)
-NAMES_TO_FILES = (
-    (r"\.attention\.q_proj\.", ".attention.self.query."),
-    (r"\.attention\.k_proj\.", ".attention.self.key."),
-    (r"\.attention\.v_proj\.", ".attention.self.value."),
-    (r"\.attention\.relative_position_bias\.", ".attention.self."),
-    (r"\.attention\.o_proj\.", ".attention.output.dense."),
-    (r"(blocks\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
-    (r"(blocks\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
-)
+from vitruvian.tensor_cache import WeightCache
 
 Grid = tuple[int, int]
 
@@ -154,24 +135,25 @@ class RelativePositionBias(nn.Module):
         tokens = window**2
         index = torch.empty(tokens, tokens, dtype=torch.int64)  # set by `init_parameters`, or from files
         self.register_buffer("relative_position_index", index)
-        self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
+        self._cached_bias: WeightCache[Tensor] | None = None  # [A, N, N]; None until `optimize_weights`
 
     def position_bias(self) -> Tensor:
         """Bias of every head for every pair of tokens in a window [A, N, N]; cached for inference."""
         table = self.relative_position_bias_table
-        cached = None if wants_grad(table) or is_tracing() else self._cached_bias
-        return cached[1] if cached is not None and cached[0] == table._version else self._compute_bias()
+        if self._cached_bias is None or wants_grad(table) or is_tracing():
+            return self._compute_bias()
+        with torch.inference_mode(False), torch.no_grad():  # an ordinary tensor, which autograd can save
+            return self._cached_bias.get([table], lambda: self._compute_bias().contiguous())
 
     def _compute_bias(self) -> Tensor:
         rows = F.embedding(self.relative_position_index.flatten(), self.relative_position_bias_table)  # [N·N, A]
         return unflatten(rows.t(), 1, self.relative_position_index.shape)  # [A, N, N]
 
-    @torch.no_grad()
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Cache the position bias until the table changes."""
-        table = self.relative_position_bias_table
-        if not table.is_inference():  # inference tensors have no version counter
-            self._cached_bias = (table._version, self._compute_bias().contiguous())
+        self._cached_bias = WeightCache()
+        with torch.no_grad():
+            self.position_bias()
 
     def init_parameters(self, *, gain: float) -> None:
         """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
@@ -229,7 +211,7 @@ class WindowAttention(nn.Module):
         )  # fmt: skip
         return output(out), weights
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the projections."""
         query, key, value, *_ = self.parts()
         self._joined_qkv = JoinedLinear([query, key, value])

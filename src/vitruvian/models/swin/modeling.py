@@ -15,17 +15,21 @@ from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
+from vitruvian.models.swin.checkpoint_keys import (
+    BACKBONE_RENAMED_KEYS,
+    BACKBONE_SAVED_KEYS,
+    RENAMED_KEYS,
+    SAVED_KEYS,
+)
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.encoder import (
-    NAMES_FROM_FILES,
-    NAMES_TO_FILES,
     Embeddings,
     Encoder,
     EncoderOutput,
     TokenGrid,
 )
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
-from vitruvian.weights import KeyMatch
+from vitruvian.weights import KeyMatch, KeyRenames
 
 
 @dataclass
@@ -83,8 +87,8 @@ class SwinPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = SwinConfig
     config: SwinConfig
     base_model_prefix: ClassVar[str] = "swin"
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_FROM_FILES
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
+    renamed_keys: ClassVar[KeyRenames] = RENAMED_KEYS
+    saved_keys: ClassVar[KeyRenames] = SAVED_KEYS
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer", "MaskFormerSwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
@@ -290,11 +294,8 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
 class SwinBackbone(_SwinBackboneBase):
     """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *NAMES_FROM_FILES,
-        (r"^(embeddings|encoder)\.", r"swin.\1."),
-    )
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (*NAMES_TO_FILES, (r"^swin\.", ""))
+    renamed_keys: ClassVar[KeyRenames] = BACKBONE_RENAMED_KEYS
+    saved_keys: ClassVar[KeyRenames] = BACKBONE_SAVED_KEYS
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
 
     def __init__(self, config: SwinConfig) -> None:
@@ -320,8 +321,8 @@ class MaskFormerSwinModel(SwinModel):
     """`SwinModel` as MaskFormer checkpoints have it: hidden states of every layer, and windows that always shift."""
 
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES  # the names of files in memory too
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[KeyRenames] = SAVED_KEYS  # the names of files in memory too
+    saved_keys: ClassVar[KeyRenames] = ()
 
     def forward(  # type: ignore[override]
         self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **kwargs: Unpack[OutputOptions]
@@ -354,8 +355,8 @@ class MaskFormerSwinBackbone(_SwinBackboneBase):
     returns_block_states: ClassVar[bool] = True
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
     base_model_prefix: ClassVar[str] = "model"
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[KeyRenames] = SAVED_KEYS
+    saved_keys: ClassVar[KeyRenames] = ()
 
     def __init__(self, config: MaskFormerSwinConfig) -> None:
         super().__init__(config)
