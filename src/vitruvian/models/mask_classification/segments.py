@@ -69,7 +69,7 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedMask:
+class BitMask:
     """A mask of a large image, stored as packed bits of its window."""
 
     window: Window
@@ -77,7 +77,7 @@ class PackedMask:
     area: int
 
     @classmethod
-    def make(cls, window: Window, mask: npt.NDArray[np.bool_]) -> PackedMask:
+    def make(cls, window: Window, mask: npt.NDArray[np.bool_]) -> BitMask:
         """Pack the mask [bottom - top, right - left] of a window."""
         return cls(window, np.packbits(mask, axis=1), int(mask.sum()))
 
@@ -219,9 +219,7 @@ def _replace_ids(owner: Tensor, new_ids: list[int]) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- masks
 
 
-def instance_masks(
-    class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
-) -> tuple[list[PackedMask], list[Segment]]:
+def instance_masks(class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds) -> tuple[list[BitMask], list[Segment]]:
     """Return the masks of instances, which may overlap, and the instances, best first.
 
     As `instance_map`, except that instances of different labels do not compete: an instance is dropped where better
@@ -230,7 +228,7 @@ def instance_masks(
     scored = _scored_masks(class_logits, grid, thresholds)
     repeated = [label for label, count in Counter(label for _, label, _, _ in scored).items() if count > 1]
     covered_by_label = {label: np.zeros(grid.size_hw, dtype=np.bool_) for label in repeated}
-    masks: list[PackedMask] = []
+    masks: list[BitMask] = []
     segments: list[Segment] = []
     for _, label, score, mask in scored:
         if label in covered_by_label:
@@ -246,7 +244,7 @@ def instance_masks(
 
 def _scored_masks(
     class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
-) -> list[tuple[int, int, float, PackedMask]]:
+) -> list[tuple[int, int, float, BitMask]]:
     """Return (query, label, score, mask) of at most Q that reach the threshold and have pixels, best first.
 
     A query may have several labels. The score is class score × mean mask probability, so the mask of a query whose
@@ -268,7 +266,7 @@ def _scored_masks(
 
 def _resample_masks(
     grid: MaskGrid, queries: Collection[int], mask_threshold: float
-) -> Iterator[tuple[int, float, PackedMask]]:
+) -> Iterator[tuple[int, float, BitMask]]:
     """Yield each distinct query with the mean probability inside its mask (0 where it is empty) and the mask."""
     distinct = list(dict.fromkeys(queries))
     # Bounded: in float32 the sigmoid of 17 is 1.
@@ -283,11 +281,11 @@ def _resample_masks(
             inside = probability >= mask_threshold
             total += float((probability * inside).sum())
             pixels[strip[0] - top : strip[1] - top] = inside.cpu().numpy()
-        mask = PackedMask.make(window, pixels)
+        mask = BitMask.make(window, pixels)
         yield query, total / max(mask.area, 1), mask
 
 
-def stack_masks(masks: list[PackedMask], size_hw: SizeHW, device: torch.device | None = None) -> Tensor:
+def stack_masks(masks: list[BitMask], size_hw: SizeHW, device: torch.device | None = None) -> Tensor:
     """Return masks as one bool tensor [N, H, W]."""
     planes = torch.zeros((len(masks), *size_hw), dtype=torch.bool, device=device)
     for plane, mask in zip(planes, masks, strict=True):

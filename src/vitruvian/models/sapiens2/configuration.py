@@ -12,6 +12,11 @@ from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
+# Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
+# of pointmaps: x right, y down, z forward.
+NORMAL_AXES = (1.0, -1.0, -1.0)
+CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the image
+
 
 @config_dataclass
 class Sapiens2HeadConfig(ConfigBase):
@@ -272,7 +277,7 @@ class Sapiens2Config(BackboneConfig):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop the table of packed checkpoints."""
+        """Drop the table of multi-task checkpoints."""
         values.pop("packed", None)
         return super().upgrade(values)
 

@@ -23,9 +23,10 @@ from vitruvian.losses.pointmap import canonical_scales, pointmap_loss
 from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
-from vitruvian.models.sapiens2.configuration import Sapiens2Config
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, Sapiens2Config
 from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, checked_grid_hw, token_rope
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
+from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_checkpoint_tasks
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
     Sapiens2BackboneOutput,
@@ -35,7 +36,6 @@ from vitruvian.models.sapiens2.outputs import (
     Sapiens2PoseEstimatorOutput,
     Sapiens2SemanticSegmenterOutput,
 )
-from vitruvian.models.sapiens2.packed import packed_config, packed_files, read_packed_tasks
 from vitruvian.ops.fp8 import fp8_obstacle
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import WeightFiles
@@ -45,10 +45,6 @@ PART_LOSS_WEIGHTS = (
     *(0.1, 10.0, 10.0, 3.0, 2.0, 4.0, 4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 4.0),
     *(4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0),
 )
-# Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
-# of pointmaps: x right, y down, z forward.
-NORMAL_AXES = (1.0, -1.0, -1.0)
-CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the image
 
 
 class Sapiens2PreTrainedModel(Model):
@@ -60,27 +56,27 @@ class Sapiens2PreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "Layer")
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
     optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
-    packed_task: ClassVar[str | None] = None  # name of the task in packed checkpoints
+    checkpoint_task: ClassVar[str | None] = None  # name of the task in multi-task checkpoints
 
     @classmethod
     def read_config(
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
-        """Return the configuration of the model; of its task, in a packed checkpoint."""
-        tasks = read_packed_tasks(source, options) if config is None else None
+        """Return the configuration of the model; of its task, in a multi-task checkpoint."""
+        tasks = read_checkpoint_tasks(source, options) if config is None else None
         if tasks is not None:
-            config = packed_config(source, tasks, cls.packed_task, options)
+            config = multitask_config(source, tasks, cls.checkpoint_task, options)
         return super().read_config(source, config, options, overrides)
 
     @classmethod
     def open_files(
         cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
-        """Open the weights; those of the encoder and the task, in a packed checkpoint."""
-        tasks = read_packed_tasks(source, options)
+        """Open the weights; those of the encoder and the task, in a multi-task checkpoint."""
+        tasks = read_checkpoint_tasks(source, options)
         if tasks is None:
             return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
-        return packed_files(source, tasks, cls.packed_task, options)
+        return multitask_files(source, tasks, cls.checkpoint_task, options)
 
     @classmethod
     def adapt_files(cls, files: WeightFiles) -> WeightFiles:
@@ -278,7 +274,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
     """Heatmaps of keypoints."""
 
-    packed_task = "pose"
+    checkpoint_task = "pose"
 
     def forward(
         self,
@@ -313,7 +309,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     """Scores of body parts for each pixel."""
 
-    packed_task = "seg"
+    checkpoint_task = "seg"
 
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[TaskOptions]
@@ -394,7 +390,7 @@ class Sapiens2ForNormalEstimation(Sapiens2MapModel):
     the loss.
     """
 
-    packed_task = "normal"
+    checkpoint_task = "normal"
     pixel_loss = staticmethod(normal_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2NormalEstimatorOutput:
@@ -405,7 +401,7 @@ class Sapiens2ForNormalEstimation(Sapiens2MapModel):
 class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
     """Color without light and shadow. Labels are albedo [B, 3, H, W] in [0, 1]."""
 
-    packed_task = "albedo"
+    checkpoint_task = "albedo"
     pixel_loss = staticmethod(albedo_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2AlbedoEstimatorOutput:
@@ -416,7 +412,7 @@ class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
 class Sapiens2ForImageMatting(Sapiens2MapModel):
     """Alpha and premultiplied foreground color. Labels are premultiplied RGB, then alpha [B, 4, H, W], in [0, 1]."""
 
-    packed_task = "matting"
+    checkpoint_task = "matting"
     pixel_loss = staticmethod(matting_loss)
 
     def activate(self, maps: Tensor) -> Tensor:
@@ -431,7 +427,7 @@ class Sapiens2ForImageMatting(Sapiens2MapModel):
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     """A point in space for each pixel, and the scale that makes it metric."""
 
-    packed_task = "pointmap"
+    checkpoint_task = "pointmap"
     scale_head: ScaleHead | None
 
     def build_other_heads(self) -> None:

@@ -24,7 +24,7 @@ from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskProcessor
-from vitruvian.models.mask_classification.segments import PackedMask, Thresholds, instance_masks
+from vitruvian.models.mask_classification.segments import BitMask, Thresholds, instance_masks
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.results.base import People
 
@@ -94,7 +94,7 @@ class SegmentationDetector:
         return torch.stack((logits[:, self.person_class], others.logsumexp(1)), dim=1)  # [Q, 2]
 
 
-def _body_box(mask: PackedMask) -> tuple[int, int, int, int]:
+def _body_box(mask: BitMask) -> tuple[int, int, int, int]:
     """Return the bounding box x1, y1, x2, y2 of a mask without its small components."""
     pixels = torch.from_numpy(mask.pixels().copy())  # [h, w]
     body = remove_islands(pixels, math.ceil(_MIN_COMPONENT * mask.area) - 1, keep_largest=True)
