@@ -370,10 +370,10 @@ def describe_mismatch(
     return "\n  ".join(lines)
 
 
-def join_names(names: list[str], most: int = 6) -> str:
+def join_names(names: list[str], max_names: int = 6) -> str:
     """Join the first names, and count the rest."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + rest
 
 
 def check_finite(name: str, tensor: Tensor, source: str) -> None:
