@@ -3,9 +3,9 @@
     python tools/train_moving_shapes.py --out tests/data/moving-shapes --minutes 8
 
 Every step draws new clips: shapes, colors, textures, paths and crossings. Two of the three shapes of a clip are
-tracked, from masks, boxes or clicks in the first frame. Weights are stored in float16, about 2 MB, every minute and at the
-end. Lines with J show the mean IoU of all frames after the first on clips that are never trained on, from masks and from
-one click for each object.
+tracked, from masks, boxes or clicks in the first frame. Weights are stored in float16, about 2 MB, every minute and at
+the end. Lines with J show the mean IoU of all frames after the first on clips that are never trained on, from masks and
+from one click for each object.
 """
 
 from __future__ import annotations
