@@ -25,8 +25,8 @@ from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, Track
 from vitruvian.training.clips import ClipObjective, PromptSimulation, random_points
 from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
-SIDE = 128
 LENGTH = 8
+_LENGTHS = ((0.2, 2), (0.35, 3), (0.5, 4), (0.75, 6), (1.0, LENGTH))  # of clips, until so much of the time has passed
 _DRAWN, _TRACKED = 3, 2  # shapes of a clip
 _TEST_SEED = 10**6  # of the clips for evaluation, far from seeds of training
 # Half of the steps track from the first prompts only, the others get further clicks.
@@ -36,7 +36,7 @@ _PROMPTS = (
 )
 
 
-def build_config(side: int = SIDE) -> Sam2VideoConfig:
+def build_config(side: int) -> Sam2VideoConfig:
     """Return a video model of about 900,000 parameters."""
     channels, hidden = 64, 128
     return Sam2VideoConfig.from_dict(
@@ -116,9 +116,9 @@ def normalized(frames: Tensor) -> Tensor:
     return (frames - 0.5) / 0.25
 
 
-def draw_tracked(generator: torch.Generator, *, count: int, length: int = LENGTH) -> Clips:
+def draw_tracked(generator: torch.Generator, *, count: int, side: int) -> Clips:
     """Draw clips with the masks of the shapes that are tracked; the others distract."""
-    clips = draw_clips(generator, count=count, size_hw=(SIDE, SIDE), length=length, objects=_DRAWN)
+    clips = draw_clips(generator, count=count, size_hw=(side, side), length=LENGTH, objects=_DRAWN)
     chosen = torch.rand(_DRAWN, generator=generator, device=generator.device).argsort()[:_TRACKED]
     return clips._replace(masks=clips.masks[:, :, chosen])
 
@@ -161,7 +161,9 @@ def evaluate(model: Sam2VideoModel, *, count: int) -> dict[str, Tensor]:
     was_training = model.training
     model.eval()
     generator = torch.Generator().manual_seed(_TEST_SEED)
-    clips = Clips(*(part.to(model.device) for part in draw_tracked(generator, count=count)))
+    clips = Clips(
+        *(part.to(model.device) for part in draw_tracked(generator, count=count, side=model.config.image_size))
+    )
     found: dict[str, Tensor] = {}
     for kind in ("mask", "click"):
         rows = []
@@ -192,19 +194,18 @@ def train(model: Sam2VideoModel, options: argparse.Namespace) -> None:
     generator = torch.Generator(model.device).manual_seed(options.seed)
     objectives = [ClipObjective(model, prompts) for prompts in _PROMPTS]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
-    start, step, next_save, dice = time.perf_counter(), 0, 60.0, 0.0
+    start, step, next_save = time.perf_counter(), 0, 60.0
     while (elapsed := (seconds := time.perf_counter() - start) / (60 * options.minutes)) < 1:
         for group in optimizer.param_groups:  # warmup, then half a cosine
             group["lr"] = (
-                options.lr * min(1, (step + 1) / 50) * (0.01 + 0.99 * (0.5 + 0.5 * math.cos(math.pi * elapsed)))
+                options.lr * min(1, (step + 1) / 100) * (0.01 + 0.99 * (0.5 + 0.5 * math.cos(math.pi * elapsed)))
             )
-        length = 2 + min(LENGTH - 2, int(elapsed * 16))  # longer and longer clips in the first third of the time
-        clips = draw_tracked(generator, count=options.batch)
-        first = int(torch.randint(LENGTH - length + 1, ())) if step % 2 else 0
+        length = next(length for until, length in _LENGTHS if elapsed < until)
+        first = int(torch.randint(LENGTH - length + 1, ()))
+        clips = draw_tracked(generator, count=options.batch, side=options.side)
         frames, masks = (part[:, first : first + length] for part in clips)
         visible = masks[:, 0].flatten(2).any(2).all(1)  # [B]
-        frames, masks = (frames, masks) if visible.all() else (frames[visible], masks[visible])
-        loss = objectives[step // 2 % 2](normalized(frames), masks, generator)
+        loss = objectives[step % 2](normalized(frames[visible]), masks[visible], generator)
         optimizer.zero_grad()
         (loss.total / length).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, help="clips of a step; by default 48 on a GPU, 4 on the CPU")
+    parser.add_argument("--side", type=int, default=128, help="height and width of frames")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50, help="steps between lines")
@@ -237,7 +239,7 @@ def main() -> None:
     if options.start_from:
         model = Sam2VideoModel.from_pretrained(options.start_from, dtype=torch.float32)
     else:
-        model = Sam2VideoModel(build_config())
+        model = Sam2VideoModel(build_config(options.side))
         initialize(model)
     model = model.to(options.device).train()
     print(f"{sum(one.numel() for one in model.parameters()):,} parameters on {options.device}", flush=True)
