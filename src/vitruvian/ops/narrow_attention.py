@@ -45,12 +45,12 @@ def _narrow_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     (batch, queries, channels), keys = q.shape, k.shape[1]
     out, buffer = q.new_empty(batch, queries, v.shape[2]), q.new_empty(_CPU_BLOCK * _CPU_BLOCK)
     for one, start in itertools.product(range(batch), range(0, queries, _CPU_BLOCK)):
-        part, mean = q[one, start : start + _CPU_BLOCK] * channels**-0.5, out[one, start : start + _CPU_BLOCK].zero_()
+        part, mean = q[one, start : start + _CPU_BLOCK], out[one, start : start + _CPU_BLOCK].zero_()
         highest, total = q.new_full((len(part), 1), -math.inf), q.new_zeros(len(part), 1)
         for first in range(0, keys, _CPU_BLOCK):
             block = k[one, first : first + _CPU_BLOCK]
             weights = buffer[: len(part) * len(block)].view(len(part), len(block))
-            torch.mm(part, block.T, out=weights)
+            torch.addmm(weights, part, block.T, beta=0, alpha=channels**-0.5, out=weights)
             new_highest = torch.maximum(highest, weights.amax(dim=1, keepdim=True))
             weights.sub_(new_highest).exp_()
             factor = highest.sub_(new_highest).exp_()
