@@ -16,7 +16,7 @@ from vitruvian.config import ConfigBase
 from vitruvian.errors import CheckpointError, ConfigError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
-from vitruvian.models.sapiens2.encoder import Layer
+from vitruvian.models.sapiens2.encoder import Sapiens2Layer
 from vitruvian.models.sapiens2.heads import DecodeHead
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
@@ -82,7 +82,7 @@ def compile_parts(model: nn.Module, *, heads: bool) -> None:
     # One graph for each kind of layer or head and each batch shape.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for module in model.modules():
-        if isinstance(module, Layer) or (heads and isinstance(module, DecodeHead)):
+        if isinstance(module, Sapiens2Layer) or (heads and isinstance(module, DecodeHead)):
             module.compile(dynamic=False)
 
 

@@ -1,6 +1,6 @@
 """The public Mask2Former models.
 
-pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 ─▶ TransformerModule ─▶ queries [B, Q, C] ─▶ classes
+pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 ─▶ decoder ─▶ queries [B, Q, C] ─▶ classes
                                               └▶ pixel embeddings [B, M, H/4, W/4] ──────┴▶ masks [B, Q, H/4, W/4]
 """
 
@@ -17,7 +17,7 @@ from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointCompari
 from vitruvian.models.mask2former.checkpoint_keys import RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import build_pixel_level
-from vitruvian.models.mask2former.transformer_decoder import TransformerModule
+from vitruvian.models.mask2former.transformer_decoder import Mask2FormerTransformerModule
 from vitruvian.models.mask_classification.modeling import (
     MaskClassificationForSegmentation,
     MaskClassificationModel,
@@ -79,7 +79,7 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
-        self.transformer_module = TransformerModule(config)
+        self.transformer_module = Mask2FormerTransformerModule(config)
         self.post_init()
 
     def build_output(

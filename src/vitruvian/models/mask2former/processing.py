@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from vitruvian.config import config_dataclass
 from vitruvian.images.types import SizeHW
-from vitruvian.models.mask_classification.processing import MaskProcessor
+from vitruvian.models.mask_classification.processing import MaskClassificationImageProcessor
 
 
 @config_dataclass
-class Mask2FormerImageProcessor(MaskProcessor):
-    """Preprocesses images for Mask2Former and turns its outputs into segmentations; see `MaskProcessor`."""
+class Mask2FormerImageProcessor(MaskClassificationImageProcessor):
+    """Preprocesses images for Mask2Former and turns its outputs into segmentations."""
 
     legacy_grid_hw: ClassVar[SizeHW | None] = (384, 384)
 

@@ -1,6 +1,6 @@
 """The public MaskFormer models.
 
-pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ coarse map ─▶ TransformerModule ─▶ queries [B, Q, C] ─▶ classes
+pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ coarse map ─▶ transformer decoder ─▶ queries [B, Q, C] ─▶ classes
                                               └▶ pixel embeddings [B, M, H/4, W/4] ──────┴▶ masks [B, Q, H/4, W/4]
 """
 
@@ -24,7 +24,7 @@ from vitruvian.models.mask_classification.padding import PADDING_LOGIT
 from vitruvian.models.maskformer.checkpoint_keys import RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.maskformer.pixel_decoder import build_pixel_level
-from vitruvian.models.maskformer.transformer_decoder import TransformerModule
+from vitruvian.models.maskformer.transformer_decoder import MaskFormerTransformerModule
 from vitruvian.outputs import OutputFlags
 from vitruvian.weights import KeyRenames
 
@@ -78,7 +78,7 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
         coarsest = self.pixel_level_module.encoder.channels[-1]
-        self.transformer_module = TransformerModule(coarsest, config.decoder_config)
+        self.transformer_module = MaskFormerTransformerModule(coarsest, config.decoder_config)
         self.post_init()
 
     def build_output(

@@ -21,7 +21,7 @@ from vitruvian.layers.backbone_stages import as_hw
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.models.sam2.checkpoint_keys import HIERA_IGNORED_KEYS, HIERA_RENAMED_KEYS
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size
-from vitruvian.models.sam2.layers import FeedForward
+from vitruvian.models.sam2.layers import Sam2MLP
 from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
@@ -147,7 +147,7 @@ class HieraBlock(CheckpointedLayer):
         self.layer_norm1 = nn.LayerNorm(dim, eps=config.layer_norm_eps)
         self.attn = HieraAttention(dim, dim_out, heads=heads, window=self.window, stride=self.stride)
         self.layer_norm2 = nn.LayerNorm(dim_out, eps=config.layer_norm_eps)
-        self.mlp = FeedForward(dim_out, int(dim_out * config.mlp_ratio), dim_out, depth=2, act=config.hidden_act)
+        self.mlp = Sam2MLP(dim_out, int(dim_out * config.mlp_ratio), dim_out, depth=2, act=config.hidden_act)
         self.proj = nn.Linear(dim, dim_out) if dim != dim_out else None
 
     def forward(

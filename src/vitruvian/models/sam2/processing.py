@@ -32,7 +32,7 @@ from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
-from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
+from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
 from vitruvian.models.sam2.prompts import read_boxes, read_points
@@ -293,7 +293,7 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
         pixels = logits > mask_threshold  # [N, h, w]
         boxes = mask_boxes(pixels)  # [N, 4], pixels of the crop
         in_image = boxes + boxes.new_tensor((x1, y1, x1, y1))
-        keep = (boxes[:, 2] > boxes[:, 0]) & ~is_cut(in_image, (x1, y1, x2, y2), (height, width))
+        keep = (boxes[:, 2] > boxes[:, 0]) & ~touches_crop_edge(in_image, (x1, y1, x2, y2), (height, width))
         if pred_iou_thresh > 0:
             keep &= scores > pred_iou_thresh
         if stability_score_thresh > 0:

@@ -55,7 +55,7 @@ class Sam2VisionModel(Sam2PreTrainedModel):
     def __init__(self, config: Sam2VisionConfig) -> None:
         super().__init__(config)
         self.backbone = build_uninitialized(Sam2HieraDetModel, config.backbone_config)
-        self.neck = FeaturePyramid(config)
+        self.neck = Sam2FeaturePyramid(config)
         self.post_init()
 
     def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
@@ -78,7 +78,7 @@ class Sam2VisionModel(Sam2PreTrainedModel):
         )
 
 
-class FeaturePyramid(nn.Module):
+class Sam2FeaturePyramid(nn.Module):
     """A convolution for each stage, coarsest first, and upsampled coarse levels added to finer ones."""
 
     def __init__(self, config: Sam2VisionConfig) -> None:

@@ -48,7 +48,7 @@ class Fp8Weights(NamedTuple):
     down: Fp8Rows  # divided by `hidden_scale`
 
 
-class Embeddings(nn.Module):
+class Sapiens2Embeddings(nn.Module):
     """Class token, register tokens and patch embeddings."""
 
     def __init__(self, config: Sapiens2Config) -> None:
@@ -109,7 +109,7 @@ class WindowTokenizer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, channels))
         self.position_embeddings = nn.Parameter(torch.zeros(1, 1 + self.window**2, channels))
         self.layer = nn.ModuleList(
-            Layer(config, kv_heads=config.num_attention_heads, hidden=4 * channels, plain=True)
+            Sapiens2Layer(config, kv_heads=config.num_attention_heads, hidden=4 * channels, plain=True)
             for _ in range(config.num_tokenizer_layers)
         )
 
@@ -128,28 +128,28 @@ class WindowTokenizer(nn.Module):
         return tokens.view(batch, -1, channels)  # [B, h·w, C]
 
 
-class Encoder(nn.Module):
+class Sapiens2Encoder(nn.Module):
     """The transformer layers. `Sapiens2Model` runs them."""
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__()
         heads = config.num_key_value_heads_per_layer or []
-        self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
+        self.layer = nn.ModuleList(Sapiens2Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
 
     def optimize_weights(self) -> None:
         """Join the weights of all layers on CUDA."""
         for layer in self.layer:
-            if isinstance(layer, Layer) and layer.norm1.weight.is_cuda:
+            if isinstance(layer, Sapiens2Layer) and layer.norm1.weight.is_cuda:
                 layer.join_weights()
 
     def quantize(self) -> None:
         """Quantize the joined weights of all layers to fp8."""
         for layer in self.layer:
-            if isinstance(layer, Layer):
+            if isinstance(layer, Sapiens2Layer):
                 layer.quantize()
 
 
-class Layer(CheckpointedLayer):
+class Sapiens2Layer(CheckpointedLayer):
     """Attention and feed-forward in carried-residual form: a layer adds the last branch and returns its own.
 
     `plain` omits qk-norm and layer scale.
@@ -162,7 +162,7 @@ class Layer(CheckpointedLayer):
         super().__init__()
         channels, eps = config.hidden_size, config.rms_norm_eps
         self.norm1 = RMSNorm(channels, eps=eps)
-        self.attention = Attention(config, kv_heads=kv_heads, qk_norm=config.use_qk_norm and not plain)
+        self.attention = Sapiens2Attention(config, kv_heads=kv_heads, qk_norm=config.use_qk_norm and not plain)
         self.layer_scale1 = nn.Identity() if plain else LayerScale(channels, value=config.layerscale_value)
         self.norm2 = RMSNorm(channels, eps=eps)
         mlp = GatedMLP if config.use_gated_mlp else MLP
@@ -225,7 +225,7 @@ class Layer(CheckpointedLayer):
         return linear_fp8(hidden, fp8.down, self.mlp.down_proj.bias, dtype=dtype)
 
 
-class Attention(nn.Module):
+class Sapiens2Attention(nn.Module):
     """Grouped-query self-attention with normalized, rotated queries and keys.
 
     Attributes:

@@ -24,7 +24,13 @@ from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, Sapiens2Config
-from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, checked_grid_hw, token_rope
+from vitruvian.models.sapiens2.encoder import (
+    Sapiens2Embeddings,
+    Sapiens2Encoder,
+    WindowTokenizer,
+    checked_grid_hw,
+    token_rope,
+)
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
 from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_checkpoint_tasks
 from vitruvian.models.sapiens2.outputs import (
@@ -53,7 +59,7 @@ class Sapiens2PreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = Sapiens2Config
     config: Sapiens2Config
     base_model_prefix: ClassVar[str] = "model"
-    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "Layer")
+    no_split_modules: ClassVar[tuple[str, ...]] = ("Sapiens2Embeddings", "Sapiens2Layer")
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
     optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
     checkpoint_task: ClassVar[str | None] = None  # name of the task in multi-task checkpoints
@@ -103,7 +109,7 @@ class Sapiens2PreTrainedModel(Model):
         """Join the weights of layers, quantize them for fp8, and allow Winograd convolutions in heads."""
         super().optimize_weights()
         for module in self.modules():
-            if self.fp8 and isinstance(module, Encoder):
+            if self.fp8 and isinstance(module, Sapiens2Encoder):
                 module.quantize()
 
     @torch.no_grad()
@@ -120,7 +126,7 @@ class Sapiens2PreTrainedModel(Model):
                 nn.init.trunc_normal_(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, Embeddings):
+        elif isinstance(module, Sapiens2Embeddings):
             nn.init.trunc_normal_(module.cls_token, std=std)
             nn.init.trunc_normal_(module.register_tokens, std=std)
             if module.mask_token is not None:
@@ -139,8 +145,8 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config)
-        self.model = Encoder(config)
+        self.embeddings = Sapiens2Embeddings(config)
+        self.model = Sapiens2Encoder(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
@@ -152,7 +158,7 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
         Args:
             pixel_values: Prepared images [B, 3, H, W], with sides that are multiples of the patch size.
             bool_masked_pos: Patches to replace by the mask token, [B, number of patches].
-            kwargs: See `OutputOptions`. Attention weights are [B, A, N, N].
+            kwargs: See `OutputOptions`. Sapiens2Attention weights are [B, A, N, N].
         """
         flags = self.output_flags(**kwargs)
         grid_hw = checked_grid_hw(pixel_values, self.config)
@@ -221,7 +227,7 @@ def patch_map(tokens: Tensor, config: Sapiens2Config, pixel_values: Tensor) -> T
     return torch.unflatten(patches, 1, (height, width)).permute(0, 3, 1, 2)  # [B, C, h, w]
 
 
-class TaskOptions(OutputOptions, total=False):
+class ForwardOptions(OutputOptions, total=False):
     """Keyword arguments of the `forward` of all task models: those of `OutputOptions`, and one more.
 
     Attributes:
@@ -282,7 +288,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         flip_pairs: Tensor | None = None,
         labels: Tensor | None = None,
         label_weights: Tensor | None = None,
-        **kwargs: Unpack[TaskOptions],
+        **kwargs: Unpack[ForwardOptions],
     ) -> Sapiens2PoseEstimatorOutput:
         """Predict heatmaps of people, one in each image.
 
@@ -292,7 +298,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
                 swapped.
             labels: Target heatmaps [B, J, H/4, W/4], as the image processor draws them.
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
@@ -312,14 +318,14 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     checkpoint_task = "seg"
 
     def forward(
-        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[TaskOptions]
+        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[ForwardOptions]
     ) -> Sapiens2SemanticSegmenterOutput:
         """Predict class scores.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
             labels: Class of each pixel [B, H, W]; `semantic_loss_ignore_index` is left out of the loss.
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
@@ -353,7 +359,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
         pixel_values: Tensor,
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
-        **kwargs: Unpack[TaskOptions],
+        **kwargs: Unpack[ForwardOptions],
     ) -> ModelOutput:
         """Predict maps of images.
 
@@ -361,7 +367,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
             pixel_values: Prepared images [B, 3, H, W].
             labels: Maps [B, K, H, W] as the description of the class says.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
@@ -442,7 +448,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
         label_scales: Tensor | None = None,
         label_intrinsics: Tensor | None = None,
         label_mask: Tensor | None = None,
-        **kwargs: Unpack[TaskOptions],
+        **kwargs: Unpack[ForwardOptions],
     ) -> Sapiens2PointmapEstimatorOutput:
         """Predict points in the canonical camera.
 
@@ -453,7 +459,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
             label_intrinsics: Camera matrices [B, 3, 3] for images of the labels' size; adds the consistency term.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)

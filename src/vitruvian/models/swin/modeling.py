@@ -23,9 +23,9 @@ from vitruvian.models.swin.checkpoint_keys import (
 )
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.encoder import (
-    Embeddings,
-    Encoder,
-    EncoderOutput,
+    SwinEmbeddings,
+    SwinEncoder,
+    SwinEncoderOutput,
     TokenGrid,
 )
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
@@ -89,7 +89,7 @@ class SwinPreTrainedModel(Model):
     base_model_prefix: ClassVar[str] = "swin"
     renamed_keys: ClassVar[KeyRenames] = RENAMED_KEYS
     saved_keys: ClassVar[KeyRenames] = SAVED_KEYS
-    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer", "MaskFormerSwinLayer")
+    no_split_modules: ClassVar[tuple[str, ...]] = ("SwinEmbeddings", "SwinLayer", "MaskFormerSwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
     def post_init(self) -> None:
@@ -116,7 +116,7 @@ class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
         height, width = self.config.patch_hw
         return [(height << level, width << level) for level in levels]
 
-    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+    def parts(self) -> tuple[SwinEmbeddings, SwinEncoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs; norms by the name of their stage."""
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
         )
         return self.format_output(result, flags.return_dict)
 
-    def _hidden_states(self, states: list[TokenGrid], output: EncoderOutput) -> tuple[Any, ...]:
+    def _hidden_states(self, states: list[TokenGrid], output: SwinEncoderOutput) -> tuple[Any, ...]:
         """Return the maps of the stem and of each stage, or the tokens before and after each layer."""
         if self.returns_block_states:
             return (states[0].tokens, *output.block_states)
@@ -159,8 +159,8 @@ class SwinModel(SwinPreTrainedModel):
     def __init__(self, config: SwinConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
         super().__init__(config)
         self.pooled = add_pooling_layer
-        self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
-        self.encoder = Encoder(config)
+        self.embeddings = SwinEmbeddings(config, use_mask_token=use_mask_token)
+        self.encoder = SwinEncoder(config)
         self.layernorm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
@@ -312,7 +312,7 @@ class SwinBackbone(_SwinBackboneBase):
         unexpected = [name for name in match.unexpected if not name.startswith("hidden_states_norms.")]
         super().check_keys(replace(match, unexpected=unexpected), source, new_head=new_head, strict=strict)
 
-    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+    def parts(self) -> tuple[SwinEmbeddings, SwinEncoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
         return self.swin.embeddings, self.swin.encoder, dict(self.hidden_states_norms.items())
 
@@ -368,7 +368,7 @@ class MaskFormerSwinBackbone(_SwinBackboneBase):
         self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
         self.post_init()
 
-    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+    def parts(self) -> tuple[SwinEmbeddings, SwinEncoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
         norms = dict(zip(self.config.stage_names[1:], self.hidden_states_norms, strict=True))
         return self.model.embeddings, self.model.encoder, norms

@@ -23,7 +23,7 @@ from vitruvian.images.nms import mask_boxes
 from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
-from vitruvian.models.mask_classification.processing import MaskProcessor
+from vitruvian.models.mask_classification.processing import MaskClassificationImageProcessor
 from vitruvian.models.mask_classification.segments import BitMask, Thresholds, instance_masks
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.results.base import People
@@ -44,7 +44,12 @@ class SegmentationDetector:
     """
 
     def __init__(
-        self, model: Model, processor: MaskProcessor, *, threshold: float = 0.5, name: str | None = None
+        self,
+        model: Model,
+        processor: MaskClassificationImageProcessor,
+        *,
+        threshold: float = 0.5,
+        name: str | None = None,
     ) -> None:
         labels = {str(text).lower(): number for number, text in (model.config.id2label or {}).items()}
         if "person" not in labels:
