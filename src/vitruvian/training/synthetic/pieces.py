@@ -67,18 +67,6 @@ def keep_faces(piece: Piece, keep: Bools) -> Piece:
     )  # fmt: skip
 
 
-def join_pieces(first: Piece, second: Piece) -> Piece:
-    """Join two pieces that scale alike; name, slot, scale and style are those of the first."""
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(first, name), getattr(second, name)])
-        for name in ("ids", "weights", "offsets", "uv", "face_class", "face_part")
-    }
-    return replace(
-        first, faces=np.concatenate([first.faces, second.faces + len(first.ids)]),
-        hides=np.union1d(first.hides, second.hides), covers=np.union1d(first.covers, second.covers), **joined,
-    )  # fmt: skip
-
-
 def vertex_normals(vertices: Floats, faces: Ints) -> Floats:
     """Return unit normals [n, 3] of a triangle mesh [n, 3], [f, 3], weighted by area; zero where no face touches."""
     a, b, c = (vertices[faces[:, k]] for k in range(3))

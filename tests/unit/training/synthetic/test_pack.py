@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic import procedural_pack as procedural
-from vitruvian.training.synthetic.build_pack import build_pack
 from vitruvian.training.synthetic.pack import (
     _NEVER_WORN,
     KEYPOINTS,
@@ -149,21 +148,6 @@ def test_procedural_fabrics_tile():
     step = (noise[1:] - noise[:-1]).abs().max()
     assert (noise[0] - noise[-1]).abs().max() <= 1.5 * step
     assert procedural_fabrics().shape == (3, _TEXTURE_SIZE, _TEXTURE_SIZE, 4)
-
-
-def test_build_pack_with_invalid_arguments(tmp_path: Path):
-    with pytest.raises(InputError, match="identities > components"):
-        build_pack(None, tmp_path / "x.npz", identities=10, components=10)
-
-
-def test_build_pack_without_anny_raises(tmp_path: Path):
-    try:
-        import anny  # noqa: F401
-    except ImportError:
-        with pytest.raises(MissingExtraError, match="anny"):
-            build_pack(None, tmp_path / "x.npz")
-    else:
-        pytest.skip("anny is installed here")
 
 
 # People to train on and people to evaluate on share no body, no pose and no garment of a full slot.

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from recipes.build_people_assets.anny_bodies import BODY_VERTICES, EYES, BodySource
+from recipes.build_people_assets.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, EYES, BodySource
-from vitruvian.training.synthetic.build_pack.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
 from vitruvian.training.synthetic.pieces import (
     ANYONE,
     MEN,
@@ -26,7 +26,6 @@ from vitruvian.training.synthetic.pieces import (
     Ints,
     Piece,
     fit_piece,
-    join_pieces,
     keep_faces,
     vertex_normals,
 )
@@ -653,3 +652,15 @@ def _ray_triangle(o: Floats, d: Floats, a: Floats, ab: Floats, ac: Floats) -> tu
     u = o @ dual_u.T + t * (d @ dual_u.T) - (a * dual_u).sum(1)
     v = o @ dual_v.T + t * (d @ dual_v.T) - (a * dual_v).sum(1)
     return t, u, v
+
+
+def join_pieces(first: Piece, second: Piece) -> Piece:
+    """Join two pieces that scale alike; name, slot, scale and style are those of the first."""
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(first, name), getattr(second, name)])
+        for name in ("ids", "weights", "offsets", "uv", "face_class", "face_part")
+    }
+    return replace(
+        first, faces=np.concatenate([first.faces, second.faces + len(first.ids)]),
+        hides=np.union1d(first.hides, second.hides), covers=np.union1d(first.covers, second.covers), **joined,
+    )  # fmt: skip

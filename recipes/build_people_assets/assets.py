@@ -1,6 +1,6 @@
 """Read a folder of assets: clothes and hair (.obj + .mhclo), textures, tables for the body, poses.
 
-The README of the folder describes its files. `build_pack` reads it once; rendering people does not need it.
+The README of the folder describes its files. `build_asset_pack` reads it once; rendering people does not need it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from recipes.build_people_assets.anny_bodies import BodySource
+from recipes.build_people_assets.assets import read_table
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource
-from vitruvian.training.synthetic.build_pack.assets import read_table
 from vitruvian.training.synthetic.pack import Arrays
 from vitruvian.training.synthetic.pieces import Bools, Floats, Ints
 
