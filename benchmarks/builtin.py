@@ -42,8 +42,8 @@ from vitruvian.images import crop_windows
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import detect_people, open_detector
-from vitruvian.training.datasets.compose import CropOptions, Crops, compose_crops
-from vitruvian.training.datasets.labels import normalize, to_model_axes
+from vitruvian.training.datasets.compose import CropOptions, compose_crops
+from vitruvian.training.datasets.labels import LabeledImages, normalize, to_model_axes
 from vitruvian.training.evaluation import (
     PCK,
     AngularError,
@@ -57,8 +57,8 @@ from vitruvian.training.evaluation import (
     box_length,
     layout_groups,
 )
+from vitruvian.training.synthetic.asset_pack import held_out_split, load_pack
 from vitruvian.training.synthetic.camera import points_from_depth
-from vitruvian.training.synthetic.pack import held_out_split, load_pack
 from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, render_samples
@@ -112,20 +112,20 @@ def synthetic_report(
         )
         rng = Rng(torch.Generator().manual_seed(start), torch.device(device))
         crops = compose_crops(some, pack.scenery.backgrounds, rng=rng, options=options)
-        size_hw = (crops.image.shape[-2], crops.image.shape[-1])
+        size_hw = crops.size_hw
         with torch.inference_mode():
             out: Any = model(normalize(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
         logits = out["seg"].logits.float()
         labels = upsample(logits, size_hw).argmax(1)  # [n, H, W]
-        parts.update(labels, crops.parts)
-        silhouette.update(labels, crops.parts > 0)
+        parts.update(labels, crops.parts[:, 0])
+        silhouette.update(labels, crops.parts[:, 0] > 0)
         normals.update(upsample(out["normal"].normals, size_hw), to_model_axes(crops.normals))
         matte.update(upsample(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
-        known = crops.points[:, 2] > 0  # [n, H, W]
+        known = crops.depth[:, 0] > 0  # [n, H, W]
         found = upsample(out["pointmap"].pointmaps, size_hw)
-        points.update(found, crops.points, mask=known, length=crops.height)
+        points.update(found, crops.points, mask=known, length=crops.stature_m)
         along = points_from_depth(found[:, 2], crops.intrinsics)
-        depth.update(along, crops.points, mask=known, length=crops.height)
+        depth.update(along, crops.points, mask=known, length=crops.stature_m)
         labelled.update(
             crop_keypoints(out["pose"].heatmaps, size_hw),
             crops.keypoints[..., :2],
@@ -163,7 +163,7 @@ def crop_keypoints(heatmaps: Tensor, size_hw: tuple[int, int]) -> Tensor:
     )
 
 
-def box_lengths(samples: Samples, crops: Crops) -> Tensor:
+def box_lengths(samples: Samples, crops: LabeledImages) -> Tensor:
     """Return the larger side of people's boxes [n], in pixels of the crop."""
     width, height = samples.boxes_xywh[:, 2:].unbind(1)
     H, W = crops.image.shape[-2:]

@@ -27,8 +27,16 @@ from recipes.build_people_assets.mesh import split_classes, split_quads
 from recipes.build_people_assets.motion_capture import recorded_poses
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.pack import Arrays, PackImages, pack_arrays, save_pack
-from vitruvian.training.synthetic.pieces import Floats, Piece, keep_faces, vertex_normals
+from vitruvian.training.synthetic.asset_pack import (
+    Arrays,
+    AssetImages,
+    Floats,
+    Piece,
+    keep_faces,
+    pack_arrays,
+    save_pack,
+    vertex_normals,
+)
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 # The face's part of a skin texture, u and v: it has a texture of a higher resolution.
@@ -150,9 +158,9 @@ def _surface_from_weights(source: BodySource) -> Arrays:
     }  # fmt: skip
 
 
-def _encode_images(index: AssetIndex, pieces: list[Piece], backgrounds: str | Path | None) -> PackImages:
+def _encode_images(index: AssetIndex, pieces: list[Piece], backgrounds: str | Path | None) -> AssetImages:
     """Encode the textures of pieces, skins and eyes, and the scenery."""
-    images = PackImages(scenery=read_scenery(index.folder, backgrounds))
+    images = AssetImages(scenery=read_scenery(index.folder, backgrounds))
     small = {"brows", "lashes", "teeth", "tongue"}
     for piece in pieces:
         for name in piece.textures:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vitruvian.errors import MissingExtraError
-from vitruvian.training.synthetic.pieces import Floats, Ints
+from vitruvian.training.synthetic.asset_pack import Floats, Ints
 
 BODY_VERTICES = 13380
 EYES = slice(14598, 14742)

@@ -16,8 +16,18 @@ from PIL import Image
 
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.pack import BACKGROUND_SIDE, Arrays, join_blobs
-from vitruvian.training.synthetic.pieces import ANYONE, MEN, WOMEN, Floats, Ints, Piece, keep_faces
+from vitruvian.training.synthetic.asset_pack import (
+    ANYONE,
+    BACKGROUND_SIDE,
+    MEN,
+    WOMEN,
+    Arrays,
+    Floats,
+    Ints,
+    Piece,
+    join_blobs,
+    keep_faces,
+)
 
 _SEX = {"any": ANYONE, "male": MEN, "female": WOMEN}
 # Halves of outfits that do not go with every other piece; the shirt of dungarees has no front.

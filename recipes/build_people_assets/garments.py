@@ -17,7 +17,7 @@ import numpy as np
 from recipes.build_people_assets.anny_bodies import BODY_VERTICES, EYES, BodySource
 from recipes.build_people_assets.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.pieces import (
+from vitruvian.training.synthetic.asset_pack import (
     ANYONE,
     MEN,
     WOMEN,

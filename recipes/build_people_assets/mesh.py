@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.training.synthetic.pieces import Floats, Ints
+from vitruvian.training.synthetic.asset_pack import Floats, Ints
 
 
 def split_quads(quads: NDArray[Any]) -> NDArray[Any]:

@@ -16,8 +16,7 @@ from scipy.spatial.transform import Rotation
 from recipes.build_people_assets.anny_bodies import BodySource
 from recipes.build_people_assets.assets import read_table
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.pack import Arrays
-from vitruvian.training.synthetic.pieces import Bools, Floats, Ints
+from vitruvian.training.synthetic.asset_pack import Arrays, Bools, Floats, Ints
 
 
 def _to_quaternions(matrices: Floats) -> Floats:

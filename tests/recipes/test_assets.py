@@ -19,7 +19,7 @@ from recipes.build_people_assets.garments import join_pieces
 from tests.shared import SHARED
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.pieces import Piece, fit_piece, keep_faces
+from vitruvian.training.synthetic.asset_pack import Piece, fit_piece, keep_faces
 
 FOLDER = SHARED / "people-assets"
 needs_assets = pytest.mark.skipif(not FOLDER.is_dir(), reason="the assets folder is not beside this checkout")

@@ -11,7 +11,7 @@ from recipes.build_people_assets.assets import read_scenery
 
 from tests.shared import SHARED, needs_shared
 from vitruvian.errors import InputError, MissingExtraError
-from vitruvian.training.synthetic.pack import _read_scenery
+from vitruvian.training.synthetic.asset_pack import _read_scenery
 
 
 def test_build_asset_pack_with_invalid_arguments(tmp_path: Path):

@@ -22,7 +22,7 @@ from recipes.build_people_assets.garments import (
 from recipes.build_people_assets.mesh import mesh_edges
 
 from vitruvian.human import KEYPOINT_INDEX, PART_INDEX
-from vitruvian.training.synthetic.pieces import fit_piece, vertex_normals
+from vitruvian.training.synthetic.asset_pack import fit_piece, vertex_normals
 from vitruvian.training.synthetic.posing import _joint_keypoints, keypoint_rules
 
 SPAN = ((0, 1), (0, 1), (0, 1))

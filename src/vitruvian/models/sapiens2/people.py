@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms
-from vitruvian.losses.people import PeopleTarget, people_loss
+from vitruvian.losses.detection import PeopleTarget, people_loss
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel, TaskOptions
 from vitruvian.outputs import ModelOutput
 
@@ -48,7 +48,7 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
-            labels: Targets of `vitruvian.losses.people.draw_people` for the grid of this head.
+            labels: Targets of `vitruvian.losses.detection.draw_people` for the grid of this head.
             kwargs: See `TaskOptions`.
         """
         if self.config.num_labels != _CHANNELS:

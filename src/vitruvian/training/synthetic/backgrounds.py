@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.images.srgb import linear_to_srgb
+from vitruvian.training.synthetic.asset_pack import Scenery
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.camera_effects import defocus, sample_grading
 from vitruvian.training.synthetic.lighting import sample_environment
-from vitruvian.training.synthetic.pack import Scenery
 from vitruvian.training.synthetic.rng import Rng
 
 

@@ -124,7 +124,7 @@ def sample_cameras(
     keypoints: Tensor,
     placement: Placement,
     *,
-    height: Tensor,
+    stature_m: Tensor,
     size_hw: tuple[int, int],
     rng: Rng,
     known: Tensor,
@@ -132,7 +132,7 @@ def sample_cameras(
 ) -> Cameras:
     """Aim a camera at the people of each image.
 
-    `keypoints` [P, 308, 3] before placement, `height` [P] metres, `known` [P, 308] bool; `framing_weights` are for full
+    `keypoints` [P, 308, 3] before placement, `stature_m` [P], `known` [P, 308] bool; `framing_weights` are for full
     body, upper body, head and shoulders, and face. Focal length, height of the camera, tilt, roll and crop are random;
     the camera then moves until the chosen part of the people fills a random share of the image.
     """
@@ -146,7 +146,7 @@ def sample_cameras(
     usable = known & torch.isfinite(world).all(dim=-1)  # [P, J]
     wanted = wanted & usable
     world = world.nan_to_num(0.0)
-    pad = torch.tensor([0.13, 0.16, 0.12, 0.11], device=device)[framing][placement.image_index] * height / 1.7  # [P]
+    pad = torch.tensor([0.13, 0.16, 0.12, 0.11], device=device)[framing][placement.image_index] * stature_m / 1.7  # [P]
 
     rotation = _sample_rotation(framing, rng)  # [B, 3, 3]
     rotated = rotate(world, rotation[placement.image_index][:, None])  # [P, J, 3]

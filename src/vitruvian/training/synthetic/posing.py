@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.pack import KEYPOINTS, Arrays, Body, Poses
-from vitruvian.training.synthetic.pieces import Floats, Ints
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS, Arrays, Body, Floats, Ints, Poses
 from vitruvian.training.synthetic.rng import Rng
 
 

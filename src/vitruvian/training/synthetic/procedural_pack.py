@@ -10,8 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.pack import Pack, pack_arrays, pack_from_arrays
-from vitruvian.training.synthetic.pieces import MEN, WOMEN, Floats, Ints, Piece, keep_faces, vertex_normals
+from vitruvian.training.synthetic.asset_pack import (
+    MEN,
+    WOMEN,
+    AssetPack,
+    Floats,
+    Ints,
+    Piece,
+    keep_faces,
+    pack_arrays,
+    pack_from_arrays,
+    vertex_normals,
+)
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 _SIDES = 8
@@ -36,7 +46,7 @@ _LEFT: dict[str, _Row] = {
 }
 
 
-def procedural_pack(seed: int = 0) -> Pack:
+def procedural_pack(seed: int = 0) -> AssetPack:
     """Build a small pack of tube people; `seed` varies their shapes and poses."""
     generator = np.random.default_rng(seed)
     names, parents, ends, radii, classes = _skeleton()

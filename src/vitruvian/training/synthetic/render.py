@@ -26,6 +26,7 @@ from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
+from vitruvian.training.synthetic.asset_pack import AssetPack, Scenery
 from vitruvian.training.synthetic.backgrounds import colored_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
     Cameras,
@@ -45,8 +46,7 @@ from vitruvian.training.synthetic.lighting import (
     render_shadow_map,
     sample_lights,
 )
-from vitruvian.training.synthetic.pack import Pack, Scenery
-from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.rasterizer import Cutouts, Fragments, Meshes, depth_map, find_fragments, rasterize
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import (
@@ -113,7 +113,7 @@ class GroundTruth(TensorBatch):
     keypoints: Tensor  # [B, M, 308, 3] x, y pixels, and 0 unknown or outside, 1 hidden, 2 visible
     boxes_xywh: Tensor  # [B, M, 4] pixels, around the visible part; zero for absent people
     instance_masks: Tensor  # [B, M, H, W] bool
-    stature: Tensor  # [B, M] metres, in the rest pose; zero for absent people
+    stature_m: Tensor  # [B, M] in the rest pose; zero for absent people
 
     def __len__(self) -> int:
         """Return the number of images B."""
@@ -122,7 +122,7 @@ class GroundTruth(TensorBatch):
 
 def render(
     people: PeopleBatch,
-    pack: Pack | None = None,
+    pack: AssetPack | None = None,
     *,
     generator: torch.Generator,
     image_count: int | None = None,
@@ -152,7 +152,7 @@ def render(
         if cameras is None:
             known, size_hw = people.keypoint_known, options.size_hw
             cameras = sample_cameras(
-                people.keypoints, placement, height=people.height, size_hw=size_hw, rng=rng, known=known
+                people.keypoints, placement, stature_m=people.stature_m, size_hw=size_hw, rng=rng, known=known
             )
         most = int(person_ranks(placement.image_index).max()) + 1
         chunks = []
@@ -235,7 +235,7 @@ def _render_chunk(
         keypoints=by_image(keypoints),
         boxes_xywh=_boxes_xywh(masks),
         instance_masks=masks,
-        stature=by_image(people.height),
+        stature_m=by_image(people.stature_m),
     )
     if options.occluders > 0:
         truth = _add_occluders(truth, scenery, rng=rng, probability=options.occluders)

@@ -21,7 +21,7 @@ from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.lighting import Lights, ShadowMap, sample_environment
 from vitruvian.training.synthetic.materials import Pattern
-from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.rasterizer import Fragments, Meshes
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import TexturePyramid, sample_texture

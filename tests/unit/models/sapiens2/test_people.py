@@ -8,7 +8,7 @@ import torch
 from tests.tiny import pixels, tiny_config
 from tests.tiny_packed import tiny_multitask
 from vitruvian import InputError
-from vitruvian.losses.people import PeopleTarget, draw_people, people_loss
+from vitruvian.losses.detection import PeopleTarget, draw_people, people_loss
 from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_people
 
 SIZE_HW, GRID_HW, STRIDE = (64, 96), (8, 12), 8

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from tests.unit.training.synthetic.shapes import alone, front_camera, person, rng, sphere
+from vitruvian.training.synthetic.asset_pack import Scenery
 from vitruvian.training.synthetic.backgrounds import sample_backgrounds
 from vitruvian.training.synthetic.camera import sample_cameras, sample_placement
 from vitruvian.training.synthetic.camera_effects import (
@@ -22,7 +23,6 @@ from vitruvian.training.synthetic.camera_effects import (
     defocus,
     sample_grading,
 )
-from vitruvian.training.synthetic.pack import Scenery
 from vitruvian.training.synthetic.render import RenderOptions, _add_occluders, render
 
 
@@ -30,7 +30,7 @@ def test_backgrounds_of_all_kinds_are_images() -> None:
     points = torch.rand(60, 308, 3)
     placement = sample_placement(60, 60, rng=rng())
     known = torch.ones(60, 308, dtype=torch.bool)
-    cameras = sample_cameras(points, placement, height=torch.ones(60), size_hw=(32, 24), rng=rng(), known=known)
+    cameras = sample_cameras(points, placement, stature_m=torch.ones(60), size_hw=(32, 24), rng=rng(), known=known)
     full = Scenery(torch.rand(2, 64, 128, 3), torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8))
     for scenery in (Scenery.empty(), full):
         images = sample_backgrounds(scenery, cameras, rng=rng(1))

@@ -10,10 +10,12 @@ import torch
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic import procedural_pack as procedural
-from vitruvian.training.synthetic.pack import (
+from vitruvian.training.synthetic.asset_pack import (
     _NEVER_WORN,
     KEYPOINTS,
-    Pack,
+    SLOT,
+    SLOTS,
+    AssetPack,
     _held_out_pieces,
     held_out_split,
     load_pack,
@@ -22,8 +24,7 @@ from vitruvian.training.synthetic.pack import (
     save_pack,
     training_split,
 )
-from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.pieces import SLOT, SLOTS
+from vitruvian.training.synthetic.people_batch import sample_people
 from vitruvian.training.synthetic.textures import (
     _TEXTURE_SIZE,
     GRAY_MEAN,
@@ -154,7 +155,7 @@ def test_procedural_fabrics_tile():
 
 
 @pytest.fixture
-def many_poses(pack: Pack) -> Pack:
+def many_poses(pack: AssetPack) -> AssetPack:
     return replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1].repeat(400, 1, 1).contiguous()))
 
 
@@ -162,14 +163,14 @@ def rows(table: torch.Tensor) -> set[tuple[float, ...]]:
     return {tuple(row) for row in table.flatten(1).tolist()}
 
 
-def test_splits_share_no_body(many_poses: Pack) -> None:
+def test_splits_share_no_body(many_poses: AssetPack) -> None:
     learned, judged = training_split(many_poses), held_out_split(many_poses)
     assert len(learned.body.identities) + len(judged.body.identities) == len(many_poses.body.identities)
     assert len(judged.body.identities) == len(judged.body.traits) > 0
     assert not rows(learned.body.identities) & rows(judged.body.identities)
 
 
-def test_poses_are_split_in_runs(many_poses: Pack) -> None:
+def test_poses_are_split_in_runs(many_poses: AssetPack) -> None:
     numbered = many_poses.poses.rotations.clone()
     numbered[:, 0, 0] = torch.arange(400.0)
     many_poses = replace(many_poses, poses=replace(many_poses.poses, rotations=numbered))
@@ -178,7 +179,7 @@ def test_poses_are_split_in_runs(many_poses: Pack) -> None:
     assert len(learned.poses.rotations) == 360
 
 
-def test_garments_are_split_in_slots_with_many(many_poses: Pack) -> None:
+def test_garments_are_split_in_slots_with_many(many_poses: AssetPack) -> None:
     names = tuple(f"{name}{number}" for number, name in enumerate(many_poses.wardrobe.names))
     upper = SLOTS.index("upper")
     slot = torch.full_like(many_poses.wardrobe.slot, upper)
@@ -194,12 +195,12 @@ def test_garments_are_split_in_slots_with_many(many_poses: Pack) -> None:
     assert learned[0] == judged[0] == 0
 
 
-def test_both_splits_give_people(many_poses: Pack) -> None:
+def test_both_splits_give_people(many_poses: AssetPack) -> None:
     for part in (training_split(many_poses), held_out_split(many_poses)):
         people = sample_people(part, 2, torch.Generator().manual_seed(0))
         assert people.vertices.isfinite().all()
 
 
-def test_a_single_pose_is_in_both_splits(pack: Pack) -> None:
+def test_a_single_pose_is_in_both_splits(pack: AssetPack) -> None:
     one = replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1]))
     assert len(training_split(one).poses.rotations) == len(held_out_split(one).poses.rotations) == 1
