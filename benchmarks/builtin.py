@@ -53,7 +53,7 @@ from vitruvian.training.evaluation import (
     MattingError,
     MeanIoU,
     PointError,
-    Report,
+    ScoreReport,
     box_length,
     layout_groups,
 )
@@ -87,7 +87,7 @@ SPEED += [Goal("seconds", FROM_SHELL.format(task), at_most=2.5) for task in TASK
 
 def synthetic_report(
     model: Sapiens2MultiTask, pack_path: Path, count: int, *, device: str = "cpu", batch: int = 8
-) -> Report:
+) -> ScoreReport:
     """Score all tasks on held-out synthetic people."""
     pack = held_out_split(load_pack(pack_path)).to(device)
     pyramid = build_pyramid(pack.textures)
@@ -132,7 +132,7 @@ def synthetic_report(
             reference=box_lengths(some, crops),
             mask=crops.keypoints[..., 2] > 0,
         )
-    report = Report(f"{count} held-out synthetic people", goals=SYNTHETIC)
+    report = ScoreReport(f"{count} held-out synthetic people", goals=SYNTHETIC)
     scores = parts.compute()
     present = np.isfinite(scores.accuracy)  # classes that occur in the labels
     report.add(
@@ -218,7 +218,7 @@ def read_photos(root: Path) -> Iterator[Photo]:
 
 def photo_report(
     model: Sapiens2MultiTask, processor: Sapiens2ImageProcessor, root: Path, source: str, threshold: float | None
-) -> Report:
+) -> ScoreReport:
     """Score silhouettes, keypoints and person detection in photographs."""
     detector = open_detector(source, device="cpu", threshold=threshold)
     union, person_mask = (ForegroundIoU(threshold=0.0) for _ in range(2))
@@ -269,7 +269,7 @@ def photo_report(
                     reference=box_length([[x, y, x + w, y + h]], side="larger", factor=0.5),
                     mask=person.keypoints[:, 2] > 0,
                 )
-    report = Report(f"{photos} photographs with annotated boxes", goals=REAL)
+    report = ScoreReport(f"{photos} photographs with annotated boxes", goals=REAL)
     metrics = {"silhouette": union, "silhouette, person's mask": person_mask, "silhouette of matte": matte}
     for name, metric in {**metrics, "keypoints": accuracy, "people": detection}.items():
         report.add(name, metric.compute())
@@ -300,9 +300,9 @@ def in_box(
 # ------------------------------------------------------------------------------------------------- time
 
 
-def speed_report(source: str, image: Path) -> Report:
+def speed_report(source: str, image: Path) -> ScoreReport:
     """Time every task on one person, in Python and as a command: medians of seven."""
-    report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=SPEED)
+    report = ScoreReport(f"seconds on {torch.get_num_threads()} threads, one person", goals=SPEED)
     pipes = {task: pipeline(task, source, device="cpu", detect="whole") for task in TASKS}
     calls: dict[str, Callable[[], Any]] = {task: functools.partial(pipe, str(image)) for task, pipe in pipes.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -339,7 +339,7 @@ def main() -> int:
         return 1
     model = Sapiens2MultiTask.from_pretrained(options.model)
     processor = Sapiens2ImageProcessor.from_pretrained(options.model)
-    reports: dict[str, Report] = {}
+    reports: dict[str, ScoreReport] = {}
     if options.pack.is_file():
         reports["synthetic"] = synthetic_report(model, options.pack, options.count, device=options.device)
         model = model.to("cpu")

@@ -102,7 +102,7 @@ def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] =
 def shape_basis(source: BodySource, components: int) -> dict[str, Floats]:
     """Return the principal shapes of the identities: the fields of `Body` for vertices, bones and identities.
 
-    Faces vary by millimetres where bodies vary by decimetres, so the head counts more than its size.
+    Faces vary by millimeters where bodies vary by decimeters, so the head counts more than its size.
     """
     people, N = len(source.identities), source.template.shape[0]
 

@@ -101,9 +101,9 @@ def _read_obj(path: Path) -> tuple[Ints, Floats, Ints]:
 
 
 def _read_mhclo(path: Path) -> dict[str, Any]:
-    """Read a .mhclo file: the fields of a `Piece` that bind it to the body, in the body's axes (metres, z up).
+    """Read a .mhclo file: the fields of a `Piece` that bind it to the body, in the body's axes (meters, z up).
 
-    The axes of the file are y up, z front, in decimetres.
+    The axes of the file are y up, z front, in decimeters.
     """
     rows: list[tuple[float, ...]] = []
     scale_ids, scale_base = np.zeros((3, 2), np.int64), np.zeros(3, np.float32)

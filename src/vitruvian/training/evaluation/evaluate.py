@@ -1,6 +1,6 @@
 """Evaluate models on a dataset with the metrics of the field.
 
-    PeopleFolder ──▶ crops ──▶ outputs of each task ──▶ metrics ──▶ Report
+    PeopleFolder ──▶ crops ──▶ outputs of each task ──▶ metrics ──▶ ScoreReport
 
 Everything is measured in the pixels of the crops, as the model reads them.
 """
@@ -28,7 +28,7 @@ from vitruvian.training.evaluation.geometry import AngularError, DepthError, Poi
 from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
 from vitruvian.training.evaluation.keypoints import PCK, KeypointAP, box_length
 from vitruvian.training.evaluation.matting import MattingError
-from vitruvian.training.evaluation.report import Report
+from vitruvian.training.evaluation.report import ScoreReport
 from vitruvian.training.task_models import run_tasks
 
 Output = Any  # the output of a task's model
@@ -59,14 +59,14 @@ def evaluate_folder(
     precision: str = "float32",
     title: str = "evaluation",
     progress: Callable[[int, int], None] | None = None,
-) -> Report:
+) -> ScoreReport:
     """Run tasks over a dataset and return their scores.
 
     Args:
         predict: Takes normalized images [B, 3, H, W], returns the output of each task.
         people: The dataset.
         tasks: Tasks to evaluate.
-        batch_size: Crops a batch.
+        batch_size: Crops per batch.
         images: Number of crops, from the first; None for all.
         device: Where the model is.
         precision: "float32" or "bfloat16".
@@ -86,13 +86,13 @@ def evaluate_folder(
             evaluator.update(outputs[task], labeled)
         if progress is not None:
             progress(last, count)
-    report = Report(title)
+    report = ScoreReport(title)
     for task, evaluator in evaluators.items():
         report.add(task, evaluator.compute())
     return report
 
 
-def headlines(report: Report) -> dict[str, float]:
+def headlines(report: ScoreReport) -> dict[str, float]:
     """Return the scores of a report that a training run shows, as ``task/metric``."""
     return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _HEADLINES[task]}
 

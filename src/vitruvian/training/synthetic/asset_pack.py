@@ -53,7 +53,7 @@ ANYONE, MEN, WOMEN = 0, 1, 2  # whom a piece suits
 
 @dataclass(frozen=True)
 class Piece:
-    """A mesh bound to the body: what a person consists of and wears. Axes in metres, z up, front is -y.
+    """A mesh bound to the body: what a person consists of and wears. Axes in meters, z up, front is -y.
 
     Every vertex is bound to three vertices of the body, position = weighted sum + offset x scale: a piece fits every
     body and moves with it. The body is itself a piece. Letters: n vertices, f triangles, R body vertices.
@@ -63,13 +63,13 @@ class Piece:
     slot: str
     ids: Ints  # [n, 3] body vertices
     weights: Floats  # [n, 3]
-    offsets: Floats  # [n, 3] metres
+    offsets: Floats  # [n, 3] meters
     faces: Ints  # [f, 3]
     uv: Floats  # [f, 3, 2], v upwards
     face_class: Ints  # [f]
     face_part: Ints  # [f] 0 .. MATERIALS_PER_SLOT - 1
     scale_ids: Ints = field(default_factory=lambda: np.zeros((3, 2), np.int64))  # [3, 2] a, b for x, y, z
-    scale_base: Floats = field(default_factory=lambda: np.zeros(3, np.float32))  # [3] metres |a - b|; 0: do not scale
+    scale_base: Floats = field(default_factory=lambda: np.zeros(3, np.float32))  # [3] meters |a - b|; 0: do not scale
     hides: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # body vertices that need not be rendered
     covers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # all body vertices beneath it
     textures: tuple[str, ...] = ()  # names of alternative textures
@@ -143,7 +143,7 @@ class Wardrobe(TensorBatch):
     textures: Tensor  # [A, K] int64 into AssetPack.textures; -1: none
     vertex_ids: Tensor  # [n, 3] int64 into R
     vertex_weights: Tensor  # [n, 3]
-    vertex_offsets: Tensor  # [n, 3] metres
+    vertex_offsets: Tensor  # [n, 3] meters
     vertex_anchor: Tensor  # [n] int64: nearest body vertex, whose normal and cover apply to this one
     faces: Tensor  # [f, 3] int64, from 0 in each piece
     face_uv: Tensor  # [f, 3, 2]
@@ -463,9 +463,9 @@ def _read_scenery(arrays: Arrays) -> Scenery:
 # ------------------------------------------------------------------------------------- training and held-out parts
 
 _HELD_OUT = 10  # every tenth identity, and every tenth run of poses, is held out
-_POSE_RUN = 20  # neighbouring poses come from one recording and stay together
+_POSE_RUN = 20  # neighboring poses come from one recording and stay together
 _PIECE_SHARE = 7  # about one garment in seven is held out
-_FEWEST_PIECES = 6  # slots with fewer pieces are shared
+_MIN_PIECES = 6  # slots with fewer pieces are shared
 _NEVER_WORN = len(SLOTS)  # a slot that does not exist
 
 
@@ -482,7 +482,7 @@ def held_out_split(pack: AssetPack) -> AssetPack:
 def _held_out_pieces(pack: AssetPack) -> list[int]:
     """Return the indices of held-out garments; both halves of an outfit go together."""
     slots = pack.wardrobe.slot.tolist()
-    many = {slot for slot in slots if slots.count(slot) >= _FEWEST_PIECES}
+    many = {slot for slot in slots if slots.count(slot) >= _MIN_PIECES}
     return [
         number
         for number, name in enumerate(pack.wardrobe.names)

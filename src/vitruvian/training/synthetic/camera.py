@@ -21,7 +21,7 @@ from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.tensor_batch import TensorBatch
 
-_NEAREST = 0.4  # metres: no point of a person comes nearer to the camera
+_NEAREST = 0.4  # meters: no point of a person comes nearer to the camera
 _FULL_BODY, _UPPER_BODY, _HEAD, _FACE = range(4)
 _HEAD_POINTS = (0, 1, 2, 3, 4, 69)  # nose, eyes, ears, neck
 _FACE_POINTS = _HEAD_POINTS[:5]
@@ -41,7 +41,7 @@ class Placement(TensorBatch):
 
     image_index: Tensor  # [P] int64
     yaw: Tensor  # [P] radians about the vertical
-    offset: Tensor  # [P, 3] metres
+    offset: Tensor  # [P, 3] meters
     image_count: int  # B
 
     def place(self, points: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Cameras(TensorBatch):
 
     intrinsics: Tensor  # [B, 3, 3] pixels
     rotation: Tensor  # [B, 3, 3] world to camera
-    translation: Tensor  # [B, 3] metres, in camera axes
+    translation: Tensor  # [B, 3] meters, in camera axes
     size_hw: tuple[int, int]
 
     @property
@@ -81,7 +81,7 @@ class Cameras(TensorBatch):
         return rotate(points, self.rotation[image_index][:, None]) + self.translation[image_index][:, None]
 
     def project(self, points: Tensor, image_index: Tensor, *, samples: int = 1) -> Tensor:
-        """Camera points to x, y in samples (`samples` a pixel side) and depth, [P, J, 3] -> [P, J, 3]."""
+        """Camera points to x, y in samples (`samples` per pixel side) and depth, [P, J, 3] -> [P, J, 3]."""
         K = self.intrinsics[image_index][:, None]  # [P, 1, 3, 3]
         depth = points[..., 2]
         safe = torch.where(depth.abs() < 1e-6, 1e-6, depth)

@@ -89,14 +89,14 @@ def choose_outfit(pack: AssetPack, traits: Tensor, mouth_open: Tensor, rng: Rng)
     cloth = torch.tensor([name in _CLOTH_SLOTS for name in SLOTS], device=traits.device)
     fullness = torch.where(styled & cloth, rng.uniform(0.85, 1.35, P, len(SLOTS)), 1.0)
     direction = torch.nn.functional.normalize(rng.normal(0.0, 1.0, P, len(SLOTS), 5, 3), dim=-1)
-    waves = direction * rng.log_uniform(25.0, 110.0, P, len(SLOTS), 5, 1)  # radians a metre
+    waves = direction * rng.log_uniform(25.0, 110.0, P, len(SLOTS), 5, 1)  # radians per meter
     height = rng.uniform(0.0, 0.0022, P, len(SLOTS), 1, 1)
     creases = torch.cat([waves, height.expand(P, len(SLOTS), 5, 1)], -1)  # [P, S, 5, 4]
     return Outfit(pieces, tucked, fullness, creases)
 
 
 def _piece_weights(wardrobe: Wardrobe, rows: list[int], female: Tensor, adult: Tensor) -> Tensor:
-    """Return the probability of each piece for each person, not normalised: [P, K]."""
+    """Return the probability of each piece for each person, not normalized: [P, K]."""
     device = female.device
     suits = wardrobe.suits[rows]  # [K]
     base = torch.tensor([_STYLE_WEIGHT.get(wardrobe.styles[a], 1.0) for a in rows], device=device)

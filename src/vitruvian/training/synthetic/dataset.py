@@ -76,7 +76,7 @@ class ImageMaps(TypedDict, total=False):
     albedo: Tensor  # [3, H, W] float32 0..1, sRGB
     parts: Tensor  # [H, W] uint8
     normals: Tensor  # [3, H, W] float32, zero where there is no person
-    depth: Tensor  # [H, W] float32 metres, zero where there is no person
+    depth: Tensor  # [H, W] float32 meters, zero where there is no person
 
 
 def _maps_of(truth: GroundTruth, row: int) -> ImageMaps:
@@ -174,13 +174,13 @@ class DatasetOptions:
     """What a dataset holds. `render.chunk` has no effect: images are always rendered eight at a time."""
 
     render: RenderOptions = field(default_factory=RenderOptions)
-    people: float = 1.3  # people an image, on average; at least one
+    people: float = 1.3  # people per image, on average; at least one
     image_format: _ImageFormat = "jpg"
     quality: int = 95  # of JPEG
 
     def __post_init__(self) -> None:
         if not 1 <= self.people <= 8:
-            raise InputError(f"people: expected 1 to 8 people an image on average, got {self.people}.")
+            raise InputError(f"people: expected 1 to 8 people per image on average, got {self.people}.")
         if self.image_format not in ("jpg", "png") or not 1 <= self.quality <= 100:
             raise InputError(
                 f"DatasetOptions: expected image_format jpg or png and quality from 1 to 100, got "

@@ -36,7 +36,7 @@ _MOUTH_AND_LASHES = {
 
 
 class Pattern(IntEnum):
-    """Procedural patterns, which depend on rest positions (metres): they move with the cloth and have no seams."""
+    """Procedural patterns, which depend on rest positions (meters): they move with the cloth and have no seams."""
 
     NONE, STRIPES, CHECKS, DOTS, NOISE, GRADIENT = range(6)
 
@@ -46,7 +46,7 @@ class Materials(TensorBatch):
     """M materials for each of P people; `PeopleBatch.face_material` selects one for a face.
 
     Color of a surface point = texture (white where `texture` is -1) x tint, in linear light. With a pattern, the tint
-    is a mix of `tint` and `tint2` that depends on the rest position q = (x, y, z) of the point, in metres.
+    is a mix of `tint` and `tint2` that depends on the rest position q = (x, y, z) of the point, in meters.
     With frequency, angle, width, phase = `pattern_param`, c = cos(angle), s = sin(angle), u = x c + z s, v = z c - x s:
 
     - STRIPES: tint2 where frac(frequency * u + phase) < width

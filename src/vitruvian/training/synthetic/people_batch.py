@@ -2,7 +2,7 @@
 
     AssetPack ──sample_people──▶ PeopleBatch ──render──▶ images and ground truth
 
-World axes: metres, z up, the ground is z = 0, the hips are at x = y = 0. A person faces -y and has their left at +x:
+World axes: meters, z up, the ground is z = 0, the hips are at x = y = 0. A person faces -y and has their left at +x:
 poses have no heading, the camera alone decides from which side a person is visible.
 """
 
@@ -40,7 +40,7 @@ class PeopleBatch(TensorBatch):
     materials: Materials
     keypoints: Tensor  # [P, 308, 3] float32, posed
     keypoint_known: Tensor  # [P, 308] bool: False where the body has no rule for that point
-    keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the surface and still count as visible
+    keypoint_depth: Tensor  # [P, 308] meters that a point may lie behind the surface and still count as visible
     stature_m: Tensor  # [P] height in the rest pose
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A small pack without assets: people of tubes with a few hundred vertices. For tests and first experiments.
+"""A small pack without assets: people of capsules with a few hundred vertices. For tests and first experiments.
 
 They have bones, shapes, a mouth that opens and something for every slot, so that all code for people runs on them.
 """
@@ -47,7 +47,7 @@ _LEFT: dict[str, _Row] = {
 
 
 def procedural_pack(seed: int = 0) -> AssetPack:
-    """Build a small pack of tube people; `seed` varies their shapes and poses."""
+    """Build a small pack of capsule people; `seed` varies their shapes and poses."""
     generator = np.random.default_rng(seed)
     names, parents, ends, radii, classes = _skeleton()
     vertices = np.concatenate([_tube(*bone) for bone in zip(ends, radii, strict=True)]).astype(np.float32)
