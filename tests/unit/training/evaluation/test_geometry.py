@@ -95,7 +95,7 @@ def test_bad_inputs_of_normals() -> None:
         quality.update(facing(2), facing(2), mask=np.ones((2, 1)))
     with pytest.raises(InputError, match="NaN or infinity"):
         quality.update(facing(2) * np.nan, facing(2))
-    with pytest.raises(InputError, match="same angles"):
+    with pytest.raises(InputError, match="different angles"):
         quality.merge(AngularError(angles=[1]))
 
 
@@ -237,5 +237,5 @@ def test_bad_inputs_of_depth() -> None:
         PointError().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=0)
     with pytest.raises(InputError, match="length: expected one for each of the 1"):
         PointError().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=[1, 2])
-    with pytest.raises(InputError, match="same alignment"):
+    with pytest.raises(InputError, match="different alignment"):
         DepthError().merge(DepthError(alignment="scale"))

@@ -124,5 +124,5 @@ def test_bad_inputs_of_foreground() -> None:
         quality.update(np.zeros(3), np.zeros(3))
     with pytest.raises(InputError, match="NaN or infinity"):
         quality.update(np.full((1, 1), np.nan), np.zeros((1, 1)))
-    with pytest.raises(InputError, match="same threshold"):
+    with pytest.raises(InputError, match="different threshold"):
         quality.merge(ForegroundIoU(threshold=0))

@@ -224,7 +224,7 @@ def test_bad_inputs_of_metrics() -> None:
         accuracy.merge(PCK("coco17", thresholds=[1]))
     with pytest.raises(InputError, match="sigmas"):
         KeypointAP([0.1, 0])
-    with pytest.raises(InputError, match="target_boxes_xyxy: expected boxes where"):
+    with pytest.raises(InputError, match="target_boxes_xyxy: needed for people"):
         precision.update(points, [1], points, target_visible=np.zeros((1, 17)), target_areas=[1])
     with pytest.raises(InputError, match="target_boxes_xyxy: expected one for each"):
         precision.update(
