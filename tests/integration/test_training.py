@@ -286,7 +286,7 @@ def test_the_commands(tmp_path: Path):
     assert json.loads((tmp_path / "run" / "train.json").read_text())["steps"] == 2
     assert isinstance(AutoModelForSemanticSegmentation.from_pretrained(tmp_path / "run" / "model"), nn.Module)
     out = call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), "--json", str(tmp_path / "scores.json"))
-    assert "parts.mean_iou" in out
+    assert "classes.mean_iou" in out
     earlier_names = ("--view", "picture", "--pictures", "2")
     assert call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), *earlier_names) != out
     assert "parts" in json.loads((tmp_path / "scores.json").read_text())["scores"]

@@ -230,7 +230,7 @@ def test_bad_inputs_of_metrics() -> None:
         precision.update(
             points, [1], points, target_visible=np.ones((1, 17)), target_areas=[1], target_boxes_xyxy=np.ones((2, 4))
         )
-    with pytest.raises(InputError, match="same sigmas"):
+    with pytest.raises(InputError, match="different sigmas"):
         precision.merge(KeypointAP("sapiens308"))
 
 
