@@ -1,7 +1,7 @@
 """`TaskPipeline`: what all pipelines share: loading a model, choosing a device, running one image or many.
 
-The file of a task implements `prepare` (image → units), `forward` (units → outputs), `decode` (outputs → small tensors)
-and `finish` (→ result), see `InferenceTask`.
+A task implements `prepare` (image → inputs), `forward` (inputs → outputs), `decode` (outputs → small tensors) and
+`finish` (→ result), see `InferenceSteps`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput
 from vitruvian.pipelines.options import Options, replace_options
 from vitruvian.pipelines.people.detectors import (
     DetectorSpec,
@@ -45,7 +45,7 @@ from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
-_MAX_EAGER_UNITS = 16  # of an image, which are made in a worker; more are made batch by batch
+_MAX_EAGER_INPUTS = 16  # of an image, which are made in a worker; more are made batch by batch
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
@@ -61,7 +61,7 @@ class ResultFields(TypedDict):
     time: float | None
 
 
-class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
+class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     """A model, its processor, and the steps from images to results.
 
     Args:
@@ -75,7 +75,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
     options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    # Options that `forward` reads; units of calls that agree on them can share a batch. None: `forward` reads others.
+    # Options that `forward` reads; inputs of calls that agree on them can share a batch. None: `forward` reads others.
     forward_options: ClassVar[tuple[str, ...] | None] = None
 
     def __init_subclass__(cls) -> None:
@@ -294,49 +294,49 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             time=frame.time,
         )
 
-    def make_units(
+    def make_inputs(
         self, frame: Frame, count: int, make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor]
-    ) -> Sequence[Unit | LazyUnit]:
-        """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
+    ) -> Sequence[ModelInput | DeferredModelInput]:
+        """Make inputs from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
 
-        If the device has too little memory the host makes them. Many units are made when their batch runs.
+        If the device has too little memory the host makes them. Many inputs are made when their batch runs.
 
         Args:
             frame: The image.
-            count: Number of units.
-            make: Takes the pixels and the range of the units to make, and returns their inputs.
+            count: Number of inputs.
+            make: Takes the pixels and the range of the inputs to make, and returns them.
         """
         if self.upload_stream is not None:
             try:
                 with self.upload_stream.activate():
                     pixels = self.upload_stream.upload(frame.image)
-                    if count > _MAX_EAGER_UNITS:
-                        return _lazy_units(pixels, count, make, pending=PendingTensors([pixels], self.device))
+                    if count > _MAX_EAGER_INPUTS:
+                        return _deferred_inputs(pixels, count, make, pending=PendingTensors([pixels], self.device))
                     inputs = make(pixels, slice(count))
                     pending = PendingTensors([inputs] if isinstance(inputs, Tensor) else inputs, self.device)
-                    return [Unit(one, pending=pending) for one in inputs]
+                    return [ModelInput(one, pending=pending) for one in inputs]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
         pixels = pixels_of(frame.image)  # [3, H, W]
-        if count > _MAX_EAGER_UNITS:
-            return _lazy_units(pixels, count, make)
-        return [Unit(one) for one in make(pixels, slice(count))]
+        if count > _MAX_EAGER_INPUTS:
+            return _deferred_inputs(pixels, count, make)
+        return [ModelInput(one) for one in make(pixels, slice(count))]
 
 
-def _lazy_units(
+def _deferred_inputs(
     pixels: Tensor,
     count: int,
     make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor],
     *,
     pending: PendingTensors | None = None,
-) -> list[LazyUnit]:
-    """Return functions that make units from pixels, which another thread may still upload."""
+) -> list[DeferredModelInput]:
+    """Return functions that make inputs from pixels, which another thread may still upload."""
 
-    def make_one(index: int) -> Unit:
+    def make_one(index: int) -> ModelInput:
         if pending is not None:
             pending.wait()
-        return Unit(make(pixels, slice(index, index + 1))[0])
+        return ModelInput(make(pixels, slice(index, index + 1))[0])
 
     return [functools.partial(make_one, index) for index in range(count)]
 

@@ -1,8 +1,8 @@
 """What dense predictions of Sapiens2 share: parts, normals, pointmaps, mattes and albedo.
 
-whole   image ─ resize (and pad, if the processor says so) ─▶ one unit ─ model ─▶ map ─ unpad, resize ─▶ [H, W]
-crop    people ─ crop ─▶ a unit each ─ model ─▶ maps ─ blend ─▶ [H, W]
-tile    overlapping tiles ─ resize ─▶ a unit each ─ model ─▶ maps ─ blend ─▶ [H, W]
+whole   image ─ resize (and pad, if the processor says so) ─▶ one input ─ model ─▶ map ─ unpad, resize ─▶ [H, W]
+crop    people ─ crop ─▶ an input each ─ model ─▶ maps ─ blend ─▶ [H, W]
+tile    overlapping tiles ─ resize ─▶ an input each ─ model ─▶ maps ─ blend ─▶ [H, W]
 
 Maps with the outlines of people, and normals, are upsampled along the edges of the image (`images/guided_filter.py`).
 Normals, points and albedo mean little on the background: a packed checkpoint with mattes masks it, with the alpha that
@@ -34,7 +34,7 @@ from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.steps import ModelInput, Prepared
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import PeopleDetector, whole_image
 from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
@@ -103,11 +103,11 @@ class MaskedOptions(DenseOptions):
 
 @dataclass(frozen=True)
 class DenseContext:
-    """The parts of an image that its units show.
+    """The parts of an image that its inputs show.
 
     Attributes:
         people: The people that are processed.
-        regions: Region of each unit; None if there is one unit, the whole image.
+        regions: Region of each input; None if there is one input, the whole image.
         are_crops: Whether regions are crops of people rather than tiles.
     """
 
@@ -179,7 +179,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
 
         count = 1 if context.regions is None else len(context.regions)
-        return Prepared(frame, self.make_units(frame, count, make), context)
+        return Prepared(frame, self.make_inputs(frame, count, make), context)
 
     def _choose_regions(self, frame: Frame, people: People | None) -> DenseContext:
         if self.options.tile:
@@ -197,9 +197,11 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         height, width = (tile, tile) if isinstance(tile, int) else tile
         return int(height), int(width)
 
-    def forward(self, units: list[Unit]) -> list[tuple[Any, Tensor | None]]:
-        """Return the map of each unit, and alpha [1, h, w] where the background is masked."""
-        pixels = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
+    def forward(self, inputs: list[ModelInput]) -> list[tuple[Any, Tensor | None]]:
+        """Return the map of each input, and alpha [1, h, w] where the background is masked."""
+        pixels = stack_on_device(
+            [model_input.pixels for model_input in inputs], self.device, self.model.dtype
+        )  # [B, 3, h, w]
         if self._matting is None:
             return [(one, None) for one in self.maps(self.model(pixels, return_dict=True))]
         # A graph of the matting model: it ends with the weights that it reads.
@@ -225,7 +227,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         return self.full_map(prepared, [one for one, _ in outputs]), person
 
     def full_map(self, prepared: Prepared, maps: list[Any]) -> Any:
-        """Return the map of the whole image from those of its units."""
+        """Return the map of the whole image from those of its inputs."""
         if prepared.context.regions is None:
             return self.whole_map(prepared, maps[0], along_edges=self.along_edges), None
         regions = self.region_maps(prepared, maps)
@@ -236,7 +238,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         return blended["values"], blended["cover"] if prepared.context.are_crops else None
 
     def full_alpha(self, prepared: Prepared, alphas: list[Tensor]) -> Tensor:
-        """Return the alpha of the whole image from that of its units: [1, h, w] each -> [H, W] from 0 to 1."""
+        """Return the alpha of the whole image from that of its inputs: [1, h, w] each -> [H, W] from 0 to 1."""
         if prepared.context.regions is None:
             alpha = self.whole_map(prepared, alphas[0], along_edges=True)
         else:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from vitruvian.images.rle import rle_box_xywh
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.tasks.segmentation_base import QueryThresholdOptions, Segmentation, SegmentationPipeline
 from vitruvian.results import Masks
 

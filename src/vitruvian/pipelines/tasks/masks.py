@@ -17,7 +17,7 @@ from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import Masks, People
@@ -70,17 +70,17 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Return the image at full resolution, from which the generator crops."""
-        return Prepared(frame, [Unit(pixels_of(frame.image))])
+        return Prepared(frame, [ModelInput(pixels_of(frame.image))])
 
-    def forward(self, units: list[Unit]) -> list[MaskProposals]:
+    def forward(self, inputs: list[ModelInput]) -> list[MaskProposals]:
         """Generate masks of each image. When memory runs out, batches of points become smaller."""
         points = BatchSize(self.options.points_per_batch or self.options.points_per_crop**2, fixed=False)
 
-        def generate(unit: Unit, size: int) -> MaskProposals:
+        def generate(model_input: ModelInput, size: int) -> MaskProposals:
             options = dataclasses.replace(self.options, points_per_batch=size, output_rle_mask=True)
-            return self.generator.generate(unit.pixels, options)
+            return self.generator.generate(model_input.pixels, options)
 
-        return [points.run(functools.partial(generate, unit), self.device) for unit in units]
+        return [points.run(functools.partial(generate, model_input), self.device) for model_input in inputs]
 
     def finish(self, prepared: Prepared, decoded: MaskProposals) -> Masks:
         """Build the result."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitruvian.images.guided_filter import foreground_colors
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, FullMap, Mask
 from vitruvian.results import Matte
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, FullMap, Mask, MaskedOptions, normalize_vectors
 from vitruvian.results import Normals
 from vitruvian.results.camera import Convention

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.tasks.segmentation_base import QueryThresholdOptions, Segmentation, SegmentationPipeline
 from vitruvian.results import Panoptic, Segment
 

@@ -13,7 +13,7 @@ from vitruvian.human import PART_NAMES
 from vitruvian.images.class_maps import resized_argmax
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.tasks.dense_base import PERSON_ALPHA, DenseOptions, DensePipeline
 from vitruvian.results import Parts
 

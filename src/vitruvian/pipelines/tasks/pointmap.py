@@ -29,7 +29,7 @@ from vitruvian.pipelines.camera_estimation import (
     known_camera,
     median_focal,
 )
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.dense_base import DenseContext, DensePipeline, Floats, Mask, MaskedOptions

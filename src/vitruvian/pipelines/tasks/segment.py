@@ -19,7 +19,7 @@ from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import Options, nesting_depth
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import height_width
@@ -73,7 +73,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         """Resize and normalize the image, and scale the prompts with it."""
         prompts = self.prompts(frame.size_hw)
         pixels = pixels_of(frame.image)  # [3, H, W]
-        return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), prompts)])
+        return Prepared(frame, [ModelInput(self.processor.image_processor.prepare_image(pixels), prompts)])
 
     def prompts(self, size_hw: tuple[int, int]) -> tuple[BatchFeature, bool]:
         """Return the prompts of the options as inputs of the model, and whether it proposes three masks of each."""
@@ -89,10 +89,12 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         ambiguous = points is not None and all(len(one) == 1 for one in points) and boxes is None and masks is None
         return prompts, ambiguous if options.multimask is None else options.multimask
 
-    def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
+    def forward(self, inputs: list[ModelInput]) -> list[tuple[Tensor, Tensor]]:
         """Return low-resolution logits [N, h, w] and scores [N] of each image's masks; images are encoded together."""
-        images = self.encode([unit.pixels for unit in units])
-        return [self.decode_prompts(levels, *unit.extra) for levels, unit in zip(images, units, strict=True)]
+        images = self.encode([model_input.pixels for model_input in inputs])
+        return [
+            self.decode_prompts(levels, *model_input.extra) for levels, model_input in zip(images, inputs, strict=True)
+        ]
 
     def encode(self, inputs: Sequence[Tensor]) -> list[list[Tensor]]:
         """Return the embeddings of each image, a list of levels [1, C, h, w], from inputs [3, H, W]."""

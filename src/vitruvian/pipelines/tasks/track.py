@@ -25,7 +25,7 @@ from vitruvian.models.sam2.video_session import TrackingOptions
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
@@ -230,15 +230,15 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the frame."""
         resize = self.processor.video_processor.prepare_image
-        (unit,) = self.make_units(frame, 1, lambda pixels, _: [resize(pixels)])
-        assert isinstance(unit, Unit)  # only many units are made later
-        return Prepared(frame, [unit._replace(extra=(frame, people))])
+        (model_input,) = self.make_inputs(frame, 1, lambda pixels, _: [resize(pixels)])
+        assert isinstance(model_input, ModelInput)  # only many inputs are made later
+        return Prepared(frame, [model_input._replace(extra=(frame, people))])
 
-    def forward(self, units: list[Unit]) -> list[FrameMasks | None]:
+    def forward(self, inputs: list[ModelInput]) -> list[FrameMasks | None]:
         """Track all objects to the next frame."""
-        (unit,) = units
-        frame, people = unit.extra
-        pixels = stack_on_device([unit.pixels], self.device)[0].to(self.model.dtype)
+        (model_input,) = inputs
+        frame, people = model_input.extra
+        pixels = stack_on_device([model_input.pixels], self.device)[0].to(self.model.dtype)
         return [self.tracker.advance(frame, pixels, people)]
 
     def decode_thread(self) -> DecodeThread:

@@ -36,10 +36,10 @@ class OnePerson:
 
     name = "one person"
 
-    def find(self, image: Any, /) -> People:
-        return self.find_in(image, source="", frame=0)
+    def detect(self, image: Any, /) -> People:
+        return self.detect_in(image, source="", frame=0)
 
-    def find_in(self, image: Any, /, *, source: str, frame: int | None) -> People:
+    def detect_in(self, image: Any, /, *, source: str, frame: int | None) -> People:
         boxes = np.array([[10, 5, 30, 35]] if (frame or 0) >= 7 else [], np.float32).reshape(-1, 4)
         return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), detector=self.name)
 
