@@ -29,7 +29,7 @@ from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
-from vitruvian.cli.report import Report
+from vitruvian.cli.report import RunReport
 from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
@@ -65,7 +65,7 @@ def run_task(command: TaskCommand) -> None:
 
 def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
     """Run a task's command and report; return its exit code, and the commands that follow it."""
-    with TaskRun(command, Report(command, each=command.watch)) as run:
+    with TaskRun(command, RunReport(command, each=command.watch)) as run:
         interrupted = False
         try:
             if command.watch:
@@ -93,7 +93,7 @@ class TaskRun:
         writer: Name of this worker on a cluster, for the journal.
     """
 
-    def __init__(self, command: TaskCommand, report: Report, *, writer: str | None = None) -> None:
+    def __init__(self, command: TaskCommand, report: RunReport, *, writer: str | None = None) -> None:
         if command.json and command.out == STDIO:
             raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
         self.command = command = command.with_defaults()
@@ -149,7 +149,7 @@ class TaskRun:
         """Open what detects people in videos, with a low threshold; None if no one is to be detected."""
         options = self.call_options
         if isinstance(self.command, PeopleGroup) and self.command.boxes_file() is None:
-            threshold = self.command.threshold
+            threshold = options["detect_threshold"]
             options = options | {"detect_threshold": _VIDEO_THRESHOLD if threshold is None else threshold}
         detector: PeopleDetector | None = self.pipe.choose_detector(replace_options(self.pipe.options, options))
         return detector
@@ -206,7 +206,7 @@ class TaskRun:
 
     @contextmanager
     def _attempt(self, item: Input) -> Iterator[None]:
-        """Report an error in the block as that of one input, and unlock its outputs."""
+        """RunReport an error in the block as that of one input, and unlock its outputs."""
         try:
             yield
         except _AlreadyDoneError:
@@ -304,7 +304,7 @@ class TaskRun:
             self._locks.pop(item.identity)[0].release()
 
     def _compare_with_disk(self) -> None:
-        """Report results that this pass has written and that are missing or changed since."""
+        """RunReport results that this pass has written and that are missing or changed since."""
         for item, sizes in self._written.values():
             wrong = [str(path) for path, size in sizes.items() if size_on_disk(path) != size]
             if wrong:
@@ -346,7 +346,7 @@ class TaskRun:
                         if isinstance(writer, _StdoutWriter):
                             writer.print(index)
                         if self.dataset is not None:
-                            self.dataset.add(self.command.convert(result), images[index].file_name)
+                            self.dataset.add(self.command.output.convert(result), images[index].file_name)
                         report_done(index)
                     bar.update(index + 1)
         finally:
@@ -416,9 +416,9 @@ class _FileWriter(ResultWriter):
         """Write all files of a result."""
         command, item = self._run.command, self._images[index]
         files = self._run.planned_files(item)
-        converted = command.convert(result)
+        converted = command.output.convert(result)
         for kind, path in files.items():
-            save_as(kind, converted, path, draw=command.draw)
+            save_as(kind, converted, path, draw=command.output.draw)
         sync_to_disk(files.values())
         self._run.complete(item)
         self.facts[index] = _facts(result)
@@ -439,8 +439,8 @@ class _StdoutWriter(ResultWriter):
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
         self.facts[index] = _facts(result)
-        converted = self._command.convert(result)
-        content = encode_as(self._kind, converted, draw=self._command.draw)
+        converted = self._command.output.convert(result)
+        content = encode_as(self._kind, converted, draw=self._command.output.draw)
         self._content[index] = content + (b"\n" if self._kind == "json" else b"")
 
     def print(self, index: int) -> None:

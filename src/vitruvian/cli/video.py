@@ -79,12 +79,9 @@ def _run_loop(
             out=frames.movie,
             records=frames.records,
             detector=run.video_detector(),
-            detect_every=command.detect_every,
-            smooth=command.smooth,
             draw=frames.draw,
             record=frames.record,
             alpha=frames.alpha,
-            sound=command.sound,
             preview=frames.preview,
             progress=bar.update,
             settings={"settings": run.settings} | command.segment_settings(),
@@ -92,6 +89,7 @@ def _run_loop(
             max_frames=max_frames,
             keep_state=keep_state,
             refine=refine,
+            **command.video_options(),
         )
         source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
         return run_video(source, pipeline_task(pipe, **run.call_options), options)
@@ -118,12 +116,12 @@ class _FrameWriter:
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
-        converted: Any = self._command.convert(result)
-        return np.asarray(converted.rgba() if self.alpha else self._command.draw_frame(converted))
+        converted: Any = self._command.output.convert(result)
+        return np.asarray(converted.rgba() if self.alpha else self._command.output.draw_frame(converted))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""
-        converted = self._command.convert(result)
+        converted = self._command.output.convert(result)
         for path in self._patterns:
             converted.save(path.with_name(path.name.replace(FRAME_FORMAT, FRAME_FORMAT % (result.frame or 0))))
         if self._crops is not None and isinstance(converted, Track):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
+from vitruvian.auto import AutoProcessor, auto_class, model_classes
 from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.errors import InputError
@@ -28,17 +28,16 @@ from vitruvian.models.sapiens2.packed import local_packed_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput
-from vitruvian.pipelines.options import Options, replace_options
+from vitruvian.pipelines.options import OnEmpty, Options, PeopleOptions, replace_options
 from vitruvian.pipelines.people.detectors import (
     DetectorSpec,
     Device,
     DType,
-    OnEmpty,
     PeopleDetector,
     detect_people,
     open_detector,
 )
-from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, PeopleOptions, detector_spec
+from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
 from vitruvian.results.base import People, Result
@@ -71,25 +70,22 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     """
 
     task: ClassVar[str]
-    checkpoints: ClassVar[tuple[str, ...]]  # published ones, from the table of tasks
-    auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
-    options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
     # Options that `forward` reads; inputs of calls that agree on them can share a batch. None: `forward` reads others.
     forward_options: ClassVar[tuple[str, ...] | None] = None
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "task" in vars(cls):
-            row = TASKS[cls.task]
-            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_key)
-
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
-        self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
+        self.options: OptionsT = self.default_options(options)
         self.detector: PeopleDetector | None = None
         self._open_detectors: dict[tuple[str, float | None], PeopleDetector] = {}  # by name and threshold
         self._auto_batch: BatchSize | None = None
+
+    @classmethod
+    def default_options(cls, changes: Mapping[str, object]) -> OptionsT:
+        """Return the default options of the task with changes."""
+        options: OptionsT = replace_options(TASKS[cls.task].options_class()(), changes)
+        return options
 
     @classmethod
     def open(
@@ -103,7 +99,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     ) -> Self:
         """Load a checkpoint, or use a model that is loaded already. See `vitruvian.pipeline` for the arguments."""
         if model is None:
-            names = " or ".join(cls.checkpoints) or "path/to/a/folder"
+            names = " or ".join(TASKS[cls.task].checkpoints) or "path/to/a/folder"
             raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Name one such as {names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
         cls.check_options(options)  # before a large download
@@ -116,7 +112,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             names = ", ".join(accepted.__name__ for accepted in cls.accepts())
             raise InputError(f"model: expected a checkpoint or {names} for {cls.task}, got {type(model).__name__}.")
         if processor is None:
-            raise InputError("processor: expected one for a model that is loaded already. Pass processor=…")
+            raise InputError("processor: pass processor=… together with a loaded model.")
         if device is not None:
             model = model.to(checked_device(device))
         return cls(model if dtype is None else model.to(checked_dtype(dtype)), processor, **options)
@@ -124,17 +120,18 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def accepts(cls) -> tuple[type[Model], ...]:
         """Return the classes of models that the pipeline runs."""
-        return model_classes(cls.auto.task)
+        return model_classes(TASKS[cls.task].auto_key)
 
     @classmethod
     def check_options(cls, options: Mapping[str, object]) -> None:
         """Raise InputError for options that do not exist or have no such value."""
-        replace_options(cls.options_class(), options)
+        cls.default_options(options)
 
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
         """Load the model of a checkpoint."""
-        loaded: Model = cls.auto.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
+        auto = auto_class(TASKS[cls.task].auto_key)
+        loaded: Model = auto.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
         return loaded
 
     @classmethod
@@ -167,8 +164,8 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             and value != getattr(defaults, field.name)
         ]
         dtype = str(self.model.dtype).removeprefix("torch.")
-        facts = ", ".join([f"model={self.name!r}", f"device={str(self.device)!r}", f"dtype={dtype!r}", *changed])
-        return f"{type(self).__name__}({facts})"
+        fields_text = ", ".join([f"model={self.name!r}", f"device={str(self.device)!r}", f"dtype={dtype!r}", *changed])
+        return f"{type(self).__name__}({fields_text})"
 
     def __call__(self, source: object, **options: object) -> Any:
         """Process one image, or many.
@@ -185,7 +182,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         return self.run(source, **options)
 
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
-        """Same as calling the pipeline, and available for every task, whatever else its call returns."""
+        """Same as calling the pipeline."""
         call = self.for_call(options)
         write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)

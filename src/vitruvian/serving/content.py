@@ -75,16 +75,17 @@ def choose_kind(task: str, *, accept: str | None, asked: str | None) -> str:
 
 def encode(result: Result, kind: str, options: TaskOptions, folder: Path) -> bytes:
     """Return a result as the bytes of a file; `folder` is for temporary files."""
-    converted = options.convert(result)
+    output = options.output()
+    converted = output.convert(result)
     if kind == "json":
         return json_text(converted.to_dict()).encode()
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         path = Path(temporary) / f"result{file_ending(kind)}"
         if kind in PLOTS:
-            save_as(kind, converted, path, draw=options.draw)
+            save_as(kind, converted, path, draw=output.draw)
         else:
             save: Callable[..., object] = converted.save
-            save(path, **options.save_options(kind))
+            save(path, **output.save_options(kind))
         return path.read_bytes()
 
 

@@ -41,10 +41,10 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Detect people in images, run every task on them, and draw all results on one sheet, OUT/sheet.png."""
-    from vitruvian.cli.report import Report, format_seconds, printable
+    from vitruvian.cli.report import RunReport, format_seconds, printable
     from vitruvian.pipelines.demo import run_demo
 
-    report = Report(MessageGroup(quiet=quiet, debug=debug))
+    report = RunReport(MessageGroup(quiet=quiet, debug=debug))
     with report.busy("processing images"):
         done = run_demo(
             images or None,

@@ -116,7 +116,7 @@ def serve(
         from vitruvian.serving.settings import Settings, default_data_folder, read_limits
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "vitruvian serve") from error
-    from vitruvian.cli.report import Report
+    from vitruvian.cli.report import RunReport
     from vitruvian.limits import use_limits
 
     if add_key is not None:
@@ -124,7 +124,7 @@ def serve(
             raise InputError("--add-key: expected --api-key-file with it, got none. Name the file of keys.")
         typer.echo(add_new_key(api_key_file, add_key))
         return
-    report = Report(MessageGroup(quiet=quiet, debug=debug))
+    report = RunReport(MessageGroup(quiet=quiet, debug=debug))
     changes, limits = read_limits(dict(text.partition("=")[::2] for text in limit or ()), subject="--limit")
     settings = Settings(
         models=_read_models(model or []),

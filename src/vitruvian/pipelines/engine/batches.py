@@ -14,6 +14,7 @@ import torch
 from vitruvian.cuda.graphs import GraphCache, capture_only
 from vitruvian.errors import InputError
 from vitruvian.pipelines.engine.steps import DeferredModelInput, InferenceSteps, ModelInput
+from vitruvian.pipelines.options import check_batch_size
 
 OwnerT = TypeVar("OwnerT")
 T = TypeVar("T")
@@ -28,8 +29,7 @@ class BatchSize:
     """Number of inputs in a batch. Unless `fixed`, it shrinks when memory runs out."""
 
     def __init__(self, size: int, *, fixed: bool) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InputError(f'batch_size: expected a whole number of at least 1, or "auto", got {size!r}.')
+        check_batch_size(size)
         self.size, self.fixed = size, fixed
 
     def shrink_below(self, failed_size: int, device: torch.device, reason: str) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import torch
 
@@ -32,16 +32,15 @@ from vitruvian.images.decode import on_decode
 from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_inputs, is_out_of_memory
 from vitruvian.pipelines.engine.byte_budget import ByteBudget
 from vitruvian.pipelines.engine.steps import InferenceSteps, Prepared
+from vitruvian.pipelines.options import Errors, Options
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.results.base import People
 
 ResultT = TypeVar("ResultT")
 T = TypeVar("T")
 P = ParamSpec("P")
-Errors = Literal["keep", "raise"]
 ResultGenerator = Generator[ResultT | Failure, None, None]
 
-BATCH_TIMEOUT = 0.5  # seconds to wait for more images before a partial batch runs
 _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
 _MAX_FINISHED_BYTES = 1 << 30  # more images may be, while their results stay below this
 _RESULT_BYTES_PER_PIXEL = 16  # four float32 maps
@@ -100,7 +99,7 @@ def run_many(
     workers: int | None = None,
     errors: Errors = "keep",
     save: Callable[[ResultT, int], object] | None = None,
-    batch_timeout: float = BATCH_TIMEOUT,
+    batch_timeout: float = Options.batch_timeout,
     graphs: GraphCache | None = None,
 ) -> ResultGenerator[ResultT]:
     """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
 from vitruvian.images.types import RgbImage
+from vitruvian.pipelines.options import BoxFormat, OnEmpty
 from vitruvian.results.base import People
 
-OnEmpty = Literal["whole", "none", "error"]
-BoxFormat = Literal["xyxy", "xywh"]
 Device = str | int | torch.device | None
 DType = str | torch.dtype | None
 _WHOLE_IMAGE = "whole image"  # in results, which are saved with it

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,9 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_pa
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
 from vitruvian.pipelines.engine.steps import ModelInput, Prepared
-from vitruvian.pipelines.options import Options
+from vitruvian.pipelines.options import DenseOptions, MaskedOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, whole_image
-from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
+from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
 from vitruvian.pipelines.regions import (
     Blend,
     Region,
@@ -51,54 +51,11 @@ from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
-OptionsT = TypeVar("OptionsT", bound="DenseOptions")
+OptionsT = TypeVar("OptionsT", bound=DenseOptions)
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 FullMap = tuple[Tensor, Tensor | None]  # values [H, W, C]; where they are [H, W], None for everywhere
-Background = Literal["mask", "keep"]
 PERSON_ALPHA = 0.5  # from which a pixel is one of a person
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseOptions(PeopleOptions):
-    """Options of dense predictions.
-
-    Args:
-        tile: Process large images in tiles of this many pixels: a number, (height, width), or True for the size of the
-            model's input. An image that is not larger than a tile is processed whole.
-        overlap: Minimum share of a tile's side that it has in common with the next.
-        feather: Share of a person's crop, at each edge, over which its weight falls to zero.
-        refine: Whether outlines of people, and normals, follow the edges of an image that is much larger than the map
-            of the model, and mattes have the colors of the image. False upsamples what the model predicts
-            bilinearly, as the reference does.
-    """
-
-    tile: int | Sequence[int] | bool | None = None
-    overlap: float = 0.25
-    feather: float = 0.1
-    refine: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tile and (self.boxes is not None or (self.detect is not None and not self.processes_whole_image)):
-            raise InputError("tile and people: expected one of them, got both. Tiles are for whole images.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedOptions(DenseOptions):
-    """Options of maps that mean little on the background.
-
-    Args:
-        background: "mask" leaves it out, if the checkpoint has a matting head, as the built-in model does; "keep"
-            returns the map of everything that was processed.
-    """
-
-    background: Background = "mask"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.background not in get_args(Background):
-            raise InputError(f'background: expected "mask" or "keep", got {self.background!r}.')
 
 
 @dataclass(frozen=True)
@@ -120,7 +77,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     """A map of the image from a Sapiens2 model; subclasses define the map and build the result."""
 
     processor: Sapiens2ImageProcessor
-    options_class: ClassVar[type[Options]] = DenseOptions
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
@@ -132,8 +88,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         self._matting: Sapiens2TaskModel | None = None  # has the encoder of the model; masks the background
         if not processor.do_resize or processor.do_center_crop:
             raise InputError(
-                "processor: expected one that resizes and does not cut (do_resize, no do_center_crop), got another. "
-                "Its maps would not cover the image."
+                "processor: must resize without center-cropping (do_resize, no do_center_crop): maps cover the image."
             )
 
     @classmethod
@@ -187,7 +142,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
         if crops is None or crops.fallback:  # not as a crop of one person: that would be padded differently
-            return DenseContext(crops or whole_image(frame.size_hw, note=self.options.whole_image_note))
+            return DenseContext(crops or whole_image(frame.size_hw, note=whole_image_note(self.options)))
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 
     def _tile_hw(self) -> tuple[int, int]:

@@ -8,36 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
 
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
-from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
+from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.options import AutomaticMaskOptions
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
-from vitruvian.pipelines.options import Options
+from vitruvian.pipelines.options import MasksOptions
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import Masks, People
 
 _PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MasksOptions(Options, AutomaticMaskOptions):
-    """Options of every pipeline, and how masks are proposed and selected.
-
-    Args:
-        output_bboxes_mask: As in transformers; ``result["bounding_boxes"]`` is there whatever its value.
-    """
-
-    output_bboxes_mask: bool = False
-
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
-        AutomaticMaskOptions.__post_init__(self)
 
 
 class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
@@ -51,7 +36,6 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
 
     processor: Sam2Processor
     task = "masks"
-    options_class = MasksOptions
 
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
         super().__init__(model, processor, **options)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -28,8 +27,9 @@ from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
+from vitruvian.pipelines.options import PoseOptions
 from vitruvian.pipelines.people.detectors import whole_image
-from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
+from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
 from vitruvian.pipelines.regions import boxes_xywh
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
@@ -61,25 +61,11 @@ BatchKeypoints = tuple[Tensor, tuple[int, int]]
 PersonKeypoints = tuple[LazyValue[HostCopy[BatchKeypoints]], int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoseOptions(PeopleOptions):
-    """Options of poses.
-
-    Args:
-        flip: Test-time augmentation: average with the mirrored image. Twice the work for slightly better keypoints.
-        kernel_size: Size of the Gaussian that smooths heatmaps before keypoints are refined.
-    """
-
-    flip: bool = False
-    kernel_size: int = 11
-
-
 class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     """Keypoints of the people in boxes, of detected people, or of one person who fills the image."""
 
     processor: Sapiens2ImageProcessor
     task = "pose"
-    options_class = PoseOptions
     on_empty = "none"
     fixed_input_size = True
     forward_options = ("flip", "kernel_size")
@@ -94,7 +80,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         """Crop the people."""
         crops = people_to_crop(frame, people, self.options)
         if crops is None:
-            crops = whole_image(frame.size_hw, note=self.options.whole_image_note)
+            crops = whole_image(frame.size_hw, note=whole_image_note(self.options))
         if not len(crops):
             return Prepared(frame, [], crops)
         boxes = boxes_xywh(crops)  # [P, 4]

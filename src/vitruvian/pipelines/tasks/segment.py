@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
-from vitruvian.pipelines.options import Options, nesting_depth
+from vitruvian.pipelines.options import PromptOptions, nesting_depth
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
@@ -28,40 +27,11 @@ from vitruvian.results import Masks, People
 _MAX_PROMPTED_OBJECTS = 64  # in one call of the mask decoder
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptOptions(Options):
-    """Prompts in pixels of the upright image, the same for every image, and post-processing of the masks.
-
-    Args:
-        points: A point [x, y], the points of one object [[x, y], …], or those of several [[[x, y], …], …].
-        labels: For each point, nested alike: 1 on the object (the default), 0 off it.
-        boxes: A box [x1, y1, x2, y2], or one for each object.
-        masks: An initial mask [h, w], or one for each object [P, h, w]: logits of an earlier call or binary masks.
-        multimask: Propose three masks for each object and take the best. By default if every object has one point and
-            nothing else, which is ambiguous between a part and the whole.
-        best: Whether to keep only the best of three.
-        mask_threshold: Logit above which a pixel is on the object.
-        max_hole_area: Holes of up to this many pixels are filled.
-        max_sprinkle_area: Islands of up to this many pixels are removed.
-    """
-
-    points: ArrayLike | None = None
-    labels: ArrayLike | None = None
-    boxes: ArrayLike | None = None
-    masks: ArrayLike | None = None
-    multimask: bool | None = None
-    best: bool = True
-    mask_threshold: float = 0.0
-    max_hole_area: float = 0.0
-    max_sprinkle_area: float = 0.0
-
-
 class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     """One mask for each prompted object, in the order of the prompts."""
 
     processor: Sam2Processor
     task = "segment"
-    options_class = PromptOptions
     forward_options = ("best",)
 
     @property
@@ -81,7 +51,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         points, labels, boxes = _nest(options.points, 3), _nest(options.labels, 2), _nest(options.boxes, 2)
         masks = None if options.masks is None else torch.as_tensor(np.asarray(options.masks))
         if points is None and boxes is None and masks is None:
-            raise InputError("prompts: expected points, boxes or masks, got none. Pass points=[[x, y]], say.")
+            raise InputError("prompts: expected points, boxes or masks, got none. For example: points=[[x, y]].")
         point_batch, label_batch, box_batch = (None if one is None else [one] for one in (points, labels, boxes))
         prompts = self.processor.prompts([size_hw], point_batch, label_batch, box_batch, strict=True)
         if masks is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,21 +21,6 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 QueryOutputs = tuple[Tensor, Tensor, Tensor]  # class logits [1, Q, K+1], mask logits [1, Q, h, w], pixel mask [1, H, W]
 Segmentation = dict[str, Any]  # what post-processing returns
 _TYPICAL_HW = (768, 1024)  # of a photograph
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryThresholdOptions(Options):
-    """Which queries become segments, in instance and panoptic segmentation.
-
-    Args:
-        threshold: Lowest score of an object.
-        mask_threshold: Lowest probability of a pixel in a mask.
-        overlap_mask_area_threshold: Minimum share of its mask that an object keeps against others.
-    """
-
-    threshold: float = 0.5
-    mask_threshold: float = 0.5
-    overlap_mask_area_threshold: float = 0.8
 
 
 class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):
