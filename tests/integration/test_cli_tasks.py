@@ -216,7 +216,7 @@ def test_options_about_people(tmp_path: Path) -> None:
     nobody = run("--boxes", tmp_path / "others.json", name="nobody")
     assert nobody["poses"] == []
     assert "no person detected" in nobody["people"]["note"]
-    whole = run("--boxes", tmp_path / "others.json", "--nobody", "whole", name="whole")
+    whole = run("--boxes", tmp_path / "others.json", "--on-empty", "whole", name="whole")
     assert len(whole["poses"]) == 1
     assert run("--people", "whole", name="plain")["people"]["detector"] == "whole image"
 

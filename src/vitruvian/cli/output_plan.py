@@ -54,14 +54,14 @@ def _read_save(task: Task, save: str | None) -> _Kinds:
         raise InputError(f"--save: expected one or more of {', '.join(known)}, got nothing.")
     for word in words:
         if word not in known:
-            reason = task.result_class().refused_endings.get(f".{word}", "")  # JPEG of mattes, say
+            reason = task.result_class().refused_endings.get(f".{word}", "")  # such as JPEG of mattes
             raise InputError(
                 f"--save: expected one or more of {', '.join(known)} for {task.name}, got {word!r}."
                 f"{near_matches(word, known)}{reason}"
             )
     videos = [word for word in words if word in VIDEO_KINDS]
     if len(videos) > 1:
-        raise InputError(f"--save: expected one kind of video, got {' and '.join(videos)}. Run twice for two.")
+        raise InputError(f"--save: only one video format at a time, got {' and '.join(videos)}. Run twice for two.")
     moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
     return _Kinds(
         image=tuple(word for word in words if word in task.image_kinds()),
@@ -83,7 +83,7 @@ def file_kind(task: Task, out: Path, save: str | None) -> str | None:
         return _plot_kind(task, out)
     kind = max(matching, key=len).replace("jsonl", "json")
     if kinds is not None and {kind} != {*kinds.image, *kinds.video}:
-        raise InputError(f"--save {save} and --out {out.name}: expected one or the other, or both alike. Drop --save.")
+        raise InputError(f"--save {save} and --out {out.name}: --out and --save name different formats. Drop --save.")
     return kind
 
 

@@ -95,7 +95,7 @@ class TaskRun:
 
     def __init__(self, command: TaskCommand, report: RunReport, *, writer: str | None = None) -> None:
         if command.json and command.out == STDIO:
-            raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
+            raise InputError("--json and --out -: expected one of them, got both. Both write to standard output.")
         self.command = command = command.with_defaults()
         self.report, self._writer = report, writer
         self.plan = OutputPlan(command)
@@ -247,7 +247,7 @@ class TaskRun:
             raise InputError(f"{item.name}: {named} is for videos. Add a kind for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
-                raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
+                raise InputError(f"{path}: two inputs would write this file: {other.name} and {item.name}. Rename one.")
         return self._journal_state(item, result_paths(files))
 
     def _journal_state(self, item: Input, paths: Sequence[Path]) -> str:
@@ -382,7 +382,7 @@ class TaskRun:
             raise InputError("--watch: expected --out to be a folder.")
         processed: dict[str, tuple[int, int]] = {}
         pending: dict[str, tuple[tuple[int, int], float]] = {}
-        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; Ctrl-C ends.")
+        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; press Ctrl-C to stop.")
         while True:
             now = time.monotonic()
             complete: list[Input] = []

@@ -7,7 +7,6 @@ column x and row y is the point (x, y). P people, H W pixels.
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import io
 import os
@@ -42,29 +41,6 @@ def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type
     return {"array": (dtype, shape)}
 
 
-def accept_earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator for dataclasses whose constructor takes fields under earlier names too.
-
-    Args:
-        names: The name of a field by its earlier name.
-    """
-
-    def decorate(cls: type[T]) -> type[T]:
-        construct = cls.__init__
-
-        @functools.wraps(construct)
-        def initialize(self: T, **values: Any) -> None:
-            for earlier in values.keys() & names.keys():
-                values[names[earlier]] = values.pop(earlier)
-            construct(self, **values)
-
-        setattr(cls, "__init__", initialize)  # noqa: B010 - mypy refuses the assignment
-        return cls
-
-    return decorate
-
-
-@accept_earlier_names(finder="detector")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:
     """The people that a task was run on.
@@ -90,11 +66,6 @@ class People:
 
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
-
-    @property
-    def finder(self) -> str:
-        """`detector` under its earlier name."""
-        return self.detector
 
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""

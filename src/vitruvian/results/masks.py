@@ -21,7 +21,6 @@ from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, 
 from vitruvian.images.types import RgbImage
 from vitruvian.results.base import (
     Result,
-    accept_earlier_names,
     array_of,
     box_window,
     check_array,
@@ -35,13 +34,11 @@ if TYPE_CHECKING:
     import supervision
 
 MasksKind = Literal["segment", "masks", "instances", "track"]
-_EARLIER_KINDS = {"mask-generation": "masks", "instance": "instances"}
 # name in the mask-generation pipeline of transformers -> attribute
 _TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "rles", "bounding_boxes": "boxes_xyxy"}
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
-@accept_earlier_names(runs="rles")
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Masks(Result):
     """Masks of N objects; they may overlap.
@@ -68,7 +65,6 @@ class Masks(Result):
     label_names: tuple[str, ...] | None = None
 
     def _normalize_fields(self) -> dict[str, int]:
-        object.__setattr__(self, "kind", _EARLIER_KINDS.get(self.kind, self.kind))
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # several tasks share this class
         object.__setattr__(self, "rles", _as_rles(self.rles, self.size_hw))
@@ -106,11 +102,6 @@ class Masks(Result):
     def masks(self) -> NDArray[np.bool_]:
         """All masks, bool [N, H, W], decoded on each access."""
         return np.stack(list(self)) if len(self) else np.zeros((0, *self.size_hw), bool)
-
-    @property
-    def runs(self) -> Sequence[Rle] | NDArray[np.bool_]:
-        """`rles` under its earlier name."""
-        return self.rles
 
     @property
     def areas(self) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ class Parts(LabelMap):
     Attributes:
         labels: Number of the part, uint8 [H, W]; 0 is the background.
         names: Names of the K parts, by default the 29 of Sapiens2.
-        colours: RGB of each, uint8 [K, 3].
+        colors: RGB of each, uint8 [K, 3].
         score: Confidence of the model at each pixel, float16 [H, W], 0 to 1.
     """
 
@@ -38,7 +38,7 @@ class Parts(LabelMap):
 
     labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
     names: tuple[str, ...] = PART_NAMES
-    colours: NDArray[np.uint8] = field(
+    colors: NDArray[np.uint8] = field(
         default_factory=lambda: np.array(PART_COLORS, np.uint8), metadata=array_of(np.uint8, "K", 3)
     )
     score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
@@ -65,5 +65,5 @@ class Parts(LabelMap):
             super().write(path, ending)
 
     def palette(self) -> RgbImage:
-        """Return `colours`."""
-        return self.colours
+        """Return `colors`."""
+        return self.colors

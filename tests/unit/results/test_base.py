@@ -39,10 +39,6 @@ class TestPeople:
             "boxes_xyxy": [[1, 2, 11, 14]], "scores": [0.9], "ids": [0], "detector": "test", "note": "a note",
         }  # fmt: skip
 
-    def test_detector_under_its_earlier_name(self) -> None:
-        given = results.People(boxes_xyxy=np.zeros((1, 4), np.float32), scores=np.ones(1, np.float32), finder="mine")
-        assert given.detector == given.finder == "mine"
-
 
 @pytest.mark.parametrize("task", EVERY)
 class TestEveryResult:

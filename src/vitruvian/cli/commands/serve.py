@@ -33,7 +33,7 @@ def serve(
     detect: Annotated[
         str | None,
         typer.Option(
-            help="Detector of people: a checkpoint or an ONNX file.",
+            help="Person detector: a checkpoint or an ONNX file.",
             show_default="the model, or builtin",
             rich_help_panel=MODEL,
         ),
@@ -101,14 +101,14 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Change a limit, such as upload_bytes=1e8 or queue=16. Repeat for more; docs/serving.md lists them.",
+            help="Set a limit, e.g. upload_bytes=1e8 or queue=16. Repeatable.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Serve all tasks over HTTP, with a page for the browser, until Ctrl-C. By default with the built-in model."""
+    """Serve tasks over HTTP, with a web UI, until Ctrl-C. By default the people tasks, with the built-in model."""
     try:
         from vitruvian.serving.auth import add_key as add_new_key
         from vitruvian.serving.auth import read_keys
@@ -121,7 +121,7 @@ def serve(
 
     if add_key is not None:
         if api_key_file is None:
-            raise InputError("--add-key: expected --api-key-file with it, got none. Name the file of keys.")
+            raise InputError("--add-key requires --api-key-file.")
         typer.echo(add_new_key(api_key_file, add_key))
         return
     report = RunReport(MessageGroup(quiet=quiet, debug=debug))
@@ -145,7 +145,9 @@ def serve(
     )
     tasks = ", ".join(settings.models)
     with use_limits(**{"download_bytes": limits.upload_bytes} | changes):
-        run_server(settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}; Ctrl-C ends."))
+        run_server(
+            settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}. Press Ctrl-C to stop.")
+        )
     report.say("Stopped.")
     sys.stderr.flush()
 
@@ -174,7 +176,7 @@ def _read_models(texts: Sequence[str]) -> dict[str, str]:
         ]
         if not heads:
             raise InputError(
-                f"--model: expected TASK=CHECKPOINT, got {text!r}, which is no packed model. Try --model pose={text}."
+                f"--model: expected TASK=CHECKPOINT, got {text!r}, which has only one task. Try --model pose={text}."
             )
         models |= {task: models.get(task, checkpoint) for task in served}
     if not models:

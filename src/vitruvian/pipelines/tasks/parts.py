@@ -63,7 +63,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
             labels=labels.numpy(),
             names=names,
             score=None if score is None else score.numpy(),
-            **({} if names == PART_NAMES else {"colours": class_colors(len(names))}),
+            **({} if names == PART_NAMES else {"colors": class_colors(len(names))}),
         )
 
 
