@@ -116,7 +116,7 @@ WRONG = [
     ("pose", {"names": ("a", "b")}, r"keypoints: .*\[P, 2, 2\]"),
     ("parts", {"labels": np.full(HW, 29, np.uint8)}, "labels: expected numbers from 0 to 28, got 29"),
     ("parts", {"labels": np.zeros(HW, np.int64)}, "labels: .* got int64"),
-    ("parts", {"colours": np.zeros((3, 3), np.uint8)}, "colours: "),
+    ("parts", {"colors": np.zeros((3, 3), np.uint8)}, "colors: "),
     ("parts", {"score": MAP}, "score: .*float16"),
     ("normals", {"normals": MAP}, "normals: "),
     ("normals", {"mask": MAP}, "mask: .*bool"),

@@ -40,9 +40,7 @@ def export(
         raise InputError("--int8: needs images to calibrate with. Add --calibrate FOLDER.")
     if calibrate is not None and not int8:
         raise InputError("--calibrate requires --int8.")
-    opener = (
-        saved_class(read_config(model, HubOptions()), model) if task is None else auto_class(find_task(task).auto_key)
-    )
+    opener = auto_class(find_task(task).auto_key) if task else saved_class(read_config(model, HubOptions()), model)
     if opener is Sam2VideoModel:  # what is exported is the model for images
         opener = Sam2Model
     opened = opener.from_pretrained(model, strict=True)
