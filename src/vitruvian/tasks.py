@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
-PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files with the drawing of a result
+PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # file formats with the drawing of a result
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Task:
         result: Its result class in `vitruvian.results`; None for tasks that are only trained.
         options: Its class in `vitruvian.pipelines.options`.
         output: Its class in `vitruvian.pipelines.output_options`.
-        image_files: The kinds of files that are written for an image by default.
-        video_files: The kinds of files that are written for a video by default.
+        image_files: The file formats that are written for an image by default.
+        video_files: The file formats that are written for a video by default.
         aliases: Further names for `find_task`.
         checkpoints: Published checkpoints to suggest.
     """
@@ -68,9 +68,9 @@ class Task:
         """Import the class of the options of how its results are drawn and written."""
         return _import("vitruvian.pipelines.output_options", self.output)
 
-    def image_kinds(self) -> tuple[str, ...]:
-        """Return the kinds of files that can be written for an image: endings, and the drawings."""
-        return (*(ending.lstrip(".") for ending in self.result_class().endings), *PLOTS)
+    def image_formats(self) -> tuple[str, ...]:
+        """Return the file formats that can be written for an image: extensions, and the drawings."""
+        return (*(extension.lstrip(".") for extension in self.result_class().extensions), *PLOTS)
 
     def result_class(self) -> Any:
         """Import the class of its results."""
@@ -79,9 +79,9 @@ class Task:
         return _import("vitruvian.results", self.result)
 
 
-def file_ending(kind: str) -> str:
-    """Return what follows the name of a source and a task in the name of a file of this kind."""
-    return PLOTS.get(kind, f".{kind}")
+def file_extension(file_format: str) -> str:
+    """Return what follows the name of a source and a task in the name of a file of this format."""
+    return PLOTS.get(file_format, f".{file_format}")
 
 
 def _import(module: str, name: str) -> Any:

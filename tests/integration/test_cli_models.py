@@ -58,7 +58,7 @@ def test_listed_parameter_counts_are_those_of_the_models() -> None:
 def test_every_task_is_a_command() -> None:
     assert {*app.COMMANDS[app.PEOPLE], *app.COMMANDS[app.ANYTHING]} == set(PIPELINE_TASKS)
     for task in (TASKS[name] for name in PIPELINE_TASKS):
-        assert set(task.image_files) <= set(task.image_kinds())
+        assert set(task.image_files) <= set(task.image_formats())
         assert set(task.video_files) <= set(_save_kinds(task))
 
 

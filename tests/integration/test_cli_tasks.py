@@ -110,7 +110,7 @@ READERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if TASKS[name].image_files])
 def test_everything_that_a_command_writes_opens_elsewhere(name: str, tmp_path: Path) -> None:
-    kinds = TASKS[name].image_kinds()
+    kinds = TASKS[name].image_formats()
     assert command(name, "photo.jpg", "--out", tmp_path, "--save", ",".join(kinds)) == 0
     found = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     endings = {kind: f".{kind}" for kind in kinds} | {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}

@@ -111,19 +111,19 @@ class _CommandEncoder:
     """Encodes results as the files of a command."""
 
     command: TaskCommand
-    kinds: tuple[str, ...]
+    formats: tuple[str, ...]
 
     def __call__(self, result: Result) -> dict[str, bytes]:
         converted = self.command.output.convert(result)
-        return {kind: encode_as(kind, converted, draw=self.command.output.draw) for kind in self.kinds}
+        return {name: encode_as(name, converted, draw=self.command.output.draw) for name in self.formats}
 
 
 def _run_shards(command: TaskCommand, report: RunReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     run = TaskRun(worker, report)
-    kinds = tuple(dict.fromkeys(("json", *(kind for kind in run.plan.image_kinds if not kind.startswith("plot")))))
+    formats = tuple(dict.fromkeys(("json", *(name for name in run.plan.image_formats if not name.startswith("plot")))))
     if command.save is not None:
-        kinds = run.plan.image_kinds
+        formats = run.plan.image_formats
     with report.bar("images", None) as bar:
 
         def progress(summary: JobSummary) -> None:
@@ -136,12 +136,12 @@ def _run_shards(command: TaskCommand, report: RunReport, address: str | None) ->
             address=address,
             workers=command.workers,
             gpus_per_worker=command.gpus_per_worker,
-            save=kinds,
+            save=formats,
             form="tar" if command.shards == "tar" else "parquet",
             overwrite=command.overwrite,
             retry_failed=command.retry_failed,
-            encode=_CommandEncoder(worker, kinds),
-            settings=f"{run.settings}-{','.join(kinds)}",
+            encode=_CommandEncoder(worker, formats),
+            settings=f"{run.settings}-{','.join(formats)}",
             progress=progress,
         )
     report.add_counts(done=summary.done, skipped=summary.skipped, folder=command.out or str(run.plan.folder))

@@ -191,7 +191,7 @@ class TaskRun:
                 if self._state(item, planned) == "changed":
                     changed.add(item.identity)
                 remaining.append(item)
-        if remaining and self.plan.stdout_kind is None:
+        if remaining and self.plan.stdout_format is None:
             check_writable(self.plan.folder)  # before the model is opened
         return remaining, changed
 
@@ -238,13 +238,13 @@ class TaskRun:
             raise item.error
         if item.kind in ("image", "stdin") and not self.command.task.image_files:
             raise InputError(f"{item.name}: expected a video or a camera for {self.command.name}, got an image.")
-        if self.plan.stdout_kind is not None:
+        if self.plan.stdout_format is not None:
             return "new"
         self._files[item.identity] = files = self.plan.files(item)
         if not files:
             named = self.command.save or (self.plan.file and self.plan.file.name)
             example = self.command.task.image_files[0]
-            raise InputError(f"{item.name}: {named} is for videos. Add a kind for images, such as {example}.")
+            raise InputError(f"{item.name}: {named} is for videos. Add a format for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
                 raise InputError(f"{path}: two inputs would write this file: {other.name} and {item.name}. Rename one.")
@@ -264,7 +264,7 @@ class TaskRun:
     # ------------------------------------------------------------------------------------------------ one input
 
     def claim(self, item: Input) -> dict[str, Path]:
-        """Lock the outputs of an input, record what is planned, and return the file of each kind.
+        """Lock the outputs of an input, record what is planned, and return the file of each format.
 
         Raises:
             InputError: Another process has the lock, or a file must not be replaced.
@@ -286,7 +286,7 @@ class TaskRun:
         return files
 
     def planned_files(self, item: Input) -> dict[str, Path]:
-        """Return the file of each kind for an input."""
+        """Return the file of each format for an input."""
         return self._files[item.identity]
 
     def complete(self, item: Input) -> list[Path]:
@@ -318,7 +318,7 @@ class TaskRun:
     def _run_images(self, images: Sequence[Input], changed: set[str]) -> None:
         """Run images through the pipeline; one that fails does not stop the rest."""
         pipe = self.pipe
-        to_stdout = self.plan.stdout_kind is not None
+        to_stdout = self.plan.stdout_format is not None
         if not to_stdout:  # results are in order, and no local file waits for a slow server
             images = sorted(images, key=lambda item: item.remote)
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self, images)
@@ -357,7 +357,7 @@ class TaskRun:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
 
         def load() -> Frame:
-            if self.plan.stdout_kind is None:
+            if self.plan.stdout_format is None:
                 self.claim(item)
             if item.kind == "stdin":
                 frame = _read_stdin(item.name)
@@ -378,7 +378,7 @@ class TaskRun:
         for folder in folders:
             if not folder.is_dir():
                 raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
-        if self.plan.stdout_kind is not None or self.plan.file is not None:
+        if self.plan.stdout_format is not None or self.plan.file is not None:
             raise InputError("--watch: expected --out to be a folder.")
         processed: dict[str, tuple[int, int]] = {}
         pending: dict[str, tuple[tuple[int, int], float]] = {}
@@ -417,8 +417,8 @@ class _FileWriter(ResultWriter):
         command, item = self._run.command, self._images[index]
         files = self._run.planned_files(item)
         converted = command.output.convert(result)
-        for kind, path in files.items():
-            save_as(kind, converted, path, draw=command.output.draw)
+        for file_format, path in files.items():
+            save_as(file_format, converted, path, draw=command.output.draw)
         sync_to_disk(files.values())
         self._run.complete(item)
         self.facts[index] = _facts(result)
@@ -428,10 +428,10 @@ class _StdoutWriter(ResultWriter):
     """Writes to standard output: one file, or a line of JSON an image, in the order of images."""
 
     def __init__(self, run: TaskRun) -> None:
-        self._command, self._kind = run.command, str(run.plan.stdout_kind)
-        if self._kind != "json" and sys.stdout.isatty():
+        self._command, self._format = run.command, str(run.plan.stdout_format)
+        if self._format != "json" and sys.stdout.isatty():
             raise InputError(
-                f"standard output: expected a file or a pipe for {self._kind}, got a terminal. Add --out FILE."
+                f"standard output: expected a file or a pipe for {self._format}, got a terminal. Add --out FILE."
             )
         self._content: dict[int, bytes] = {}
         self.facts: dict[int, dict[str, Any]] = {}
@@ -440,8 +440,8 @@ class _StdoutWriter(ResultWriter):
         """Keep the bytes until it is their turn."""
         self.facts[index] = _facts(result)
         converted = self._command.output.convert(result)
-        content = encode_as(self._kind, converted, draw=self._command.output.draw)
-        self._content[index] = content + (b"\n" if self._kind == "json" else b"")
+        content = encode_as(self._format, converted, draw=self._command.output.draw)
+        self._content[index] = content + (b"\n" if self._format == "json" else b"")
 
     def print(self, index: int) -> None:
         """Write the bytes of a result."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.output_plan import CROPS, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
+from vitruvian.cli.output_plan import CROPS, PLOT_EXTENSIONS, VIDEO_DATASET, VIDEO_FORMATS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
@@ -107,9 +107,9 @@ class _FrameWriter:
 
     def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
         self._command, self.records = command, files.get("json")
-        self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
+        self.movie = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
         self._crops = files.get(CROPS)
-        self._patterns = [path for kind, path in files.items() if FRAME_FORMAT in path.name and kind != CROPS]
+        self._patterns = [path for name, path in files.items() if FRAME_FORMAT in path.name and name != CROPS]
         holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
         self.preview = None if command.preview is None else Preview(command.preview)
@@ -140,7 +140,7 @@ class _FrameWriter:
             file.unlink()
 
     def check(self, count: int) -> None:
-        """Raise `InputError` unless there is a record and a file of each kind for every frame."""
+        """Raise `InputError` unless there is a record and a file of each format for every frame."""
         counts = {pattern.parent: len(self._frames(pattern)) for pattern in self._patterns}
         if self.records is not None:
             with self.records.open("rb") as file:
@@ -166,7 +166,7 @@ class Preview:
     """Keeps the latest frame in an image file, written at most once a second."""
 
     def __init__(self, path: Path) -> None:
-        if path.suffix.lower() not in IMAGE_ENDINGS:
+        if path.suffix.lower() not in PLOT_EXTENSIONS:
             raise InputError(f"--preview: expected a name that ends in .jpg, .png or .webp, got {path.name!r}.")
         self._path, self._last = path, -math.inf
 

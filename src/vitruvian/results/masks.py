@@ -54,7 +54,7 @@ class Masks(Result):
     """
 
     task = "segment"
-    endings = (".json", ".npz", ".png", ".txt", ".crops.zip")
+    extensions = (".json", ".npz", ".png", ".txt", ".crops.zip")
     info_fields = ("label_names",)
 
     kind: MasksKind
@@ -166,21 +166,21 @@ class Masks(Result):
             drawn = draw_points(drawn, table, [1] * len(table) if labels is None else labels)
         return Image.fromarray(drawn)
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), `index_map` as PNG, or labels.
 
         TXT is YOLO's segment labels: the class (0 without classes) and the largest outline of each object.
         """
-        if ending == ".txt":
+        if extension == ".txt":
             outlines = (next(iter(self.polygons(index)), None) for index in range(len(self)))
             classes = [0] * len(self) if self.label_ids is None else self.label_ids.tolist()
             write_lines(path, yolo_segment_lines(outlines, classes, self.size_hw))
-        elif ending == ".png":
+        elif extension == ".png":
             numbers = self.index_map()
             colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
             write_label_png(path, numbers, colors)
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays by name, decoded masks among them."""

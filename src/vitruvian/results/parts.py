@@ -30,7 +30,7 @@ class Parts(LabelMap):
     """
 
     task = "parts"
-    endings: ClassVar[tuple[str, ...]] = (*LabelMap.endings, ".parts.zip")
+    extensions: ClassVar[tuple[str, ...]] = (*LabelMap.extensions, ".parts.zip")
     background = 0
     classes_key = "parts"
     supercategory = "person"
@@ -56,13 +56,13 @@ class Parts(LabelMap):
     def _names(self) -> dict[int, str]:
         return dict(enumerate(self.names))
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write what any map of labels can be, or a ZIP with a mask for each part that occurs, 255 where it is."""
-        if ending == ".parts.zip":
+        if extension == ".parts.zip":
             found = [label for label in count_labels(self.labels) if label != self.background]
             write_png_zip(path, {self.name(one): (self.labels == one).astype(np.uint8) * 255 for one in found})
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def palette(self) -> RgbImage:
         """Return `colors`."""

@@ -86,15 +86,15 @@ class TestEveryResult:
     def test_every_ending_is_written(self, task: str, tmp_path: Path) -> None:
         pytest.importorskip("OpenEXR")
         result = sample(task)
-        for ending in result.endings:
+        for ending in result.extensions:
             path = result.save(tmp_path / f"A{ending.upper()}")
             assert path.stat().st_size > 0
-        assert len(list(tmp_path.iterdir())) == len(result.endings)
+        assert len(list(tmp_path.iterdir())) == len(result.extensions)
 
     def test_unknown_endings_name_those_known(self, task: str, tmp_path: Path) -> None:
         result = sample(task)
         for name in ("a.docx", "a", ".png"):
-            with pytest.raises(InputError, match=f"expected a name that ends in {result.endings[0]}.* for {task}"):
+            with pytest.raises(InputError, match=f"expected a name that ends in {result.extensions[0]}.* for {task}"):
                 result.save(tmp_path / name)
         assert list(tmp_path.iterdir()) == []
 

@@ -48,7 +48,7 @@ class TestMasks:
             assert none.masks.shape == (0, *HW)
             assert none.to_coco() == []
             assert none.plot().size == (30, 20)
-            for ending in none.endings:
+            for ending in none.extensions:
                 none.save(tmp_path / f"a{ending}")
             assert np.asarray(Image.open(tmp_path / "a.png")).max() == 0
 

@@ -114,11 +114,11 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     def with_defaults(self) -> Self:
         """With --over, save the drawing too."""
-        from vitruvian.cli.output_plan import OUT, file_kind
+        from vitruvian.cli.output_plan import OUT, named_format
 
         if self.over is None or self.save is not None or self.to_stdout:
             return self
-        if file_kind(self.task, Path(self.out or OUT).expanduser(), None) is not None:
+        if named_format(self.task, Path(self.out or OUT).expanduser(), None) is not None:
             return self
         return dataclasses.replace(self, save="png,plot")
 
