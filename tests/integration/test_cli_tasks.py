@@ -205,7 +205,7 @@ def test_options_about_people(tmp_path: Path) -> None:
     two = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", name="two")
     assert two["people"]["boxes_xyxy"] == [[0, 0, 20, 40], [20, 0, 56, 40]]
     assert two["people"]["detector"] == "given"
-    form = run("--boxes", "20,0,36,40", "--box-form", "xywh", name="form")
+    form = run("--boxes", "20,0,36,40", "--box-format", "xywh", name="form")
     assert form["people"]["boxes_xyxy"] == [[20, 0, 56, 40]]
     most = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", "--max-people", 1, name="most")
     assert len(most["poses"]) == 1

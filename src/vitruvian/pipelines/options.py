@@ -394,7 +394,11 @@ class PromptOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class MasksOptions(Options, AutomaticMaskOptions):
-    """Options of every pipeline, and of `AutomaticMaskOptions`: how masks are proposed and selected."""
+    """Options of every pipeline, and of `AutomaticMaskOptions`: how masks are proposed and selected.
+
+    Args:
+        output_bboxes_mask: As in Transformers; ``result["bounding_boxes"]`` is there whatever its value.
+    """
 
     panel = "Masks"
 
@@ -407,6 +411,7 @@ class MasksOptions(Options, AutomaticMaskOptions):
     crops_n_layers: int = option(
         0, "Crop layers for small objects (1: 4 crops, 2: 16 more, …).", name="crop_layers", ge=0, le=MAX_CROP_LAYERS
     )
+    output_bboxes_mask: bool = False
     max_hole_area: float = option(0.0, _HOLE_HELP, ge=0)
     max_sprinkle_area: float = option(0.0, _ISLAND_HELP, ge=0)
 

@@ -70,7 +70,7 @@ def finds(*boxes: list[float]) -> Any:
     """A detector that finds these."""
     return SimpleNamespace(
         name="test",
-        find=lambda _: People(
+        detect=lambda _: People(
             boxes_xyxy=np.array(boxes, np.float32).reshape(-1, 4),
             scores=np.ones(len(boxes), np.float32),
             detector="test",
@@ -174,7 +174,7 @@ class TestWhoIsLookedAt:
             pipe(sample_image(), on_empty="error")
 
     def test_tiles_and_people(self, task: str) -> None:
-        with pytest.raises(InputError, match="tile and people"):
+        with pytest.raises(InputError, match="tile and boxes"):
             opened(task)(sample_image(), tile=32, boxes=[5, 5, 30, 35])
 
 
@@ -391,7 +391,7 @@ class TestCamera:
             ({"K": -np.eye(3)}, "positive focal"),
             ({"K": "wide"}, "camera matrix"),
             ({"K": np.eye(3), "fov": 50}, "K and fov"),
-            ({"fov": 200}, "fov: expected degrees"),
+            ({"fov": 200}, "fov: expected above 0 and below 180"),
         ],
     )
     def test_cameras_that_make_no_sense(self, options: dict[str, Any], message: str) -> None:
