@@ -218,7 +218,7 @@ def test_options_about_people(tmp_path: Path) -> None:
     assert "no person detected" in nobody["people"]["note"]
     whole = run("--boxes", tmp_path / "others.json", "--on-empty", "whole", name="whole")
     assert len(whole["poses"]) == 1
-    assert run("--people", "whole", name="plain")["people"]["detector"] == "whole image"
+    assert run("--detect", "whole", name="plain")["people"]["detector"] == "whole image"
 
 
 def test_options_of_maps(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ class PeopleGroup(OptionGroup):
     def call_options(self) -> dict[str, object]:
         """Add the boxes, or the detector that reads them from a file."""
         if self.detect and self.boxes:
-            raise InputError("--detect and --boxes cannot be used together.")
+            raise InputError("--detect and --boxes: cannot be combined. Drop one of them.")
         options: dict[str, object] = {"detect": self.detect}
         if (file := self.boxes_file()) is not None:
             options["detect"] = file

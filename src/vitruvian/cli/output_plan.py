@@ -51,7 +51,7 @@ def _read_save(task: Task, save: str | None) -> _Formats:
     known = _save_formats(task)
     words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
     if not words:
-        raise InputError(f"--save: expected one or more of {', '.join(known)}, got nothing.")
+        raise InputError(f"--save: expected one or more of {', '.join(known)}, got an empty string.")
     for word in words:
         if word not in known:
             reason = task.result_class().refused_extensions.get(f".{word}", "")  # such as JPEG of mattes
@@ -61,7 +61,9 @@ def _read_save(task: Task, save: str | None) -> _Formats:
             )
     videos = [word for word in words if word in VIDEO_FORMATS]
     if len(videos) > 1:
-        raise InputError(f"--save: only one video format at a time, got {' and '.join(videos)}. Run twice for two.")
+        raise InputError(
+            f"--save: expected one video format, got {' and '.join(videos)}. Run the command once for each."
+        )
     moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
     return _Formats(
         image=tuple(word for word in words if word in task.image_formats()),
@@ -86,7 +88,7 @@ def named_format(task: Task, out: Path, save: str | None) -> str | None:
         return _plot_format(task, out)
     file_format = max(matching, key=len).replace("jsonl", "json")
     if formats is not None and {file_format} != {*formats.image, *formats.video}:
-        raise InputError(f"--save {save} and --out {out.name}: --out and --save name different formats. Drop --save.")
+        raise InputError(f"--save {save}: differs from the format of --out {out.name}. Drop --save.")
     return file_format
 
 
@@ -140,7 +142,7 @@ class OutputPlan:
 
     @property
     def image_formats(self) -> tuple[str, ...]:
-        """Kinds of files that are written for an image."""
+        """File formats that are written for an image."""
         return self._formats.image
 
     def _one_format(self) -> str:
@@ -169,9 +171,7 @@ class OutputPlan:
         """Return the file of each format for an input; of formats with a file per frame, their pattern."""
         moving = item.kind in ("video", "camera")
         if self.file is not None and self._file_format in (VIDEO_DATASET, CROPS):
-            raise InputError(
-                f"--out {self.file}: expected a folder for {self._file_format}, got a file."
-            )
+            raise InputError(f"--out {self.file}: expected a folder for {self._file_format}, got a file.")
         if self.file is not None and self._file_format is not None:
             return {self._file_format: self.file} if moving or self._file_format in self.task.image_formats() else {}
         if not moving:

@@ -100,7 +100,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         """Load a checkpoint, or use a model that is loaded already. See `vitruvian.pipeline` for the arguments."""
         if model is None:
             names = " or ".join(TASKS[cls.task].checkpoints) or "path/to/a/folder"
-            raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Name one such as {names}.")
+            raise InputError(f"model: expected a checkpoint for {cls.task}. Pass, for example, {names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
         cls.check_options(options)  # before a large download
         if isinstance(model, str | Path):
@@ -112,7 +112,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             names = ", ".join(accepted.__name__ for accepted in cls.accepts())
             raise InputError(f"model: expected a checkpoint or {names} for {cls.task}, got {type(model).__name__}.")
         if processor is None:
-            raise InputError("processor: pass processor=… together with a loaded model.")
+            raise InputError("processor: required with a model that is already loaded. Pass processor=…")
         if device is not None:
             model = model.to(checked_device(device))
         return cls(model if dtype is None else model.to(checked_dtype(dtype)), processor, **options)

@@ -240,7 +240,7 @@ class PeopleOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.processes_whole_image and self.boxes is not None:
-            raise InputError('boxes and detect: boxes cannot be combined with detect="whole".')
+            raise InputError('boxes: cannot be combined with detect="whole". Drop one of them.')
 
     @property
     def processes_whole_image(self) -> bool:
@@ -287,8 +287,9 @@ class DenseOptions(PeopleOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tile and (self.boxes is not None or (self.detect is not None and not self.processes_whole_image)):
-            name = "detect" if self.boxes is None else "boxes"
-            raise InputError(f"tile and {name}: expected one of them, got both. Tiles are for whole images.")
+            raise InputError(
+                "tile: cannot be combined with boxes or detect, since tiles cover the whole image. Drop one of them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +357,7 @@ class PointmapOptions(MaskedOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.K is not None and self.fov is not None:
-            raise InputError("K and fov: expected one of them, got both. Drop one.")
+            raise InputError("K and fov: cannot be combined. Drop one of them.")
 
 
 # ------------------------------------------------------------------------------------------------ SAM 2

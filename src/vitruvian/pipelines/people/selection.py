@@ -67,7 +67,7 @@ def _boxes_of_image(boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayL
         if key is None:  # names of URLs are redacted
             key = next((name for name in boxes if is_url(name) and redacted_url(name) == frame.name), None)
         if key is None:
-            raise InputError(f"boxes: expected an entry for {frame.name}, got none.{near_matches(names[-1], boxes)}")
+            raise InputError(f"boxes: no entry for {frame.name}.{near_matches(names[-1], boxes)}")
         return boxes[key]
     if nesting_depth(boxes) < 3:
         return boxes  # type: ignore[return-value]  # one level less than a list of them

@@ -88,7 +88,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         self._matting: Sapiens2TaskModel | None = None  # has the encoder of the model; masks the background
         if not processor.do_resize or processor.do_center_crop:
             raise InputError(
-                "processor: must resize without center-cropping (do_resize, no do_center_crop): maps cover the image."
+                "processor: expected do_resize without do_center_crop. Its maps would not cover the image."
             )
 
     @classmethod
