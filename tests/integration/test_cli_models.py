@@ -18,7 +18,7 @@ from tests.integration.cli_case import process
 from tests.shared import SHARED, needs_shared
 from vitruvian.cli import app
 from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENSES, known_checkpoints
-from vitruvian.cli.output_plan import _save_kinds
+from vitruvian.cli.output_plan import _save_formats
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
@@ -59,13 +59,14 @@ def test_every_task_is_a_command() -> None:
     assert {*app.COMMANDS[app.PEOPLE], *app.COMMANDS[app.ANYTHING]} == set(PIPELINE_TASKS)
     for task in (TASKS[name] for name in PIPELINE_TASKS):
         assert set(task.image_files) <= set(task.image_formats())
-        assert set(task.video_files) <= set(_save_kinds(task))
+        assert set(task.video_files) <= set(_save_formats(task))
 
 
 def test_licenses_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "licenses"]) == 0
     captured = capsys.readouterr().out
-    page = " ".join((ROOT / "docs" / "weight-licences.md").read_text(encoding="utf-8").split()).replace("`", "")
+    (path,) = (ROOT / "docs").glob("weight-licen?es.md")
+    page = " ".join(path.read_text(encoding="utf-8").split()).replace("`", "").replace("licence", "license")
     for license in LICENSES.values():
         assert license.text in captured
         assert license.names in page

@@ -15,7 +15,7 @@ import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, save_images, truncate_file
 from tests.shared import SHARED, needs_shared
 from vitruvian.cli.journal import JOURNAL
-from vitruvian.cli.report import Report
+from vitruvian.cli.report import RunReport
 from vitruvian.results import Pose
 
 HARD = SHARED / "photos" / "hard"
@@ -144,7 +144,7 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
     [
         (["pose", "x.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--save", "jsn"], "got 'jsn'. Did you mean json"),
         (["matte", "x.jpg", "-m", "facebook/sapiens2-matting-1b", "--save", "jpg"], "JPEG has no alpha"),
-        (["pose", "x.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--save", "mp4,webm"], "one kind of video"),
+        (["pose", "x.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--save", "mp4,webm"], "one video format"),
         (["pose", "here.jpg", "-m", "no-such-folder"], "no such file or folder"),
         (["pose", "here.jpg", "-m", "facebook/sapiens2-seg-0.4b"], "which is for parts, embed"),
         (["semantic", "here.jpg", "-m", "facebook/sapiens2-seg-0.4b"], "which is for parts, embed"),
@@ -154,8 +154,11 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pose"], "Missing argument 'SOURCE'. See vitruvian pose --help."),
         (["poze", "x.jpg"], "No such command 'poze'"),
         (["normals", "x.jpg", "--tile", "12 x"], "--tile: expected pixels"),
-        (["pointmap", "x.jpg", "-K", "1,2"], "--intrinsics: expected 4 numbers"),
-        (["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"], "--intrinsics and --fov: expected one"),
+        (["pointmap", "x.jpg", "-K", "1,2"], "--intrinsics: expected 4 comma-separated numbers"),
+        (
+            ["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"],
+            "--intrinsics and --fov: cannot",
+        ),
         (["segment", "x.jpg"], "expected --points or --boxes"),
         (["segment", "x.jpg", "--points", "1,2,3"], "--points: expected"),
         (["pose", "x.jpg", "--detect", "a", "--boxes", "1,2,3,4"], "--detect and --boxes: cannot be combined"),
@@ -165,8 +168,8 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pose", "x.jpg", "--preview", "now.txt"], "--preview: expected a name"),
         (["normals", "x.jpg", "--overlap", "0.8"], "'--overlap': "),
         (["normals", "x.jpg", "--tile", "1"], "--tile: expected pixels"),
-        (["semantic", "here.jpg"], "--model: expected a checkpoint for semantic. Name one such as f"),
-        (["instances", "here.jpg"], "a checkpoint for instances, got none"),
+        (["semantic", "here.jpg"], "--model: expected a checkpoint for semantic. Pass, for example, f"),
+        (["instances", "here.jpg"], "a checkpoint for instances"),
         (["pose", "x.jpg", "--on-empty", "crash"], "'crash' is not one of"),
         (["pose", "here.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--device", "cuda:99"], "Error: --device: "),
         (["models", "list", "--task", "poses"], "Did you mean pose"),
@@ -221,14 +224,14 @@ def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[int] = []
-    done = Report.done
+    done = RunReport.done
 
-    def counting(self: Report, *arguments: object, **facts: object) -> None:
+    def counting(self: RunReport, *arguments: object, **facts: object) -> None:
         if self.done_count % 16 == 8:
             alive.append(sum(isinstance(one, Pose) for one in gc.get_objects()))
         done(self, *arguments, **facts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Report, "done", counting)
+    monkeypatch.setattr(RunReport, "done", counting)
     save_images(tmp_path / "in", 80, size_hw=(24, 24))
     arguments = ("--save", "json", "--batch-size", 2, "--workers", 2, "-q")
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", *arguments) == 0

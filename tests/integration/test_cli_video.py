@@ -59,10 +59,10 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert command("normals", "clip.mp4", "-o", out, "--no-sound") == 0
     assert "0 done, 1 skipped" in capsys.readouterr().err
     stamp = out.stat().st_mtime_ns
-    assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl") == 0  # other settings
+    assert command("normals", "clip.mp4", "-o", out, "--convention", "opencv") == 0  # other settings
     assert "1 redone" in capsys.readouterr().err
     assert out.stat().st_mtime_ns > stamp
-    assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl", "--overwrite") == 0
+    assert command("normals", "clip.mp4", "-o", out, "--convention", "opencv", "--overwrite") == 0
 
 
 def test_objects_are_tracked(tmp_path: Path) -> None:

@@ -25,12 +25,13 @@ import typer
 from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco import Dataset
+from vitruvian.cli.command_digest import command_digest
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
-from vitruvian.cli.settings_digest import settings_digest
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
@@ -124,9 +125,9 @@ class TaskRun:
         remove_unused_locks(self.plan.folder)
 
     @cached_property
-    def settings(self) -> str:
-        """The digest of all settings."""
-        return settings_digest(self.command)
+    def digest(self) -> str:
+        """The digest of everything that affects the results."""
+        return command_digest(self.command)
 
     @cached_property
     def journal(self) -> Journal:
@@ -198,13 +199,15 @@ class TaskRun:
         return remaining, changed
 
     def _add_following(self, inputs: Sequence[Input]) -> None:
-        """Note the commands that follow this one on videos that are done, now or before."""
+        """Note the tasks of `track --then` on videos that are done, now or before."""
+        if not isinstance(self.command, TrackCommand):
+            return
         for item in inputs:
             records = self._files.get(item.identity, {}).get("json")
             if item.kind != "video" or item.path is None or records is None or not records.is_file():
                 continue
-            if self.journal.state(item, [records], self.settings) == "done":
-                self.following += self.command.following(str(item.path), records)
+            if self.journal.state(item, [records], self.digest) == "done":
+                self.following += self.command.people_commands(str(item.path), records)
 
     @contextmanager
     def _attempt(self, item: Input) -> Iterator[None]:
@@ -256,7 +259,7 @@ class TaskRun:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
-        state = self.journal.state(item, paths, self.settings)
+        state = self.journal.state(item, paths, self.digest)
         if state != "done":
             return state
         if item.kind == "stdin" or (self.dataset is not None and item.file_name not in self.dataset.names):
@@ -278,7 +281,7 @@ class TaskRun:
         try:
             self.journal.refresh()
             self._journal_state(item, paths)
-            origin = self.journal.begin(item, paths, self.settings)
+            origin = self.journal.begin(item, paths, self.digest)
             for path in paths:
                 remove_temporary_files(path)
         except BaseException:

@@ -6,9 +6,8 @@ import copy
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_type_hints
 
 from typer import Context, Exit, Option, echo
@@ -78,26 +77,6 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
     def with_defaults(self) -> Self:
         """Return the command with defaults that depend on other options."""
         return self
-
-    def input_files(self) -> list[Path]:
-        """Return files that results depend on, beside the sources and the model."""
-        return []
-
-    def segment_settings(self) -> dict[str, object]:
-        """Return what is recorded with the segments of a video beside the digest of all settings."""
-        return {}
-
-    def following(self, source: str, records: Path) -> list[TaskCommand]:
-        """Return commands to run after this one on a video, whose records this one wrote."""
-        return []
-
-    def state_folder(self, files: Mapping[str, Path]) -> Path | None:
-        """Return where the state of a video is kept, given the file of each kind; None to keep none."""
-        return None
-
-    def refined(self) -> tuple[Path, int] | None:
-        """Return the kept state of a video that is changed, and the first frame that changes."""
-        return None
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.inputs import Input
 from vitruvian.cli.output_plan import CROPS, PLOT_EXTENSIONS, VIDEO_DATASET, VIDEO_FORMATS, result_paths
 from vitruvian.cli.task_command import TaskCommand
@@ -39,14 +40,20 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
     restart = run.command.overwrite or not begun
     if restart:
         frames.remove()
-    keep_state, refine = run.command.state_folder(files), run.command.refined()
-    report = _run_loop(run, pipe, item, frames, restart=restart, keep_state=keep_state, refine=refine)
+    report = _run_loop(run, pipe, item, frames, restart=restart, **_track_options(run.command, files))
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
     if VIDEO_DATASET in files and frames.records is not None:
         write_youtube_vis(files[VIDEO_DATASET], frames.records, name=Path(item.name).name)
     run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
+
+
+def _track_options(command: TaskCommand, files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return where the state of a tracked video is kept, and what is refined."""
+    if not isinstance(command, TrackCommand):
+        return {}
+    return {"keep_state": command.state_folder(files), "refine": command.refined()}
 
 
 def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
@@ -68,12 +75,12 @@ def _run_loop(
     frames: _FrameWriter,
     *,
     restart: bool,
-    keep_state: Path | None = None,
-    refine: tuple[Path, int] | None = None,
+    **track_options: Any,
 ) -> VideoReport:
     """Run the video loop over a file or a camera."""
     command = run.command
     max_frames = command.frames if item.kind == "camera" else None
+    prompts = command.segment_settings() if isinstance(command, TrackCommand) else {}
     with run.report.bar(item.name, max_frames) as bar:
         options = VideoOptions(
             out=frames.movie,
@@ -84,11 +91,11 @@ def _run_loop(
             alpha=frames.alpha,
             preview=frames.preview,
             progress=bar.update,
-            settings={"settings": run.settings} | command.segment_settings(),
+            settings={"settings": run.digest}
+            | (command.segment_settings() if isinstance(command, TrackCommand) else {}),
             overwrite=restart,
             max_frames=max_frames,
-            keep_state=keep_state,
-            refine=refine,
+            **track_options,
             **command.video_options(),
         )
         source = item.path or (item.source if isinstance(item.source, int) else str(item.source))

@@ -129,7 +129,7 @@ class TrackCommand(TaskCommand):
             for text in getattr(self, option) or ():
                 yield option, *_read_address(f"--{option}", text)
 
-    def input_files(self) -> list[Path]:
+    def mask_files(self) -> list[Path]:
         """Return the mask prompts."""
         return [Path(rest).expanduser() for option, _, _, rest in self._addresses() if option == "mask"]
 
@@ -137,9 +137,9 @@ class TrackCommand(TaskCommand):
 
     def segment_settings(self) -> dict[str, object]:
         """Return the prompts, which --refine reads, and a digest of all other settings."""
-        from vitruvian.cli.settings_digest import settings_digest
+        from vitruvian.cli.command_digest import command_digest
 
-        others = settings_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
+        others = command_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
         prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
         return {"prompts": prompts, "others": others}
 
