@@ -91,4 +91,4 @@ def test_commands_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(json_lines((out / "clip_pose.jsonl").read_text())) == COUNT
     assert len(json_lines((out / "clip_parts.jsonl").read_text())) == COUNT
     assert command("track", tmp_path / "clip.mp4", "-o", out, "--then", "segment") == 2
-    assert "--then: expected commands among pose" in capsys.readouterr().err
+    assert "--then: expected tasks among pose" in capsys.readouterr().err

@@ -100,7 +100,7 @@ def test_a_prompt_that_does_not_fit_keeps_the_frames_before(tmp_path: Path, caps
     ("arguments", "message"),
     [
         (["clip.mp4", "--points", "5,4"], "--points: expected ID@FRAME:numbers"),
-        (["clip.mp4", "--box", "1@0:5,4"], "--box: expected 4 numbers"),
+        (["clip.mp4", "--box", "1@0:5,4"], "--box: expected 4 comma-separated numbers"),
         (["photo.jpg"], "photo.jpg: expected a video or a camera for track"),
     ],
 )

@@ -91,8 +91,7 @@ def _run_loop(
             alpha=frames.alpha,
             preview=frames.preview,
             progress=bar.update,
-            settings={"settings": run.digest}
-            | (command.segment_settings() if isinstance(command, TrackCommand) else {}),
+            settings={"settings": run.digest, **prompts},
             overwrite=restart,
             max_frames=max_frames,
             **track_options,

@@ -14,6 +14,7 @@ from vitruvian.cli.options import read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
+from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
 from vitruvian.text_files import read_json
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from vitruvian.pipelines.video.track_prompt import TrackPrompt
 
 _PROMPTS = ("box", "points", "mask")  # boxes first: they replace points
-_PEOPLE_TASKS = tuple(name for name in PIPELINE_TASKS if TASKS[name].group == "people")
+_PEOPLE_TASKS = tuple(name for name in PIPELINE_TASKS if issubclass(TASKS[name].options_class(), PeopleOptions))
 
 
 @task_command
