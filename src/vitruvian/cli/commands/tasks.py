@@ -15,6 +15,7 @@ from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.options import BatchGroup, CocoGroup, PeopleGroup, TileGroup, read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
+from vitruvian.json_files import read_json
 from vitruvian.pipelines.output_options import (
     ALL_MASKS_HELP,
     MatteOutput,
@@ -22,7 +23,6 @@ from vitruvian.pipelines.output_options import (
     PointmapOutput,
     PromptedMasksOutput,
 )
-from vitruvian.text_files import read_json
 
 
 @task_command

@@ -14,9 +14,9 @@ from vitruvian.cli.options import read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
+from vitruvian.json_files import read_json
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
-from vitruvian.text_files import read_json
 
 if TYPE_CHECKING:
     from vitruvian.pipelines.video.track_prompt import TrackPrompt

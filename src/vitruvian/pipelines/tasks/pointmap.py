@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.images import fit_inside_hw
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.camera_estimation import (
     Camera,
