@@ -256,16 +256,16 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         """Detect the people of an image; None without a detector."""
         if self.detector is None or not isinstance(self.options, PeopleOptions):
             return None
-        people = detect_people(
-            self.detector,
-            frame.image,
-            source=str(frame.path or frame.name),
-            frame=frame.frame,
-            on_empty=self.options.on_empty or self.on_empty,
-            max_people=self.options.max_people,
-        )
+        people = self.run_detector(self.detector, frame, self.options.on_empty or self.on_empty)
         by_default = self.options.detect is None and self.detector.name == BUILTIN != self.model.config.name_or_path
         return replace(people, note=DEFAULT_DETECTOR_NOTE) if by_default and people.note is None else people
+
+    def run_detector(self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty) -> People:
+        """Detect the people of an image."""
+        source, limit = str(frame.path or frame.name), getattr(self.options, "max_people", None)
+        return detect_people(
+            detector, frame.image, source=source, frame=frame.frame, on_empty=on_empty, max_people=limit
+        )
 
     @property
     def input_hw(self) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import TrackOptions
-from vitruvian.pipelines.people.detectors import PeopleDetector, detect_people
+from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import encode_masks
 from vitruvian.pipelines.video.object_tracker import FrameMasks, ObjectTracker, frame_number
@@ -168,14 +168,7 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         number, every = frame_number(frame), self.options.detect_every
         if self.detector is None or (number % every if every else self._people_found):
             return None
-        people = detect_people(
-            self.detector,
-            frame.image,
-            source=str(frame.path or frame.name),
-            frame=frame.frame,
-            on_empty="none",
-            max_people=self.options.max_people,
-        )
+        people = self.run_detector(self.detector, frame, "none")
         self._people_found = self._people_found or len(people) > 0
         return people
 
