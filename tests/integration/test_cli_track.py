@@ -62,7 +62,7 @@ def test_refine_gives_what_all_prompts_at_once_give(tmp_path: Path, capsys: pyte
     assert "--refine: expected further prompts" in capsys.readouterr().err
     arguments = ["-o", str(twice), "--refine", str(state), "--points", "1@6:3,4", "--no-overlap"]
     assert run(["track", "clip.mp4", *MODEL, *arguments]) == 2
-    assert "--refine: expected the options and the model of the first run" in capsys.readouterr().err
+    assert "--refine: use the same model and options as the first run" in capsys.readouterr().err
     arguments = ["-o", str(twice), "--refine", str(tmp_path), "--points", "1@6:3,4"]
     assert run(["track", "clip.mp4", *MODEL, *arguments]) == 2
     assert "--refine: expected a folder that vitruvian track --keep-state wrote" in capsys.readouterr().err
@@ -91,4 +91,4 @@ def test_commands_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(json_lines((out / "clip_pose.jsonl").read_text())) == COUNT
     assert len(json_lines((out / "clip_parts.jsonl").read_text())) == COUNT
     assert command("track", tmp_path / "clip.mp4", "-o", out, "--then", "segment") == 2
-    assert "--then: expected commands among pose" in capsys.readouterr().err
+    assert "--then: expected tasks among pose" in capsys.readouterr().err

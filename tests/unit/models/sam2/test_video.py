@@ -14,10 +14,11 @@ from torch import Tensor
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.options import TrackingOptions
 from vitruvian.models.sam2.video_memories import _closest
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
-from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
 
 SIZE = {"height": SIDE, "width": SIDE}
 FRAMES = torch.randn(12, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
