@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError, near_matches
+from vitruvian.models.sam2.history_files import HistoryFiles
 
 CONDITIONING, TRACKED = "cond_frame_outputs", "non_cond_frame_outputs"
 _SMALL = ("object_pointer", "object_score_logits", "iou_scores")  # outputs that stay on the device of the model
@@ -46,6 +48,7 @@ class TrackingOptions:
         clear_memory_around_prompts: Drop memories of tracked frames near a prompt, which may show the old mask.
         keep_history: Keep all frames and outputs. Without it, streamed frames and outputs that the model does not
             attend to any more are dropped, and memory does not grow with the length of the video.
+        history_folder: Keep streamed frames, masks and memories in temporary files of this folder, not in main memory.
     """
 
     prior_logits: bool = False
@@ -59,6 +62,7 @@ class TrackingOptions:
     non_overlapping_memory: bool = False
     clear_memory_around_prompts: bool = False
     keep_history: bool = True
+    history_folder: Path | str | None = None
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> TrackingOptions:
@@ -117,6 +121,7 @@ class Sam2VideoInferenceSession:
         self.dtype: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         self.max_vision_features_cache_size = max_vision_features_cache_size
         self.options = options or TrackingOptions()
+        self._files = HistoryFiles(self.options.history_folder) if self.options.history_folder else None
         self.is_streaming = video is None
         self.processed_frames: dict[int, Tensor] | None = None
         if video is not None:
@@ -231,7 +236,9 @@ class Sam2VideoInferenceSession:
         return None if value is None else value.to(self.inference_device, non_blocking=True)
 
     def _stored(self, name: str, value: Tensor) -> Tensor:
-        return value if name in _SMALL else value.to(self.inference_state_device, non_blocking=True)
+        if name in _SMALL:
+            return value
+        return self._files.store(value) if self._files else value.to(self.inference_state_device, non_blocking=True)
 
     def clear_tracked(self, obj_idx: int, frame_idx: int, *, distance: int) -> None:
         """Drop the outputs of tracked frames up to `distance` frames from a frame."""
@@ -284,7 +291,7 @@ class Sam2VideoInferenceSession:
             self.processed_frames = {}
         if self.processed_frames.get(index) is not frame:
             self._features.pop(index, None)
-        self.processed_frames[index] = frame
+        self.processed_frames[index] = self._files.store(frame) if self._files else frame
         return index
 
     def get_frame(self, frame_idx: int) -> Tensor:
