@@ -20,13 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvian import Sam2VideoConfig, Sam2VideoModel
+from vitruvian import (
+    Sam2ImageProcessor,
+    Sam2VideoConfig,
+    Sam2VideoModel,
+    Sam2VideoProcessor,
+    Sam2VideoVideoProcessor,
+)
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.training.clips import ClipObjective, PromptSimulation, random_points
 from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
 LENGTH = 8
 _LENGTHS = ((0.2, 2), (0.35, 3), (0.5, 4), (0.75, 6), (1.0, LENGTH))  # of clips, until so much of the time has passed
+_MEAN, _STD = 0.5, 0.25  # of pixels
 _DRAWN, _TRACKED = 3, 2  # shapes of a clip
 _TEST_SEED = 10**6  # of the clips for evaluation, far from seeds of training
 # Half of the steps track from the first prompts only, the others get further clicks.
@@ -113,7 +120,7 @@ def initialize(model: Sam2VideoModel) -> None:
 
 def normalized(frames: Tensor) -> Tensor:
     """Return frames of 0 to 1 as the model reads them."""
-    return (frames - 0.5) / 0.25
+    return (frames - _MEAN) / _STD
 
 
 def draw_tracked(generator: torch.Generator, *, count: int, side: int) -> Clips:
@@ -185,8 +192,13 @@ def report(model: Sam2VideoModel, *, count: int) -> str:
 
 
 def save(model: Sam2VideoModel, folder: Path) -> None:
-    """Write the checkpoint in float16."""
+    """Write the checkpoint in float16, with its processor."""
     copy.deepcopy(model).half().save_pretrained(folder)
+    side = model.config.image_size
+    shared: Any = {"size": {"height": side, "width": side}, "image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
+    shared["mask_size"] = {"height": side // 4, "width": side // 4}
+    processor = Sam2VideoProcessor(Sam2ImageProcessor(**shared), Sam2VideoVideoProcessor(**shared), target_size=side)
+    processor.save_pretrained(folder)
 
 
 def train(model: Sam2VideoModel, options: argparse.Namespace) -> None:
