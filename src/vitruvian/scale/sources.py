@@ -179,10 +179,11 @@ def _list_lines(text: str) -> Iterator[SourceItem]:
     filesystem, inner = open_filesystem(text)
     folder = text.rpartition("/")[0]
     with filesystem.open_input_stream(inner) as stream:
-        for line in io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8", errors="surrogateescape"):
+        lines = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8", errors="surrogateescape")
+        while line := lines.readline(_MAX_LINE + 1):
             path = line.strip()
             if len(path) > _MAX_LINE:
-                raise InputError(f"{text}: expected a path in each line, got a line of {len(path)} characters.")
+                raise InputError(f"{text}: expected a path in each line, got one of more than {_MAX_LINE} characters.")
             if path and not path.startswith("#"):
                 yield _address_item(_below(folder, path))
 
