@@ -175,11 +175,11 @@ def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
 
     Keypoints give pose labels, masks segment labels with the largest outline of each, and others boxes.
     """
-    names = _yolo_names(coco)
+    paths = _yolo_paths(folder, coco)
     classes = sorted(coco["categories"], key=lambda category: category["id"])
     index = {category["id"]: number for number, category in enumerate(classes)}
     write_lines(Path(folder, "classes.txt"), [one_line(str(category["name"])) for category in classes])
-    for (image, records), name in zip(_by_image(coco), names, strict=True):
+    for (image, records), path in zip(_by_image(coco), paths, strict=True):
         size_hw = image["height"], image["width"]
         lines = []
         for record in records:
@@ -192,11 +192,11 @@ def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
                 lines += yolo_segment_lines(polygons[:1], [index[record["category_id"]]], size_hw)
             else:
                 lines.append(_yolo_line(index[record["category_id"]], _yolo_box(box, size_hw)))
-        write_lines(output_path(folder, name, ".txt"), lines)
+        write_lines(path, lines)
 
 
-def _yolo_names(coco: Mapping[str, Any]) -> list[str]:
-    """Return the name of each image's labels without .txt, below the folder that all images have in common."""
+def _yolo_paths(folder: str | Path, coco: Mapping[str, Any]) -> list[Path]:
+    """Return the file of each image's labels: its path below the folder that all images have in common."""
     paths = [PurePosixPath("/", str(image["file_name"])) for image, _ in _by_image(coco)]
     root = os.path.commonpath([path.parent for path in paths]) if paths else "/"
     names = [str(path.with_suffix("").relative_to(root)) for path in paths]
@@ -204,7 +204,7 @@ def _yolo_names(coco: Mapping[str, Any]) -> list[str]:
     for name, path in zip(names, paths, strict=True):
         if counts[name_key(name)] > 1:
             raise InputError(f"{path.name}: expected images with different names, got {name} twice. Rename one.")
-    return names
+    return [output_path(folder, name, ".txt") for name in names]
 
 
 def _by_image(coco: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
