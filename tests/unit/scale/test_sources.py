@@ -162,8 +162,7 @@ def test_damaged_parquet_files_of_paths(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"path": ["a.png"] * 100}), tmp_path / "a.parquet", compression="NONE", use_dictionary=False
     )
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
-    content[content.index(b"a.png")] = 0xFF
+    content = (tmp_path / "a.parquet").read_bytes().replace(b"a.png", b"\xff.png")
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(InputError, match="expected a Parquet file"):
         list(list_sources([str(tmp_path / "a.parquet")]))
