@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.losses.detection import draw_people
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
-from vitruvian.models.sapiens2.processing import draw_heatmaps
+from vitruvian.losses.heatmap import draw_heatmaps
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, NORMAL_AXES
 from vitruvian.tensor_cache import constant
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.rng import Rng
