@@ -22,6 +22,7 @@ from vitruvian.errors import InputError
 from vitruvian.training.evaluation.metric import Array, Metric, ratio
 
 Ints = npt.NDArray[np.int64]
+_SegmentInfo = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +73,9 @@ class PanopticQuality(Metric):
     def update(
         self,
         segmentation: Array,
-        segments_info: Sequence[Mapping[str, Any]],
+        segments_info: Sequence[_SegmentInfo],
         target_segmentation: Array,
-        target_segments_info: Sequence[Mapping[str, Any]],
+        target_segments_info: Sequence[_SegmentInfo],
     ) -> None:
         """Add one image.
 
@@ -143,7 +144,7 @@ class PanopticQuality(Metric):
         return np.array(table, dtype=np.int64)[inverse.ravel()]  # [H · W]
 
 
-def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+def _segment_labels(segments_info: Sequence[_SegmentInfo]) -> dict[int, int]:
     """Return id -> label of segments, in order."""
     labels: dict[int, int] = {}
     for row in segments_info:
