@@ -111,7 +111,6 @@ class PanopticQuality(Metric):
         self.spurious.update(labels[~matched.any(1) & (excused <= 0.5 * predicted_areas)].tolist())
 
     def compute(self) -> PanopticScores:
-        """Return the scores of all images so far."""
         labels = sorted({*self.matched, *self.spurious, *self.missed})
         per_label = {label: self._label_scores(label) for label in labels}
         split = frozenset(per_label) if self.things is None else self.things

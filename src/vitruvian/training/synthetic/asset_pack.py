@@ -202,7 +202,7 @@ def keep_faces(piece: Piece, keep: Bools) -> Piece:
     )  # fmt: skip
 
 
-def vertex_normals(vertices: Floats, faces: Ints) -> Floats:
+def mesh_normals(vertices: Floats, faces: Ints) -> Floats:
     """Return unit normals [n, 3] of a triangle mesh [n, 3], [f, 3], weighted by area; zero where no face touches."""
     a, b, c = (vertices[faces[:, k]] for k in range(3))
     normals = np.zeros_like(vertices)
