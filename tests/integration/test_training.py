@@ -287,8 +287,8 @@ def test_the_commands(tmp_path: Path):
     assert isinstance(AutoModelForSemanticSegmentation.from_pretrained(tmp_path / "run" / "model"), nn.Module)
     out = call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), "--json", str(tmp_path / "scores.json"))
     assert "classes.mean_iou" in out
-    earlier_names = ("--view", "picture", "--pictures", "2")
-    assert call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), *earlier_names) != out
+    fewer = ("--view", "image", "--max-crops", "2")
+    assert call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), *fewer) != out
     assert "parts" in json.loads((tmp_path / "scores.json").read_text())["scores"]
     for arguments, said in [
         (("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), "--task", "pose"), "--task"),
