@@ -149,9 +149,14 @@ class TaskRun:
             return pipeline(command.name, command.model, **options)
 
     def video_detector(self) -> PeopleDetector | None:
-        """Open what detects people in videos, with a low threshold; None if no one is to be detected."""
+        """Open what detects people in videos, with a low threshold; None if no one is to be detected.
+
+        `vitruvian track` has an option for its own detector, since objects have identities already.
+        """
         options = self.call_options
-        if isinstance(self.command, PeopleGroup) and self.command.boxes_file() is None:
+        if not isinstance(self.command, PeopleGroup):
+            return None
+        if self.command.boxes_file() is None:
             threshold = options["detect_threshold"]
             options = options | {"detect_threshold": _VIDEO_THRESHOLD if threshold is None else threshold}
         detector: PeopleDetector | None = self.pipe.choose_detector(replace_options(self.pipe.options, options))

@@ -46,6 +46,7 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
     frames.check(report.frames)
     if VIDEO_DATASET in files and frames.records is not None:
         write_youtube_vis(files[VIDEO_DATASET], frames.records, name=Path(item.name).name)
+    frames.check_crops()
     run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
 
 
@@ -154,6 +155,9 @@ class _FrameWriter:
         for path, frames in counts.items():
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
+
+    def check_crops(self) -> None:
+        """Raise `InputError` if crops were asked for and there are none."""
         if self._crops is not None and not _crop_files(self._crops.parent):
             raise InputError(f"{self._crops.parent}: no object is visible in any frame. Leave crops out of --save.")
 

@@ -192,7 +192,7 @@ def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
     """Return the models in the folder of a training run; empty for anything else."""
     folder = Path(model).expanduser()
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    folders = {task: folder / str(TASKS[task].sapiens2_head) for task in DEMO_TASKS}
+    folders = {task: folder / task for task in DEMO_TASKS}
     return {task: path for task, path in folders.items() if (path / hub.CONFIG_FILE).is_file()}
 
 

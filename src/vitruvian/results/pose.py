@@ -23,8 +23,6 @@ from vitruvian.results.supervision import to_key_points
 if TYPE_CHECKING:
     import supervision
 
-_LAYOUT_ALIASES = {"coco133": "wholebody133", "openpose": "body25"}
-
 
 @dataclass(frozen=True, slots=True)
 class Keypoint:
@@ -122,11 +120,10 @@ class Pose(Result):
 
         Points that the layout has and the 308 lack are NaN with score 0.
         """
-        key = _LAYOUT_ALIASES.get(name, name)
-        if key not in LAYOUTS:
-            known = [*LAYOUTS, *_LAYOUT_ALIASES]
-            raise InputError(f"layout: expected one of {', '.join(known)}, got {name!r}.{near_matches(name, known)}")
-        layout = LAYOUTS[key]
+        if name not in LAYOUTS:
+            close = near_matches(name, LAYOUTS)
+            raise InputError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}.{close}")
+        layout = LAYOUTS[name]
         if layout is self.layout:
             return self
         if self.layout is not SAPIENS_308:

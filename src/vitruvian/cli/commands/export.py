@@ -30,7 +30,7 @@ def export(
     from vitruvian.auto import AutoProcessor, auto_class, read_config, saved_class
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
-    from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
+    from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_errors
     from vitruvian.hub import HubOptions
     from vitruvian.models.sam2.modeling import Sam2Model
     from vitruvian.models.sam2.video_modeling import Sam2VideoModel
@@ -52,9 +52,9 @@ def export(
         return
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(opened, folder, size_hw=size_hw, check=check)
-        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=images + HELD_OUT)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, max_samples=images + HELD_OUT)
         samples, others = held_out(samples)
-        written = quantize_int8(folder, out, samples, most=images)
+        written = quantize_int8(folder, out, samples, max_samples=images)
     processor.save_pretrained(out)
     typer.echo(str(written))
-    print_costs(opened, OpenVinoModel(out), others, show=typer.echo)
+    print_errors(opened, OpenVinoModel(out), others, show=typer.echo)

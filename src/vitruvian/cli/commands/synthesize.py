@@ -29,8 +29,8 @@ def synthesize(
     from rich.console import Console
     from rich.progress import Progress
 
+    from vitruvian.training.synthetic.asset_pack import load_pack
     from vitruvian.training.synthetic.dataset import SHEET_FILE, DatasetOptions, write_dataset
-    from vitruvian.training.synthetic.pack import load_pack
     from vitruvian.training.synthetic.procedural_pack import procedural_pack
     from vitruvian.training.synthetic.render import RenderOptions
 

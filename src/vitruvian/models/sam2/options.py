@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from vitruvian.errors import InputError, near_matches
@@ -83,6 +84,7 @@ class TrackingOptions:
         clear_memory_around_prompts: Drop memories of tracked frames near a prompt, which may show the old mask.
         keep_history: Keep all frames and outputs. Without it, streamed frames and outputs that the model does not
             attend to any more are dropped, and memory does not grow with the length of the video.
+        history_folder: Keep streamed frames, masks and memories in temporary files of this folder, not in main memory.
     """
 
     prior_logits: bool = False
@@ -96,6 +98,7 @@ class TrackingOptions:
     non_overlapping_memory: bool = False
     clear_memory_around_prompts: bool = False
     keep_history: bool = True
+    history_folder: Path | str | None = None
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> TrackingOptions:

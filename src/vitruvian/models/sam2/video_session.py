@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.models.sam2.history_files import HistoryFiles
 from vitruvian.models.sam2.options import TrackingOptions
 
 CONDITIONING, TRACKED = "cond_frame_outputs", "non_cond_frame_outputs"
@@ -73,6 +74,7 @@ class Sam2VideoInferenceSession:
         self.dtype: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         self.max_vision_features_cache_size = max_vision_features_cache_size
         self.options = options or TrackingOptions()
+        self._files = HistoryFiles(self.options.history_folder) if self.options.history_folder else None
         self.is_streaming = video is None
         self.processed_frames: dict[int, Tensor] | None = None
         if video is not None:
@@ -187,7 +189,9 @@ class Sam2VideoInferenceSession:
         return None if value is None else value.to(self.inference_device, non_blocking=True)
 
     def _stored(self, name: str, value: Tensor) -> Tensor:
-        return value if name in _SMALL else value.to(self.inference_state_device, non_blocking=True)
+        if name in _SMALL:
+            return value
+        return self._files.store(value) if self._files else value.to(self.inference_state_device, non_blocking=True)
 
     def clear_tracked(self, obj_idx: int, frame_idx: int, *, distance: int) -> None:
         """Drop the outputs of tracked frames up to `distance` frames from a frame."""
@@ -240,7 +244,7 @@ class Sam2VideoInferenceSession:
             self.processed_frames = {}
         if self.processed_frames.get(index) is not frame:
             self._features.pop(index, None)
-        self.processed_frames[index] = frame
+        self.processed_frames[index] = self._files.store(frame) if self._files else frame
         return index
 
     def get_frame(self, frame_idx: int) -> Tensor:
