@@ -396,7 +396,7 @@ def _read_boxes(path: Path) -> None:
     detector = BoxesFile(path, threshold=0.1)
     for source, frame in (("x/a.jpg", None), ("clip.mp4", 3), ("000000000139.jpg", None)):
         detector.find_in(sample_image(), source=source, frame=frame)
-    detector.find(sample_image())
+    detector.detect(sample_image())
 
 
 def _extend_dataset(path: Path) -> None:

@@ -23,7 +23,7 @@ def labels(
     image_root: Annotated[str, typer.Option(help="For Label Studio: URL in front of the names of images.")] = "",
     debug: Debug = False,
 ) -> None:
-    """Convert a COCO dataset of poses, masks or boxes to labels for YOLO, Label Studio or CVAT (images 1.1)."""
+    """Convert a COCO dataset of poses, masks or boxes to labels for YOLO, Label Studio or CVAT for images 1.1."""
     from vitruvian.files.labels import write_cvat, write_label_studio, write_yolo
     from vitruvian.json_files import read_json
 

@@ -150,7 +150,7 @@ class TestManyPeople:
         monkeypatch.setattr(type(processor), "prepare_images", counted)
         lazy = pipe(image, boxes=boxes)
         assert max(cropped) == 1
-        monkeypatch.setattr("vitruvian.pipelines.base._MAX_EAGER_UNITS", 40)
+        monkeypatch.setattr("vitruvian.pipelines.base._MAX_EAGER_INPUTS", 40)
         eager = pipe(image, boxes=boxes)
         assert max(cropped) == 40
         assert {name: str(value) for name, value in lazy.to_dict().items()} == {
@@ -166,7 +166,7 @@ class TestManyPeople:
                     def fail() -> Any:
                         raise InputError("boxes: expected others.")
 
-                    prepared.units = [fail] * 3
+                    prepared.inputs = [fail] * 3
                 return prepared
 
         first, second, third = results(Broken(), [solid(1), solid(2), solid(3)])
