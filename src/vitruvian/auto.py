@@ -101,7 +101,7 @@ def _family_of(model_type: object, source: str) -> dict[str, str]:
     return CLASS_NAMES[model_type]
 
 
-def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
+def read_model_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
     """Read the configuration of a checkpoint; it is an error if there is none."""
     file = json_file(source)
     values = read_config_dict(source, options) if file is None else read_json_object(file)
@@ -117,7 +117,7 @@ class AutoConfig:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Config:
         """Load a configuration; keywords are those of `Config.from_pretrained`."""
         options, overrides = split_hub_options(kwargs)
-        values = read_config(pretrained_model_name_or_path, options)
+        values = read_model_config(pretrained_model_name_or_path, options)
         family = _family_of(values.get("model_type"), str(pretrained_model_name_or_path))
         config: Config = find_class(family["config"]).from_dict(values, **overrides)
         return config
@@ -258,9 +258,9 @@ class AutoTaskModel:
         if config is None:
             options = pin_revision(pretrained_model_name_or_path, options)
             kwargs["revision"] = options.revision
-            values = read_config(pretrained_model_name_or_path, options)
+            values = read_model_config(pretrained_model_name_or_path, options)
         else:
-            values = config.to_dict() if isinstance(config, Config) else read_config(config, options)
+            values = config.to_dict() if isinstance(config, Config) else read_model_config(config, options)
         model_class = cls.find_model_class(values, str(pretrained_model_name_or_path))
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
 

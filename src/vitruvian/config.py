@@ -444,7 +444,7 @@ def read_config_dict(source: str | Path, options: HubOptions, file_name: str = C
 
 
 def _check_size(value: object, limit: str, subject: str) -> None:
-    """Raise `ConfigError` for a whole number, a length of a table or a number in it that is above a limit."""
+    """Raise `ConfigError` for a integer, a length of a table or a number in it that is above a limit."""
     if isinstance(value, int):
         get_limits().check(limit, value, subject=subject, error=ConfigError)
     elif isinstance(value, Mapping | list | tuple):

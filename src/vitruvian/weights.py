@@ -165,8 +165,8 @@ def _load_torch_file(path: Path) -> Any:
         if wanted is None:
             raise damaged_file_error(path, "it has no tensors that torch can read") from error
         raise CheckpointError(
-            f"{path}: expected tensors alone, but the file needs {wanted[1]}, and opening that could run any code. "
-            "Get the weights as safetensors, or, where you trust the file, read it with torch.load and save them so."
+            f"{path}: the file contains pickled objects ({wanted[1]}) that could execute code. Use safetensors, or "
+            "convert the file yourself if you trust it."
         ) from error
     except Exception as error:
         raise damaged_file_error(path, str(error) or type(error).__name__) from error
@@ -385,7 +385,7 @@ def check_finite(name: str, tensor: Tensor, source: str) -> None:
     if not torch.isfinite(extremes).all():
         raise WeightsError(
             f"{source}: the weight {name} has NaN or infinite values. The file is damaged or its training diverged; "
-            "use another one, or pass check_finite=False to load it all the same."
+            "use another one, or pass check_finite=False to load it anyway."
         )
 
 

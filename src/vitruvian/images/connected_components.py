@@ -76,7 +76,7 @@ def find_regions(mask: Bools, connectivity: Literal[4, 8] = 8) -> Regions:
     last = np.searchsorted(left, right + (width + 1) + reach, side="left")
     counts = np.maximum(last - first, 0)
     above = np.repeat(np.arange(len(starts)), counts)
-    below = run_positions(first, counts)  # the neighbours of a run in the next row are consecutive
+    below = run_positions(first, counts)  # the neighbors of a run in the next row are consecutive
     roots = _connect(len(starts), above, below)
     # A region's root is its first run, so counting roots numbers the regions in reading order.
     region = (np.cumsum(roots == np.arange(len(roots))) - 1)[roots]

@@ -139,7 +139,7 @@ def decompress_counts(text: str | bytes) -> Ints:
     raw = text.encode("ascii", errors="replace") if isinstance(text, str) else text
     letters = np.frombuffer(raw, dtype=np.uint8).astype(np.int64) - 48
     if len(letters) == 0 or letters.min() < 0 or letters.max() > 63 or letters[-1] & 32:
-        raise InputError("counts: expected COCO's string of run lengths, got other or missing characters.")
+        raise InputError("counts: invalid or truncated RLE string.")
     last = (letters & 32) == 0  # [characters]: the last one of a number
     first = np.flatnonzero(np.concatenate([[True], last[:-1]]))
     index = np.arange(len(letters)) - np.repeat(first, np.diff(first, append=len(letters)))

@@ -29,7 +29,7 @@ def export(
     """Export a model to ONNX and compare it with torch; with --int8 for OpenVINO, and print the error."""
     import tempfile
 
-    from vitruvian.auto import AutoProcessor, read_config, saved_class
+    from vitruvian.auto import AutoProcessor, read_model_config, saved_class
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
     from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
@@ -42,7 +42,7 @@ def export(
         raise InputError("--int8: needs images to calibrate with. Add --calibrate FOLDER.")
     if calibrate is not None and not int8:
         raise InputError("--calibrate: is used with --int8 alone. Add --int8, or leave it out.")
-    opener = saved_class(read_config(model, HubOptions()), model) if task is None else pipeline_class(task).auto
+    opener = saved_class(read_model_config(model, HubOptions()), model) if task is None else pipeline_class(task).auto
     if opener is Sam2VideoModel:  # what is exported is the model for images
         opener = Sam2Model
     opened = opener.from_pretrained(model, strict=True)

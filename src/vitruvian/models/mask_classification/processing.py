@@ -98,7 +98,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         size: ``{"shortest_edge", "longest_edge"}``, ``{"height", "width"}``, ``{"max_height", "max_width"}``, a number
             for the shortest edge, or (height, width).
         size_divisor: Height and width are rounded up to multiples of this; 0 leaves them.
-        resample: PIL's number of the filter for images: 0 nearest, 2 bilinear, 3 bicubic. Maps use nearest neighbours.
+        resample: PIL's number of the filter for images: 0 nearest, 2 bilinear, 3 bicubic. Maps use nearest neighbors.
         do_center_crop: Whether to crop images and maps to `crop_size` at the center, after resizing. Results are then
             those of the crop.
         crop_size: ``{"height", "width"}`` of the crop, or a number for a square.
@@ -186,7 +186,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         Args:
             images: An image or a list of images of any sizes: PIL, numpy, torch, path, URL or bytes; values from 0 to
                 255 unless `do_rescale` is off.
-            segmentation_maps: A map for each image, of its size, with one number a pixel: classes, or objects.
+            segmentation_maps: A map for each image, of its size, with one number per pixel: classes, or objects.
             instance_id_to_semantic_id: The class of each object, one table for all images or one for each. Maps then
                 have object numbers.
             default_to_square: Whether a number as `size` means a square instead of the shortest edge.

@@ -1,6 +1,6 @@
 """Automatic masks: SAM 2 is prompted with a grid of points, and good masks without duplicates are kept.
 
-    image ─▶ crops (the whole, then 4, 16, …) ─ encode each once ─▶ batches of points ─▶ 3 masks a point, 256²
+    image ─▶ crops (the whole, then 4, 16, …) ─ encode each once ─▶ batches of points ─▶ 3 masks per point, 256²
           ─▶ predicted IoU ─▶ stability ─▶ not cut by the crop ─▶ NMS ─▶ resize
           ─▶ fill holes, remove islands ─▶ MaskProposals
 
@@ -22,9 +22,10 @@ from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
 from vitruvian.models.sam2.crops import CropXYXY, overlapping_crops, point_grid, touches_crop_edge
+from vitruvian.models.sam2.mask_cleanup import fill_holes_and_remove_islands
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.models.sam2.processing import Sam2Processor, fill_holes_and_remove_islands
+from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import ImageInput, as_pixels
 
@@ -47,7 +48,7 @@ class AutomaticMaskOptions:
         mask_threshold: Logit above which a pixel is on the object.
         crops_n_layers: Layers of crops beside the whole image; layer n has 4ⁿ crops.
         crop_overlap_ratio: Overlap of the crops of the first layer over the shorter side of the image.
-        crop_n_points_downscale_factor: In layer n the grid has fewer points a side by this factor to the n.
+        crop_n_points_downscale_factor: In layer n the grid has fewer points per side by this factor to the n.
         crops_nms_thresh: Box IoU above which the worse of two masks is dropped.
         mask_nms_thresh: The same for the IoU of the masks; None to compare boxes only.
         max_hole_area: Fill holes of up to this many pixels.

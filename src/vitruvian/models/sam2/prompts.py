@@ -40,7 +40,7 @@ def read_points(
 
     Args:
         points: x and y, nested as [image][object][point].
-        labels: One number a point, nested alike, or None.
+        labels: One number per point, nested alike, or None.
         sizes_hw: Height and width of each image.
         target_hw: Height and width of the model input.
         pad: Coordinates of padding.
