@@ -10,7 +10,7 @@ from vitruvian.atomic import write_text
 from vitruvian.errors import CheckpointError, InputError, VitruvianError
 from vitruvian.limits import get_limits, read_bounded
 
-JsonObject = dict[str, Any]
+JsonObject = dict[str, Any]  # an object in a JSON file: a configuration, a table, fields of a constructor
 
 
 def read_text(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> str:

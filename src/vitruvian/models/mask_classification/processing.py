@@ -34,6 +34,7 @@ from vitruvian.images.data_format import in_data_format, is_channels_last, size_
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
+from vitruvian.json_files import JsonObject
 from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,
@@ -303,7 +304,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         options = self.with_options(pad_size=pad_size)
         planes = [_channels_first(image, input_data_format) for image in as_list(images)]
         padded_hw = options.padded_hw([size_of(image) for image in planes])
-        data: dict[str, Any] = {"pixel_values": planes}
+        data: JsonObject = {"pixel_values": planes}
         if padded_hw is not None:
             data["pixel_values"] = [pad_bottom_right(image, padded_hw, constant_values) for image in planes]
         if return_pixel_mask:
@@ -457,7 +458,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
             for classes, grid in zip(queries.classes, grids, strict=True)
         ]
 
-    def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[dict[str, Any]]:
+    def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[JsonObject]:
         """Return the arguments of a `reference_*` function for each image."""
         sizes: Sequence[SizeHW | None] = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
         return [

@@ -29,6 +29,7 @@ from vitruvian.images.data_format import in_data_format, size_of
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
@@ -353,12 +354,12 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
             self.target_size = height if height == width else [height, width]
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop class names, which `to_dict` writes, and settings for videos."""
         dropped = ("processor_class", "video_processor", "auto_map")
         return {key: value for key, value in values.items() if key not in dropped}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object of a `processor_config.json`."""
         return super().to_dict() | {"processor_class": type(self).__name__}
 
