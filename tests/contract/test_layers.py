@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cuda",),
     ("ops",),
     ("layers", "images", "human"),
-    ("adapters", "loading", "quantization", "transformers_api", "image_utils", "losses"),
+    ("adapters", "loading", "transformers_api", "image_utils", "losses"),
     ("model", "processor"),
     ("models",),
     ("auto",),
