@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import xml.etree.ElementTree as ElementTree
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def yolo_pose_lines(
     size_hw: tuple[int, int],
     *,
     threshold: float = 0.3,
+    class_index: int = 0,
 ) -> list[str]:
     """Return a line of YOLO's pose labels for each person: class, box, and x, y, visibility of each keypoint.
 
@@ -38,6 +40,7 @@ def yolo_pose_lines(
         boxes_xyxy: Boxes of people [P, 4].
         size_hw: Height and width of the image. All numbers are shares of it.
         threshold: Lowest score of a keypoint that counts as visible; others are 0, 0, 0.
+        class_index: First number of each line.
     """
     height, width = size_hw
     lines = []
@@ -47,7 +50,7 @@ def yolo_pose_lines(
         values = [*_yolo_box(box, size_hw)]
         for (x, y), visible in zip(points.tolist(), inside.tolist(), strict=True):
             values += [x / width, y / height, _YOLO_VISIBLE] if visible else [0, 0, 0]
-        lines.append(_yolo_line(0, values))
+        lines.append(_yolo_line(class_index, values))
     return lines
 
 
@@ -122,6 +125,7 @@ def _label_studio_shapes(
     common = {"to_name": "image", "original_width": width, "original_height": height, "image_rotation": 0}
     x, y, w, h = record["bbox"]
     box = {"x": 100 * x / width, "y": 100 * y / height, "width": 100 * w / width, "height": 100 * h / height}
+    box["rotation"] = 0
     shapes: list[JsonObject] = [
         {"from_name": "box", "type": "rectanglelabels", "value": box | {"rectanglelabels": [category["name"]]}}
     ]
@@ -129,7 +133,9 @@ def _label_studio_shapes(
         points = (polygon * np.array([100 / width, 100 / height])).round(3).tolist()
         value: JsonObject = {"points": points, "polygonlabels": [category["name"]]}
         shapes.append({"from_name": "polygon", "type": "polygonlabels", "value": value})
-    for name, px, py in _visible_keypoints(record, category):
+    for name, px, py, visible in _keypoints(record, category):
+        if not visible:
+            continue
         value = {"x": 100 * px / width, "y": 100 * py / height, "width": 0.5, "keypointlabels": [name]}
         shapes.append({"from_name": "kp", "type": "keypointlabels", "value": value})
     return [shape | common | {"id": f"{record['id']}-{number}"} for number, shape in enumerate(shapes)]
@@ -147,12 +153,12 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
         parent = ElementTree.SubElement(root, "image", _attributes(facts))
         for record in records:
             category = _category(record, coco)
-            common = {"label": category["name"], "occluded": 0, "source": "auto"}
+            common = {"label": category["name"], "occluded": 0, "source": "auto", "z_order": 0}
             polygons = _polygons(record)
             if "keypoints" in record:
                 skeleton = ElementTree.SubElement(parent, "skeleton", _attributes(common))
-                for name, x, y in _visible_keypoints(record, category):
-                    point = common | {"label": name, "outside": 0, "points": f"{x:.2f},{y:.2f}"}
+                for name, x, y, visible in _keypoints(record, category):  # CVAT expects all points of a skeleton
+                    point = {"label": name, "occluded": 0, "source": "auto", "outside": int(not visible), "points": f"{x:.2f},{y:.2f}"}
                     ElementTree.SubElement(skeleton, "points", _attributes(point))
             for polygon in polygons:
                 points = ";".join(f"{x:.2f},{y:.2f}" for x, y in polygon.tolist())
@@ -166,28 +172,35 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
 
 
 def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
-    """Write a COCO dataset as YOLO's labels: a text file for each image, and classes.txt.
+    """Write a COCO dataset as YOLO's labels: a text file for each image, classes.txt and data.yaml.
 
-    Keypoints give pose labels, masks segment labels with the largest outline of each, and others boxes.
+    Text files are in the subfolders of their images. Keypoints give pose labels, masks segment labels with the largest
+    outline of each, and others boxes.
     """
     root = Path(folder)
     classes = sorted(coco["categories"], key=lambda category: category["id"])
     index = {category["id"]: number for number, category in enumerate(classes)}
-    write_lines(root / "classes.txt", [str(category["name"]) for category in classes])
+    names = [str(category["name"]) for category in classes]
+    write_lines(root / "classes.txt", names)
+    keypoints = next((category["keypoints"] for category in classes if "keypoints" in category), None)
+    shape = [] if keypoints is None else [f"kpt_shape: [{len(keypoints)}, 3]"]
+    write_lines(root / "data.yaml", [f"nc: {len(names)}", f"names: {json.dumps(names)}", *shape])
     for image, records in _by_image(coco):
         size_hw = image["height"], image["width"]
         lines = []
         for record in records:
             x, y, w, h = record["bbox"]
-            box = np.array([x, y, x + w, y + h], np.float32)
+            box, number = np.array([x, y, x + w, y + h], np.float32), index[record["category_id"]]
             if "keypoints" in record:
                 table = np.array(record["keypoints"], np.float32).reshape(1, -1, 3)  # [1, J, 3]
-                lines += yolo_pose_lines(table[..., :2], table[..., 2], box[None], size_hw)
+                lines += yolo_pose_lines(table[..., :2], table[..., 2], box[None], size_hw, class_index=number)
             elif polygons := _polygons(record):
-                lines += yolo_segment_lines(polygons[:1], [index[record["category_id"]]], size_hw)
+                lines += yolo_segment_lines(polygons[:1], [number], size_hw)
             else:
-                lines.append(_yolo_line(index[record["category_id"]], _yolo_box(box, size_hw)))
-        write_lines(root / Path(image["file_name"]).with_suffix(".txt").name, lines)
+                lines.append(_yolo_line(number, _yolo_box(box, size_hw)))
+        name = PurePath(image["file_name"])
+        inside = not name.is_absolute() and ".." not in name.parts
+        write_lines(root / (name if inside else PurePath(name.name)).with_suffix(".txt"), lines)
 
 
 def _by_image(coco: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
@@ -215,12 +228,12 @@ def _polygons(record: Mapping[str, Any]) -> list[Polygon]:
     return [np.array(one, np.float32).reshape(-1, 2) for one in mask or ()]
 
 
-def _visible_keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Return name, x and y of the visible keypoints of an annotation."""
+def _keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[tuple[str, float, float, bool]]:
+    """Return name, x, y and visibility of the keypoints of an annotation."""
     flat = record.get("keypoints", ())
     names = category.get("keypoints") or [str(number) for number in range(len(flat) // 3)]
     triples = zip(names, flat[0::3], flat[1::3], flat[2::3], strict=False)
-    return [(str(name), float(x), float(y)) for name, x, y, visible in triples if visible]
+    return [(str(name), float(x), float(y), bool(visible)) for name, x, y, visible in triples]
 
 
 def _attributes(values: Mapping[str, object]) -> dict[str, str]:

@@ -43,9 +43,10 @@ def test_yolo_poses(tmp_path: Path) -> None:
         assert (visible == 2) == (pose.scores[0, index] >= 0.3)
         assert not visible or [x * 30, y * 20] == pytest.approx(pose.keypoints[0, index], abs=1e-3)
     write_yolo(tmp_path / "set", dataset(tmp_path, pose))
-    again = [numbers(line) for line in (tmp_path / "set/7.txt").read_text().splitlines()]
+    again = [numbers(line) for line in (tmp_path / "set/a/7.txt").read_text().splitlines()]
     np.testing.assert_allclose(again, lines, atol=1e-3)
     assert (tmp_path / "set/classes.txt").read_text() == "person\n"
+    assert (tmp_path / "set/data.yaml").read_text() == 'nc: 1\nnames: ["person"]\nkpt_shape: [17, 3]\n'
 
 
 def test_yolo_segments(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_yolo_segments(tmp_path: Path) -> None:
     corners = {(round(x * 30), round(y * 20)) for x, y in zip(lines[2][1::2], lines[2][2::2], strict=True)}
     assert corners == {(3, 2), (7, 2), (7, 5), (3, 5)}
     write_yolo(tmp_path / "set", dataset(tmp_path, masks))
-    assert [line[0] for line in (tmp_path / "set/7.txt").read_text().splitlines()] == ["1", "0", "1"]
+    assert [line[0] for line in (tmp_path / "set/a/7.txt").read_text().splitlines()] == ["1", "0", "1"]
     assert (tmp_path / "set/classes.txt").read_text().split() == ["dog", "cat"]
 
 
@@ -67,7 +68,7 @@ def test_label_studio(tmp_path: Path) -> None:
     shapes = task["predictions"][0]["result"]
     box = next(one for one in shapes if one["type"] == "rectanglelabels" and one["value"]["x"] == 10)
     assert box["value"].pop("rectanglelabels") == ["cat"]
-    assert box["value"] == pytest.approx({"x": 10, "y": 10, "width": 40 / 3, "height": 15})
+    assert box["value"] == pytest.approx({"x": 10, "y": 10, "width": 40 / 3, "height": 15, "rotation": 0})
     assert {one["type"] for one in shapes} == {"rectanglelabels", "polygonlabels"}
     assert len({one["id"] for one in shapes}) == len(shapes)
     write_label_studio(tmp_path / "ls.json", dataset(tmp_path, sample("pose").to_layout("coco17")))
@@ -88,7 +89,9 @@ def test_cvat(tmp_path: Path) -> None:
     pose = sample("pose").to_layout("coco17")
     write_cvat(tmp_path / "a.xml", dataset(tmp_path, pose))
     skeletons = ElementTree.parse(tmp_path / "a.xml").getroot().findall("image/skeleton")
-    assert [len(one) for one in skeletons] == [int((scores >= 0.3).sum()) for scores in pose.scores]
+    assert [len(one) for one in skeletons] == [17, 17]
+    shown = [sum(point.get("outside") == "0" for point in one) for one in skeletons]
+    assert shown == [int((scores >= 0.3).sum()) for scores in pose.scores]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

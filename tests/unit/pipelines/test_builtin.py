@@ -201,6 +201,15 @@ class TestDetector:
         with pytest.raises(CheckpointError, match="this installation has none"):
             open_detector("builtin")
 
+    def test_calibrated_scores_of_small_boxes_are_lower(self) -> None:
+        image = with_spot((384, 384), x=196, y=196)
+        (plain,) = stand_in()[0].find(image).scores
+        (same,) = stand_in(calibration=(1.0, 0.0, 0.0))[0].find(image).scores
+        (lower,) = stand_in(calibration=(1.0, 1.0, 0.0))[0].find(image).scores  # 32 of 384 pixels: logit - log 12
+        assert same == pytest.approx(plain)
+        assert lower == pytest.approx(1 / (1 + 12 * (1 / plain - 1)), rel=1e-4)
+        assert len(stand_in(calibration=(1.0, 1.0, -3.0))[0].find(image)) == 0
+
     @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:
         detector, model = stand_in()
