@@ -97,9 +97,9 @@ def write_png_zip(path: str | Path, images: Mapping[str, NDArray[np.uint8]]) -> 
 
 
 def write_label_studio(path: str | Path, coco: Mapping[str, Any], *, image_root: str = "") -> None:
-    """Write a COCO dataset as tasks with predictions that Label Studio imports.
+    """Write a COCO dataset as tasks with predictions that Label Studio imports, and the labeling interface as .xml.
 
-    Labels are of the control tags KeyPointLabels, RectangleLabels and PolygonLabels with the names kp, box and polygon.
+    Keypoints have the box of their person as parent.
 
     Args:
         path: The .json file.
@@ -114,6 +114,23 @@ def write_label_studio(path: str | Path, coco: Mapping[str, Any], *, image_root:
         prediction |= {"score": round(float(np.mean(scores)), 4)} if scores else {}
         tasks.append({"data": {"image": f"{image_root}{image['file_name']}"}, "predictions": [prediction]})
     write_lines(path, [json_text(tasks)])
+    write_lines(Path(path).with_suffix(".xml"), [_label_studio_interface(coco)])
+
+
+def _label_studio_interface(coco: Mapping[str, Any]) -> str:
+    """Return the labeling interface whose tags the predictions name."""
+    view = ElementTree.Element("View")
+    ElementTree.SubElement(view, "Image", {"name": "image", "value": "$image"})
+    names = [str(category["name"]) for category in coco["categories"]]
+    keypoints = [str(name) for category in coco["categories"] for name in category.get("keypoints", ())]
+    tags = {"RectangleLabels": ("box", names), "PolygonLabels": ("polygon", names), "KeyPointLabels": ("kp", keypoints)}
+    for tag, (name, labels) in tags.items():
+        if labels:
+            parent = ElementTree.SubElement(view, tag, {"name": name, "toName": "image"})
+            for index, label in enumerate(dict.fromkeys(labels)):
+                ElementTree.SubElement(parent, "Label", {"value": label, "model_index": str(index)})
+    ElementTree.indent(view)
+    return ElementTree.tostring(view, encoding="unicode")
 
 
 def _label_studio_shapes(
@@ -137,7 +154,7 @@ def _label_studio_shapes(
         if not visible:
             continue
         value = {"x": 100 * px / width, "y": 100 * py / height, "width": 0.5, "keypointlabels": [name]}
-        shapes.append({"from_name": "kp", "type": "keypointlabels", "value": value})
+        shapes.append({"from_name": "kp", "type": "keypointlabels", "value": value, "parentID": f"{record['id']}-0"})
     return [shape | common | {"id": f"{record['id']}-{number}"} for number, shape in enumerate(shapes)]
 
 
@@ -146,9 +163,16 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
 
     Keypoints become skeletons and masks polygons. Annotations that have neither become boxes.
     """
+    images = _by_image(coco)
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
-    for number, (image, records) in enumerate(_by_image(coco)):
+    labels = ElementTree.SubElement(ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task"), "labels")
+    for category in coco["categories"]:
+        points = category.get("keypoints", ())
+        _add_cvat_label(labels, category["name"], "skeleton" if points else "any")
+        for name in points:
+            _add_cvat_label(labels, name, "points", parent=category["name"])
+    for number, (image, records) in enumerate(images):
         facts = {"id": number, "name": image["file_name"], "width": image["width"], "height": image["height"]}
         parent = ElementTree.SubElement(root, "image", _attributes(facts))
         for record in records:
@@ -158,7 +182,13 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
             if "keypoints" in record:
                 skeleton = ElementTree.SubElement(parent, "skeleton", _attributes(common))
                 for name, x, y, visible in _keypoints(record, category):  # CVAT expects all points of a skeleton
-                    point = {"label": name, "occluded": 0, "source": "auto", "outside": int(not visible), "points": f"{x:.2f},{y:.2f}"}
+                    point = {
+                        "label": name,
+                        "occluded": 0,
+                        "source": "auto",
+                        "outside": int(not visible),
+                        "points": f"{x:.2f},{y:.2f}",
+                    }
                     ElementTree.SubElement(skeleton, "points", _attributes(point))
             for polygon in polygons:
                 points = ";".join(f"{x:.2f},{y:.2f}" for x, y in polygon.tolist())
@@ -169,6 +199,14 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
                 ElementTree.SubElement(parent, "box", _attributes(common | corners))
     ElementTree.indent(root)
     write_lines(path, [ElementTree.tostring(root, encoding="unicode", xml_declaration=True)])
+
+
+def _add_cvat_label(labels: ElementTree.Element, name: str, kind: str, parent: str | None = None) -> None:
+    """Add a label to the definitions of a task."""
+    label = ElementTree.SubElement(labels, "label")
+    for tag, text in {"name": name, "type": kind, "attributes": None, "parent": parent}.items():
+        if text is not None or tag == "attributes":
+            ElementTree.SubElement(label, tag).text = text
 
 
 def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:

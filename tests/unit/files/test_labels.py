@@ -75,6 +75,10 @@ def test_label_studio(tmp_path: Path) -> None:
     (task,) = json.loads((tmp_path / "ls.json").read_text())
     names = {one["value"]["keypointlabels"][0] for one in task["predictions"][0]["result"] if one["from_name"] == "kp"}
     assert "nose" in names or "left_eye" in names
+    ids = {one["id"] for one in task["predictions"][0]["result"] if one["from_name"] == "box"}
+    assert {one["parentID"] for one in task["predictions"][0]["result"] if one["from_name"] == "kp"} <= ids
+    interface = ElementTree.parse(tmp_path / "ls.xml").getroot()
+    assert [len(interface.findall(f"{tag}/Label")) for tag in ("RectangleLabels", "KeyPointLabels")] == [1, 17]
     assert task["predictions"][0]["score"] > 0
 
 
@@ -88,6 +92,8 @@ def test_cvat(tmp_path: Path) -> None:
     assert len(str(polygons[2].get("points")).split(";")) == 4
     pose = sample("pose").to_layout("coco17")
     write_cvat(tmp_path / "a.xml", dataset(tmp_path, pose))
+    labels = ElementTree.parse(tmp_path / "a.xml").getroot().findall("meta/task/labels/label")
+    assert [label.findtext("type") for label in labels] == ["skeleton"] + ["points"] * 17
     skeletons = ElementTree.parse(tmp_path / "a.xml").getroot().findall("image/skeleton")
     assert [len(one) for one in skeletons] == [17, 17]
     shown = [sum(point.get("outside") == "0" for point in one) for one in skeletons]
