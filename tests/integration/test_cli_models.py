@@ -65,7 +65,7 @@ def test_every_task_is_a_command() -> None:
 def test_licences_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "licenses"]) == 0
     captured = capsys.readouterr().out
-    page = " ".join((ROOT / "docs" / "weight-licences.md").read_text(encoding="utf-8").split()).replace("`", "")
+    page = " ".join((ROOT / "docs" / "weight-licenses.md").read_text(encoding="utf-8").split()).replace("`", "")
     for licence in LICENCES.values():
         assert licence.text in captured
         assert licence.names in page
