@@ -191,9 +191,7 @@ def missed(data: dict[str, Row]) -> str:
                         cells = [subject(row, run), where, f"{share(row, of):.3f}", f"{goal:g}", took, wanted]
                         rows.append((share(row, of) / goal, cells))
     rows.sort(key=lambda row: -row[0])
-    return grid(
-        ["model", "device", "relative time", "target", "time", "time for the target"], [row for _, row in rows]
-    )
+    return grid(["model", "device", "relative time", "target", "time", "time for the target"], [row for _, row in rows])
 
 
 def fp8_table(run: Row) -> str:
