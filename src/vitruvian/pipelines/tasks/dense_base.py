@@ -68,8 +68,8 @@ class DenseOptions(PeopleOptions):
             model's input. An image that is not larger than a tile is processed whole.
         overlap: Minimum share of a tile's side that it has in common with the next.
         feather: Share of a person's crop, at each edge, over which its weight falls to zero.
-        refine: Whether outlines of people, and normals, follow the edges of an image that is much larger than the map
-            of the model, and mattes have the colors of the image. False upsamples what the model predicts
+        refine: Whether outlines of people follow the edges of an image that is much larger than the map of the model,
+            and mattes have the colors of the image. False upsamples what the model predicts
             bilinearly, as the reference does.
     """
 
@@ -125,7 +125,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     options_class: ClassVar[type[Options]] = DenseOptions
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
-    along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
     fixed_input_size = True
     forward_options = ("background",)
 
@@ -228,11 +227,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def full_map(self, prepared: Prepared, maps: list[Any]) -> Any:
         """Return the map of the whole image from those of its units."""
         if prepared.context.regions is None:
-            return self.whole_map(prepared, maps[0], along_edges=self.along_edges), None
+            return self.whole_map(prepared, maps[0]), None
         regions = self.region_maps(prepared, maps)
-        blended = self.blend_maps(
-            prepared, regions, channels=self.channels, blend=self.blend, along_edges=self.along_edges
-        )
+        blended = self.blend_maps(prepared, regions, channels=self.channels, blend=self.blend)
         # Tiles cover the image; people do not.
         return blended["values"], blended["cover"] if prepared.context.are_crops else None
 

@@ -33,7 +33,6 @@ class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
     options_class = NormalsOptions
     channels = 3
     blend = "unit"
-    along_edges = True
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
         """Return unit vectors [3, h, w], so that neither resizing nor blending favours long ones."""
