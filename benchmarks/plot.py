@@ -125,7 +125,8 @@ def draw_bars(drawn: list[dict[str, Any]], out: Path) -> None:
         "relative to a faster run of Transformers",
     ]
     figure.legend(marks, names, loc="upper center", ncols=5, frameon=False, fontsize=8.5, columnspacing=1.4)
-    figure.text(0.01, 0.012, "* Transformers timed on another day", ha="left", fontsize=7.5, color=FAINT)
+    if any(bar["text"].endswith("*") for bar in drawn):
+        figure.text(0.01, 0.012, "* Transformers timed on another day", ha="left", fontsize=7.5, color=FAINT)
     figure.subplots_adjust(left=0.21, right=0.83, top=0.905, bottom=0.05, hspace=0.4)
     save(figure, out, drawn)
 
