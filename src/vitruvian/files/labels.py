@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import xml.etree.ElementTree as ElementTree
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.atomic import atomic_write
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, one_line
+from vitruvian.files.output_paths import name_key, output_path
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import decode_rle
 from vitruvian.json_files import JsonObject, json_text
 
 _YOLO_VISIBLE = 2
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are no UTF-8
 
 
 def yolo_pose_lines(
@@ -80,7 +85,7 @@ def _yolo_line(number: int, values: Sequence[float]) -> str:
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write lines of text atomically."""
     with atomic_write(path) as temporary:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="surrogateescape")
 
 
 def write_png_zip(path: str | Path, images: Mapping[str, NDArray[np.uint8]]) -> None:
@@ -212,18 +217,18 @@ def _add_cvat_label(labels: ElementTree.Element, name: str, kind: str, parent: s
 def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
     """Write a COCO dataset as YOLO's labels: a text file for each image, classes.txt and data.yaml.
 
-    Text files are in the subfolders of their images. Keypoints give pose labels, masks segment labels with the largest
-    outline of each, and others boxes.
+    Text files are in subfolders like their images, below the folder that all images have in common. Keypoints give
+    pose labels, masks segment labels with the largest outline of each, and others boxes.
     """
-    root = Path(folder)
+    paths = _yolo_paths(folder, coco)
     classes = sorted(coco["categories"], key=lambda category: category["id"])
     index = {category["id"]: number for number, category in enumerate(classes)}
-    names = [str(category["name"]) for category in classes]
-    write_lines(root / "classes.txt", names)
+    names = [one_line(str(category["name"])) for category in classes]
+    write_lines(Path(folder, "classes.txt"), names)
     keypoints = next((category["keypoints"] for category in classes if "keypoints" in category), None)
     shape = [] if keypoints is None else [f"kpt_shape: [{len(keypoints)}, 3]"]
-    write_lines(root / "data.yaml", [f"nc: {len(names)}", f"names: {json.dumps(names)}", *shape])
-    for image, records in _by_image(coco):
+    write_lines(Path(folder, "data.yaml"), [f"nc: {len(names)}", f"names: {json.dumps(names)}", *shape])
+    for (image, records), path in zip(_by_image(coco), paths, strict=True):
         size_hw = image["height"], image["width"]
         lines = []
         for record in records:
@@ -236,9 +241,19 @@ def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
                 lines += yolo_segment_lines(polygons[:1], [number], size_hw)
             else:
                 lines.append(_yolo_line(number, _yolo_box(box, size_hw)))
-        name = PurePath(image["file_name"])
-        inside = not name.is_absolute() and ".." not in name.parts
-        write_lines(root / (name if inside else PurePath(name.name)).with_suffix(".txt"), lines)
+        write_lines(path, lines)
+
+
+def _yolo_paths(folder: str | Path, coco: Mapping[str, Any]) -> list[Path]:
+    """Return the file of each image's labels: its path below the folder that all images have in common."""
+    paths = [PurePosixPath("/", str(image["file_name"])) for image, _ in _by_image(coco)]
+    root = os.path.commonpath([path.parent for path in paths]) if paths else "/"
+    names = [str(path.with_suffix("").relative_to(root)) for path in paths]
+    counts = Counter(map(name_key, ["classes", *names]))
+    for name, path in zip(names, paths, strict=True):
+        if counts[name_key(name)] > 1:
+            raise InputError(f"{path.name}: expected images with different names, got {name} twice. Rename one.")
+    return [output_path(folder, name, ".txt") for name in names]
 
 
 def _by_image(coco: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
@@ -277,4 +292,4 @@ def _keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[t
 
 
 def _attributes(values: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
+    return {name: _NOT_XML.sub("\ufffd", str(value)) for name, value in values.items()}

@@ -564,12 +564,13 @@ class SequenceWriter(Writer):
 
 def codec_for(path: str | Path, *, alpha: bool) -> Codec:
     """Return the encoder for a file name."""
-    ending = Path(path).suffix.lower()
-    endings = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})
-    if (ending, alpha) not in _CODECS:
+    extension = Path(path).suffix.lower()
+    extensions = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})
+    if (extension, alpha) not in _CODECS:
         what = "video with alpha" if alpha else "video"
-        raise InputError(f"{Path(path).name}: expected {', '.join(endings)} for {what}, got {ending or 'no ending'!r}.")
-    return _CODECS[ending, alpha]
+        got = extension or "no extension"
+        raise InputError(f"{Path(path).name}: expected {', '.join(extensions)} for {what}, got {got!r}.")
+    return _CODECS[extension, alpha]
 
 
 def _exact_rate(rate: Fraction | float) -> Fraction:

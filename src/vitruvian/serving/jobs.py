@@ -37,7 +37,7 @@ from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import is_image
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.serving.errors import RequestError, not_found, too_large, too_many
-from vitruvian.serving.options import JOB_OPTIONS, PeopleOptions
+from vitruvian.serving.options import JOB_OPTIONS, PeopleRequest
 from vitruvian.serving.settings import ServerLimits, Settings
 from vitruvian.serving.uploads import file_name
 
@@ -452,7 +452,7 @@ class Jobs:
         options = {"device": settings.device, "dtype": settings.dtype}
         command += [f"--{name}={value}" for name, value in options.items() if value is not None]
         command += [f"--limit={name}={value}" for name, value in settings.image_limits.items()]
-        detects = issubclass(JOB_OPTIONS[job.task], PeopleOptions) or "--everyone" in job.arguments
+        detects = issubclass(JOB_OPTIONS[job.task], PeopleRequest) or "--everyone" in job.arguments
         if settings.detector is not None and detects:
             command.append(f"--detect={settings.detector}")
         return [*command, *job.arguments]

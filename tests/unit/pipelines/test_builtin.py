@@ -189,7 +189,7 @@ class TestDetector:
         assert isinstance(detector, Sapiens2Detector)
         assert isinstance(detector.model, Sapiens2ForPeopleDetection)
         assert (detector.name, detector.threshold) == ("builtin", 0.0)
-        people = detector.find(sample_image())
+        people = detector.detect(sample_image())
         assert len(people) > 0  # random weights, any score will do
         assert (np.diff(people.scores) <= 0).all()
         assert people.boxes_xyxy.min() >= 0
@@ -203,18 +203,18 @@ class TestDetector:
 
     def test_calibrated_scores_of_small_boxes_are_lower(self) -> None:
         image = with_spot((384, 384), x=196, y=196)
-        (plain,) = stand_in()[0].find(image).scores
-        (same,) = stand_in(calibration=(1.0, 0.0, 0.0))[0].find(image).scores
-        (lower,) = stand_in(calibration=(1.0, 1.0, 0.0))[0].find(image).scores  # 32 of 384 pixels: logit - log 12
+        (plain,) = stand_in()[0].detect(image).scores
+        (same,) = stand_in(calibration=(1.0, 0.0, 0.0))[0].detect(image).scores
+        (lower,) = stand_in(calibration=(1.0, 1.0, 0.0))[0].detect(image).scores  # 32 of 384 pixels: logit - log 12
         assert same == pytest.approx(plain)
         assert lower == pytest.approx(1 / (1 + 12 * (1 / plain - 1)), rel=1e-4)
-        assert len(stand_in(calibration=(1.0, 1.0, -3.0))[0].find(image)) == 0
+        assert len(stand_in(calibration=(1.0, 1.0, -3.0))[0].detect(image)) == 0
 
     @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:
         detector, model = stand_in()
         x, y = size_hw[1] * 5 // 8, size_hw[0] * 3 // 8
-        people = detector.find(with_spot(size_hw, x=x, y=y, side=max(4, max(size_hw) // 40)))
+        people = detector.detect(with_spot(size_hw, x=x, y=y, side=max(4, max(size_hw) // 40)))
         ((h, w),) = model.sizes
         assert max(h, w) == 384
         assert h % 16 == 0
@@ -229,7 +229,7 @@ class TestDetector:
     def test_long_images_are_looked_at_in_pieces(self) -> None:
         wide = with_spot((300, 1800), x=950, y=120, side=40)
         detector, model = stand_in()
-        found = detector.find(wide)
+        found = detector.detect(wide)
         assert len(model.sizes) > 3
         assert all(size == (288, 384) for size in model.sizes[1:])
         widths = found.boxes_xyxy[:, 2] - found.boxes_xyxy[:, 0]

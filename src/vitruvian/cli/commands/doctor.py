@@ -29,14 +29,14 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "video": (("av",), "videos and cameras"),
     "serve": (("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "vitruvian serve"),
     "scale": (("ray", "pyarrow", "fsspec"), "jobs on a Ray cluster"),
-    "heif": (("pillow_heif",), "HEIC images of phones"),
+    "heif": (("pillow_heif",), "HEIC/HEIF images"),
     "exr": (("OpenEXR",), "EXR files"),
     "detect": (("onnxruntime",), "detecting people with ONNX models"),
     "supervision": (("supervision",), "results for supervision"),
     "train": (("accelerate", "scipy", "tensorboard"), "training, models over several GPUs"),
     "adapters": (("peft",), "adapters such as LoRA"),
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
-    "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
+    "synthetic": (("anny", "scipy"), "asset packs of synthetic people"),
 }
 _Facts = dict[str, Any]  # of JSON
 
@@ -46,7 +46,7 @@ def doctor(
 ) -> None:
     """Check the installation: versions, devices, extras, kernels, caches, limits, and the speed of a tiny model.
 
-    The exit code is 1 where something that everything needs is missing.
+    Exits with 1 if a required component is missing.
     """
     problems: list[str] = []
     facts: _Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}

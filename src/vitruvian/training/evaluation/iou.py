@@ -12,7 +12,6 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
-    ImageScores,
     Metric,
     check_finite,
     check_maps,
@@ -40,7 +39,7 @@ class MeanIoU(Metric):
         ignore_index: Target pixels of this label do not count.
     """
 
-    settings = ("num_labels", "ignore_index")
+    merge_key = ("num_labels", "ignore_index")
 
     def __init__(self, num_labels: int, *, ignore_index: int = 255) -> None:
         if num_labels < 1:
@@ -85,7 +84,7 @@ class MeanIoU(Metric):
 
 
 @dataclasses.dataclass(frozen=True)
-class ForegroundIoUScores(ImageScores):
+class ForegroundIoUScores:
     """Scores over all images that count, NaN where there were none."""
 
     mean_iou: float  # mean over images of the intersection over union
@@ -95,13 +94,13 @@ class ForegroundIoUScores(ImageScores):
 
 
 class ForegroundIoU(Metric):
-    """Intersection over union of silhouettes.
+    """Intersection over union of person masks.
 
     Args:
         threshold: Pixels above this are foreground: half for an opacity or bool, zero for logits or labels of parts.
     """
 
-    settings = ("threshold",)
+    merge_key = ("threshold",)
 
     def __init__(self, *, threshold: float = 0.5) -> None:
         self.threshold = threshold

@@ -30,7 +30,6 @@ from vitruvian.training.evaluation.metric import (
     Averages,
     Bools,
     Floats,
-    ImageScores,
     Metric,
     as_double,
     check_finite,
@@ -45,7 +44,7 @@ _SLACK = 1e-3  # of resizing and half precision
 
 
 @dataclasses.dataclass(frozen=True)
-class MattingErrorScores(ImageScores):
+class MattingErrorScores:
     """Means over images, NaN where there were none."""
 
     sad: float

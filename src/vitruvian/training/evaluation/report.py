@@ -1,6 +1,6 @@
 """Scores as a table and as JSON, with goals that are met or missed.
 
-    report = Report("held-out people", goals=[Goal("normals", "mean", at_most=15)])
+    report = ScoreReport("held-out people", goals=[Goal("normals", "mean", at_most=15)])
     report.add("normals", quality.compute())
     rich.print(report)
     report.save("scores.json")
@@ -54,7 +54,7 @@ class Goal:
         return " and ".join(low + high)
 
 
-class Report:
+class ScoreReport:
     """Scores of several tasks under one title.
 
     Args:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.pack import KEYPOINTS, Arrays, Body, Poses
-from vitruvian.training.synthetic.pieces import Floats, Ints
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS, Arrays, Body, Floats, Ints, Poses
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -274,7 +273,7 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 def keypoint_rules(
     template: Floats, bones: Floats, names: tuple[str, ...], table: Arrays | None, *, surface: int
 ) -> dict[str, Any]:
-    """Return the `keypoint_` fields of `PackParts`, from a table or, without one, for those that are joints.
+    """Return the `keypoint_` fields of `Body`, from a table or, without one, for those that are joints.
 
     `template` is [N, 3], of which the first `surface` vertices are skin; `bones` [B, 2, 3] with their `names`.
     """
