@@ -188,6 +188,8 @@ def _single(loader: FrameLoader) -> Source:
 
 def _from_text(text: str) -> Source:
     """Interpret a string. A file or folder that exists takes precedence over patterns."""
+    if not text:  # Path("") is the current folder
+        raise InputError("source: expected a path or a URL, got an empty string.")
     camera = CAMERA.fullmatch(text)
     if camera:
         return _from_camera(int(camera.group(1)))
