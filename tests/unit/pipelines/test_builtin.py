@@ -150,7 +150,7 @@ class TestDefaults:
 class TestMaskedBackground:
     """A multi-task model with mattes masks what is no person."""
 
-    @pytest.mark.parametrize("options", [{"people": "whole"}, {"boxes": [[3, 4, 30, 38]]}, {"tile": 32}])
+    @pytest.mark.parametrize("options", [{"detect": "whole"}, {"boxes": [[3, 4, 30, 38]]}, {"tile": 32}])
     def test_by_the_matte(self, task: str, options: dict[str, Any], packed: Path) -> None:
         alpha = pipeline("matte", packed, device="cpu")(sample_image(), **options).alpha
         pipe = pipeline(task, packed, device="cpu")
