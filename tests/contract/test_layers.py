@@ -122,7 +122,7 @@ def test_contributing_names_files_that_exist() -> None:
 
 
 def test_contributing_names_functions_that_exist() -> None:
-    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## How a call travels")[2].partition("\n## ")[0]
+    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## Call flow")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| \d+ \| (.+?) \| `(.+?)` \|", text, re.MULTILINE)
     assert len(rows) > 10
     for functions, file in rows:
@@ -135,7 +135,7 @@ def test_contributing_names_functions_that_exist() -> None:
 
 
 def test_contributing_names_where_things_are_decided() -> None:
-    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## Where things are decided")[2].partition("\n## ")[0]
+    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## Where to find things")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| .+\? \| `(.+?)` \| `(.+?)` \|", text, re.MULTILINE)
     assert len(rows) > 20
     for name, file in rows:
