@@ -64,7 +64,7 @@ def open_input(path: str) -> NativeFile:
     filesystem, inner = open_filesystem(path)
     local = filesystem.type_name == "local"
     try:
-        return filesystem.open_input_file(os.fsencode(inner) if local else inner)  # type: ignore[arg-type]
+        return filesystem.open_input_file(os.fsencode(inner) if local else inner)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a readable file, got {one_line(error)}. Check the path.") from error
 
