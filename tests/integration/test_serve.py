@@ -47,7 +47,7 @@ TASKS = [task for task in MODELS if task != "track"]
 def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models = [f"--model={task}={name}" for task, name in MODELS.items()]
     data = tmp_path_factory.mktemp("data")
-    made = ServerProcess(*models, "--data", data, "--batch-timeout", 0.05, "--batch-size", 4, cwd=checkpoints)
+    made = ServerProcess(*models, "--data", data, "--batch-size", 4, cwd=checkpoints)
     yield made
     assert made.stop() == 0
     assert "Stopped." in "".join(made.messages)

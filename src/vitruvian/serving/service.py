@@ -67,7 +67,6 @@ class Service:
                 lock=device_lock,
                 metrics=self.metrics,
                 batch_size=None if task == "masks" else settings.batch_size,
-                batch_timeout=settings.batch_timeout,
                 on_failure=on_failure,
             )
             for task in settings.models

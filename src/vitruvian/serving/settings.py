@@ -81,7 +81,6 @@ class Settings:
         dtype: Data type of the weights; by default what suits the device.
         detector: What detects people, unless the model does: see `vitruvian.pipelines.people.open_detector`.
         batch_size: Inputs in a batch; None chooses by device.
-        batch_timeout: Seconds to wait for further images before a partial batch runs.
         job_workers: Jobs that run at the same time.
         allow_urls: Whether images may be fetched from public addresses that clients name.
         cors_origins: Origins of other sites whose pages may call the server.
@@ -98,7 +97,6 @@ class Settings:
     dtype: str | None = None
     detector: str | None = None
     batch_size: int | None = None
-    batch_timeout: float = 0.005
     job_workers: int = 1
     allow_urls: bool = False
     cors_origins: tuple[str, ...] = ()
@@ -113,8 +111,6 @@ class Settings:
                 got="none",
                 hint="Create one with: vitruvian serve --api-key-file keys --add-key NAME",
             )
-        if not self.batch_timeout >= 0:
-            raise InputError(f"batch_timeout: expected seconds from 0, got {self.batch_timeout}.")
 
 
 def is_loopback(host: str) -> bool:

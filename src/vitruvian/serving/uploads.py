@@ -19,6 +19,7 @@ from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from vitruvian.errors import one_line
@@ -147,8 +148,13 @@ class LimitedRequest:
         """Yield the body."""
         with self._errors():
             async with asyncio.timeout(self._seconds):
-                async for chunk in Request(self._request.scope, self._receive).stream():
-                    yield chunk
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    more = message.get("more_body", False)
+                    yield message.get("body", b"")
 
     async def body(self) -> bytes:
         """Return the body."""

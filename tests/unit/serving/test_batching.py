@@ -59,7 +59,6 @@ def queue(pipe: GatedPose) -> Iterator[ModelQueue]:
         lock=threading.Lock(),
         metrics=Metrics(),
         batch_size=4,
-        batch_timeout=0.05,
         on_failure=lambda error: None,
     )
     made.start()
@@ -194,7 +193,7 @@ def test_a_model_that_cannot_be_opened(tmp_path: Path) -> None:
         raise InputError("model: expected weights, got none.")
 
     queue = ModelQueue(
-        "pose", fail, size=1, lock=threading.Lock(), metrics=Metrics(), batch_size=None, batch_timeout=0,
+        "pose", fail, size=1, lock=threading.Lock(), metrics=Metrics(), batch_size=None,
         on_failure=failures.append,
     )  # fmt: skip
     queue.start()
