@@ -355,7 +355,9 @@ def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     print(f"medians of {options.rounds}: the pipeline {pipeline:.1f} images/s")
     for (name, clients), rate in rates.items():
         verdict = f"; goal {GOAL}: {'met' if rate >= GOAL * pipeline else 'missed'}" if name == OURS else ""
-        print(f"{name:24s} {clients:3d} clients: {rate:7.1f} requests/s, {rate / pipeline:.2f} of the pipeline{verdict}")
+        print(
+            f"{name:24s} {clients:3d} clients: {rate:7.1f} requests/s, {rate / pipeline:.2f} of the pipeline{verdict}"
+        )
     return {"pipeline": alone, "rows": rows, "model": options.model, "size": options.size}
 
 
