@@ -10,10 +10,10 @@ decodes with Pillow and runs the processor, the model and the post-processing of
 with a reason where litserve, transformers or torchvision are not installed.
 
 Prints the rate of the pipeline, and for each server and number of clients requests per second, their share of the
-pipeline's rate (goal: 0.85), the median and 99th percentile of the latency, and the CPU time of an answer, which depends
-less on other work of the machine. Our server adds the mean size of its batches and the mean time of each stage. With
---rounds everything is measured so many times in turn, and the medians are compared. With --soak it prints statuses, and
-the server's memory over time. Writes all of it to --out as JSON.
+pipeline's rate (goal: 0.85), the median and 99th percentile of the latency, and the CPU time of an answer, which
+depends less on other work of the machine. Our server adds the mean size of its batches and the mean time of each stage.
+With --rounds everything is measured so many times in turn, and the medians are compared. With --soak it prints
+statuses, and the server's memory over time. Writes all of it to --out as JSON.
 """
 
 from __future__ import annotations
@@ -342,8 +342,10 @@ def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         alone.append(measure_pipeline(root, options))
         for name, (start, path) in servers.items():
             with start(root, options) as (address, process):
-                for clients in options.clients:
-                    rows.append(measure_server(name, address, process.pid, path, root, clients, options))
+                rows += [
+                    measure_server(name, address, process.pid, path, root, clients, options)
+                    for clients in options.clients
+                ]
     pipeline = statistics.median(alone)
     rates = {
         (name, clients): statistics.median(
