@@ -28,21 +28,23 @@ class ResultWriter(ABC):
         """Write the result of the source that is number `index`."""
 
 
-def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], Any]) -> None:
-    """Write a result as one kind of file: with `draw` if it is a drawing, else by the ending of the path."""
+def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], Any], **options: Any) -> None:
+    """Write a result as one kind of file: with `draw` if it is a drawing, else by `save` with these options."""
     if kind in PLOTS:
         write_image(path, np.asarray(draw(result)))
     else:
-        result.save(path)
+        result.save(path, **options)
 
 
-def encode_as(kind: str, result: Result, *, draw: Callable[[Result], Any]) -> bytes:
-    """Return the bytes of the file that `save_as` writes."""
+def encode_as(
+    kind: str, result: Result, *, draw: Callable[[Result], Any], folder: Path | None = None, **options: Any
+) -> bytes:
+    """Return the bytes of the file that `save_as` writes; `folder` is for temporary files."""
     if kind == "json":
         return json_text(result.to_dict()).encode()
-    with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
-        path = Path(folder) / f"result{file_ending(kind)}"
-        save_as(kind, result, path, draw=draw)
+    with tempfile.TemporaryDirectory(prefix="vitruvian-", dir=folder) as temporary:
+        path = Path(temporary) / f"result{file_ending(kind)}"
+        save_as(kind, result, path, draw=draw, **options)
         return path.read_bytes()
 
 

@@ -32,6 +32,9 @@ class ServerLimits:
         images: Stored images.
         stored_bytes: Bytes of stored images and their embeddings.
         image_seconds: Seconds that a stored image stays after its last use.
+        videos: Stored videos.
+        video_bytes: Bytes of stored videos.
+        video_seconds: Seconds that a stored video stays after its last use.
         jobs: Stored jobs, finished ones too.
         queued_jobs: Jobs that wait.
         job_files: Files of a job.
@@ -52,6 +55,9 @@ class ServerLimits:
     images: int = 64
     stored_bytes: int = 1 * _GIB
     image_seconds: int = 900
+    videos: int = 16
+    video_bytes: int = 8 * _GIB
+    video_seconds: int = 3600
     jobs: int = 1000
     queued_jobs: int = 64
     job_files: int = 1000

@@ -155,7 +155,7 @@ def test_stored_images_expire_and_make_room(
         assert client.get(f"/v1/images/{ids[0]}").status == 200  # used last
         ids.append(client.post("/v1/images", jpeg(2)).json["id"])
         assert [client.get(f"/v1/images/{one}").status for one in ids] == [200, 404, 200]
-        for image in service.images._images.values():
+        for image in service.images._items.values():
             image.expires = time.monotonic() - 1
         assert client.get(f"/v1/images/{ids[2]}").status == 404
         assert len(service.images) == service.images.nbytes == 0
