@@ -118,10 +118,12 @@ def run_litserve(root: Path, options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def our_server(root: Path, options: argparse.Namespace, *models: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def our_server(
+    root: Path, options: argparse.Namespace, *models: str, port: int = 0
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `vitruvian serve`; yield its address and process."""
     names = models or (f"pose={root / 'model'}",)
-    command = [sys.executable, "-m", "vitruvian", "serve", "--port=0", f"--device={options.device}"]
+    command = [sys.executable, "-m", "vitruvian", "serve", f"--port={port}", f"--device={options.device}"]
     command += [f"--data={root / 'data'}", *(f"--model={name}" for name in names)]
     paths = [str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -249,40 +251,104 @@ def missing_for_litserve() -> str | None:
 # ------------------------------------------------------------------------------------------------ soak
 
 
+class SoakClients:
+    """Clients that send mixed requests, a tenth of them bad, some of which hang up, and start jobs."""
+
+    def __init__(self, address: str, images: list[bytes]) -> None:
+        self.address, self.images = address, images
+        self.statuses: Counter[int] = Counter()
+        self.refused = 0  # connections and requests, while the server is down or loads its models
+        self.jobs: list[str] = []
+        self.stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(8)]
+
+    def __enter__(self) -> SoakClients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, *, hang_up: bool = False) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of the answer, or zeros."""
+        connection = http.client.HTTPConnection(self.address, timeout=120)
+        with contextlib.closing(connection):
+            connection.request(method, path, body)
+            if hang_up:
+                return 0, b""
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def _run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self.stop.is_set():
+            body = rng.choice(self.images) if rng.random() > 0.1 else b"no image"
+            kind, dice = rng.choice(("json", "plot", "npz")), rng.random()
+            path = f"/v1/{rng.choice(('pose', 'parts', 'normals', 'matte', 'embed'))}?as={kind}"
+            try:
+                if dice < 0.02:
+                    status, answer = self.ask("POST", "/v1/jobs?task=embed&name=a.jpg", rng.choice(self.images))
+                    if status == 201:
+                        self.jobs.append(json.loads(answer)["id"])
+                elif dice < 0.1:
+                    status, answer = self.ask("POST", "/v1/images", body)
+                    if status == 201:
+                        status, answer = self.ask("POST", f"/v1/images/{json.loads(answer)['id']}/pose")
+                else:
+                    status, answer = self.ask("POST", path, body, hang_up=dice > 0.9)
+            except (OSError, http.client.HTTPException):
+                self.refused += 1
+                self.stop.wait(0.5)
+                continue
+            if status == 503 and b"loading" in answer:  # after the restart
+                self.refused += 1
+                self.stop.wait(0.5)
+            elif status:
+                self.statuses[status] += 1
+
+
 def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Send mixed requests to the built-in model: a tenth of them bad, some clients hang up; follow the memory."""
+    """Send mixed requests to the built-in model; kill the server in the middle; follow its memory and the jobs."""
     import psutil
 
-    images, statuses = read_images(root), Counter[int]()
-    memory: list[float] = []
-    with our_server(root, options, "builtin") as (address, process):
-        end = time.monotonic() + options.soak
-
-        def run(seed: int) -> None:
-            rng = random.Random(seed)
-            while time.monotonic() < end:
-                body = rng.choice(images) if rng.random() > 0.1 else b"no image"
-                task = rng.choice(("pose", "parts", "normals", "matte", "embed"))
-                connection = http.client.HTTPConnection(address, timeout=120)
-                connection.request("POST", f"/v1/{task}?as={rng.choice(('json', 'plot', 'npz'))}", body)
-                if rng.random() > 0.1:
-                    statuses[connection.getresponse().status] += 1
-                connection.close()
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        while time.monotonic() < end:
-            memory.append(psutil.Process(process.pid).memory_info().rss / 1e6)
-            time.sleep(max(0.05, options.soak / 40))
-        for thread in threads:
-            thread.join()
-    early, late = max(memory[len(memory) // 4 : len(memory) // 2]), max(memory[-len(memory) // 4 :])
-    print(f"statuses: {dict(statuses)}; memory over time (MB): {' '.join(f'{one:.0f}' for one in memory)}")
-    print(f"memory {late / early - 1:+.1%} from the second quarter to the last")
+    memory: list[list[float]] = [[], []]  # before and after the server was killed
+    with SoakClients(f"127.0.0.1:{PORT}", read_images(root)) as clients:
+        for part in (0, 1):
+            with our_server(root, options, "builtin", port=PORT) as (_, process):
+                end = time.monotonic() + options.soak / 2
+                while time.monotonic() < end:
+                    memory[part].append(psutil.Process(process.pid).memory_info().rss / 1e6)
+                    time.sleep(max(0.05, options.soak / 80))
+                if part == 0:
+                    process.kill()
+                    continue
+                clients.stop.set()
+                states = Counter(wait_for_job(clients, job) for job in clients.jobs)
+                for job in clients.jobs:
+                    clients.ask("DELETE", f"/v1/jobs/{job}")
+    quarter = max(1, len(memory[1]) // 4)
+    growth = statistics.median(memory[1][-quarter:]) / statistics.median(memory[1][quarter : 2 * quarter]) - 1
     left = [path.name for path in (root / "data").rglob("*") if path.is_file() and "sqlite" not in path.name]
-    print(f"files left: {left or 'none'}")
-    return {"statuses": dict(statuses), "memory_mb": memory, "growth": late / early - 1, "left": left}
+    print(f"statuses: {dict(clients.statuses)}; refused while it was down or loading: {clients.refused}")
+    print(f"memory in MB: {' | '.join(' '.join(f'{one:.0f}' for one in part) for part in memory)}")
+    print(f"after the restart {growth:+.1%} from the second quarter to the last; jobs: {dict(states)}")
+    errors = sum(count for status, count in clients.statuses.items() if status >= 500)
+    print(f"5xx: {errors}; files left: {left or 'none'}")
+    found = {"statuses": dict(clients.statuses), "memory_mb": memory, "growth": growth, "left": left}
+    return found | {"jobs": dict(states), "refused": clients.refused}
+
+
+def wait_for_job(clients: SoakClients, job: str) -> str:
+    """Return the final state of a job."""
+    while True:
+        status, answer = clients.ask("GET", f"/v1/jobs/{job}")
+        state = json.loads(answer)["state"] if status == 200 else f"status {status}"
+        if state not in ("queued", "running"):
+            return str(state)
+        time.sleep(0.5)
 
 
 def main() -> int:

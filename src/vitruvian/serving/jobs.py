@@ -33,8 +33,10 @@ from vitruvian.serving.job_store import FINAL, Job, JobState, JobStore
 from vitruvian.serving.options import JOB_OPTIONS, PeopleOptions
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.upload_folder import UploadFolder
+from vitruvian.text_files import write_json
 
 _log = logging.getLogger("vitruvian.serving")
+_NAMES = "names.json"  # in the folder of a job: what the client calls its files
 _CHUNK = 1 << 20
 _FREE_BYTES = 256 * 2**20  # of the disk that uploads leave
 _MAX_FAILURES = 20  # messages that are stored
@@ -205,10 +207,12 @@ class Jobs:
         self._put(
             dataclasses.replace(job, state="running", started=job.started or time.time(), done=0, failed=0, failures=())
         )
+        names = {f"input/{stored}": name for stored, name in job.sources.items()}
+        await asyncio.to_thread(write_json, folder / _NAMES, names)
         process = await asyncio.create_subprocess_exec(
             *self._command(job),
             cwd=folder,
-            env=os.environ | {"VITRUVIAN_STOP_WITH_STDIN": "1"},
+            env=os.environ | {"VITRUVIAN_STOP_WITH_STDIN": "1", "VITRUVIAN_INPUT_NAMES": _NAMES},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -367,7 +371,10 @@ def _client_path(path: str, sources: Mapping[str, str]) -> str:
 
 def _client_text(text: str, sources: Mapping[str, str]) -> str:
     """Return a message with the names that the client knows."""
-    return re.sub(r"input/(\d{4,}\.\w+)", lambda found: sources.get(found[1], found[1]), text)
+    text = re.sub(r"input/(\d{4,}\.\w+)", lambda found: sources.get(found[1], found[1]), text)
+    for name in set(sources.values()):
+        text = text.replace(f"{name}: {name}: ", f"{name}: ")
+    return text
 
 
 def _safe(name: str) -> str:
