@@ -87,10 +87,17 @@ def fill(queue: ModelQueue, pipe: GatedPose) -> list[Future[Any]]:
     return submitted
 
 
+def wait_until_loaded(queue: ModelQueue, count: int) -> None:
+    """Wait until the images of so many requests are decoded."""
+    labels = {"task": "pose", "stage": "load"}
+    wait(lambda: queue._metrics.registry.get_sample_value("vitruvian_stage_seconds_count", labels) == count)
+
+
 def test_requests_share_batches(queue: ModelQueue, pipe: GatedPose) -> None:
     first = submit(queue)
     assert pipe.running.wait(60)  # those that follow wait behind it
     others = [submit(queue, jpeg(number), flip=False) for number in range(1, 6)]
+    wait_until_loaded(queue, 6)
     pipe.gate.set()
     results = [future.result(60) for future in (first, *others)]
     assert max(pipe.batches) > 1
