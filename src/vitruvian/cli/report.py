@@ -187,7 +187,7 @@ class Report:
             for message in self.failures:
                 self.warn(message)
         if interrupted:
-            self.say("Interrupted. Results that are done are complete; run the same command again to resume.")
+            self.say("Interrupted. Finished results are complete. Run the same command to resume.")
         return INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
 
     def _headline(self, seconds: float) -> str:

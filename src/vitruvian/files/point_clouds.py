@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.text_files import JsonObject
+from vitruvian.json_files import JsonObject
 
 _FLOAT, _UNSIGNED_SHORT, _UNSIGNED_INT = 5126, 5123, 5125  # glTF component types
 _VERTICES, _INDICES = 34962, 34963  # glTF buffer view targets
@@ -48,7 +48,7 @@ def write_glb(
     Viewers show them without lights.
     """
     if len(points) == 0:
-        raise InputError(f"{Path(path).name}: expected at least one point, got none. GLB cannot be empty.")
+        raise InputError(f"{Path(path).name}: expected at least one point, because GLB files cannot be empty.")
     positions = points.astype("<f4")
     bounds = {"min": positions.min(0).tolist(), "max": positions.max(0).tolist()}
     linear = np.round(srgb_to_linear(torch.arange(256) / 255).double().numpy() * 65535).astype(np.uint16)  # [256]

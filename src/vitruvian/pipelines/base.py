@@ -24,7 +24,7 @@ from vitruvian.hub import BUILTIN, HUB_KEYWORDS
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
-from vitruvian.models.sapiens2.packed import local_packed_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
 from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Unit
@@ -104,7 +104,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Load a checkpoint, or use a model that is loaded already. See `vitruvian.pipeline` for the arguments."""
         if model is None:
             names = " or ".join(cls.checkpoints) or "path/to/a/folder"
-            raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Name one such as {names}.")
+            raise InputError(f"model: expected a checkpoint for {cls.task}. Pass, for example, {names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
         cls.check_options(options)  # before a large download
         if isinstance(model, str | Path):
@@ -116,7 +116,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             names = ", ".join(accepted.__name__ for accepted in cls.accepts())
             raise InputError(f"model: expected a checkpoint or {names} for {cls.task}, got {type(model).__name__}.")
         if processor is None:
-            raise InputError("processor: expected one for a model that is loaded already. Pass processor=…")
+            raise InputError("processor: required with a model that is already loaded. Pass processor=…")
         if device is not None:
             model = model.to(checked_device(device))
         return cls(model if dtype is None else model.to(checked_dtype(dtype)), processor, **options)
@@ -148,10 +148,10 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         return torch.device(self.model.device)
 
     @functools.cached_property
-    def packed_tasks(self) -> tuple[str, ...]:
+    def checkpoint_tasks(self) -> tuple[str, ...]:
         """The tasks of the model's checkpoint under their Sapiens2 names, if it has several. Read once."""
         source = self.model.config.name_or_path
-        return local_packed_tasks(source) if source else ()
+        return local_checkpoint_tasks(source) if source else ()
 
     @property
     def name(self) -> str:
@@ -185,7 +185,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         return self.run(source, **options)
 
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
-        """Same as calling the pipeline, and available for every task, whatever else its call returns."""
+        """Same as calling the pipeline."""
         call = self.for_call(options)
         write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)
@@ -242,7 +242,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Return the people detector for these options; None if no one is to be detected."""
         if not isinstance(options, PeopleOptions):
             return None
-        own = self.model.config.name_or_path if "people" in self.packed_tasks else None
+        own = self.model.config.name_or_path if "people" in self.checkpoint_tasks else None
         spec = detector_spec(options, own)
         return None if spec is None else self.open_detector(spec, threshold=options.detect_threshold)
 

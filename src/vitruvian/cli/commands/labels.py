@@ -25,7 +25,7 @@ def labels(
 ) -> None:
     """Convert a COCO dataset of poses, masks or boxes to labels for YOLO, Label Studio or CVAT (images 1.1)."""
     from vitruvian.files.labels import write_cvat, write_label_studio, write_yolo
-    from vitruvian.text_files import read_json
+    from vitruvian.json_files import read_json
 
     values = read_json(dataset)
     try:
@@ -35,6 +35,8 @@ def labels(
             write_cvat(out, values)
         else:
             write_label_studio(out, values, image_root=image_root)
+    except InputError as error:
+        raise InputError(error.detail, subject=str(dataset)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a field is missing, or of another type
         got = f"{type(error).__name__}: {error}"
         raise InputError(f"{dataset}: expected a COCO dataset with all of its fields, got {got}.") from error

@@ -7,7 +7,14 @@ from torch import Tensor, nn
 from vitruvian.layers.mlp import activation
 
 
-class FeedForward(nn.Module):
+def per_object(x: Tensor, objects: int) -> Tensor:
+    """Repeat what B images have for O objects, as many of each image: [B, …] -> [O, …]; no copy if B is 1 or O."""
+    if len(x) == 1:
+        return x.expand(objects, *x.shape[1:])
+    return x if len(x) == objects else x.repeat_interleave(objects // len(x), dim=0)
+
+
+class Sam2MLP(nn.Module):
     """Linear layers with an activation between them: `proj_in`, `depth` − 2 of `layers`, `proj_out`."""
 
     def __init__(self, channels: int, hidden: int, out: int, *, depth: int, act: str = "relu") -> None:

@@ -23,8 +23,8 @@ import numpy as np
 
 from vitruvian.errors import InputError
 from vitruvian.images.types import RgbImage
+from vitruvian.json_files import read_json, read_text
 from vitruvian.results.base import People
-from vitruvian.text_files import read_json, read_text
 
 # Our name of a column -> names in CSV files.
 _COLUMNS = {
@@ -98,7 +98,7 @@ class BoxesFile:
         matches = [path for path, length in shared.items() if length == max(shared.values())]
         if len(matches) > 1:
             raise InputError(
-                f"{source}: fits {matches[0]} and {matches[1]} in {self.name} alike. Pass the image with its folder."
+                f"{source}: matches both {matches[0]} and {matches[1]} in {self.name}. Pass the image with its folder."
             )
         return listed[matches[0]]
 

@@ -6,6 +6,7 @@ before they are projected to more channels: less work for each pair of a query a
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -14,57 +15,65 @@ from torch import Tensor
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
-from vitruvian.ops.split_softmax import merge_splits, split_keys
+from vitruvian.ops.split_kv_merge import merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
 
-_CPU_SCORES = 1 << 22  # scores that are computed at a time: 16 MiB
+_CPU_BLOCK = 1024  # queries, and keys, whose scores are computed at a time: 4 MiB
 
 
-def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: str = "sdpa") -> Tensor:
+def narrow_value_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: str = "sdpa") -> Tensor:
     """Attend from queries [B, N, D] to keys [B, M, D] and values [B, M, E], one head: [B, N, E].
 
     `implementation` is that of `vitruvian.ops.attention`; "eager" keeps to plain torch operations.
     """
     if implementation != "eager":
-        if use_triton("narrow_attention", q, k, v):
-            return _narrow_attention_triton(q, k, v)
-        if use_cpu("narrow_attention", q, k, v):
-            return _narrow_attention_cpu(q, k, v)
+        if use_triton("narrow_value_attention", q, k, v):
+            return _narrow_value_attention_triton(q, k, v)
+        if use_cpu("narrow_value_attention", q, k, v):
+            return _narrow_value_attention_cpu(q, k, v)
     return attention(q[:, None], k[:, None], v[:, None], implementation=implementation)[0][:, 0]
 
 
-def _narrow_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend from a part of the queries at a time. torch has no fused kernel for these shapes on the CPU."""
+def _narrow_value_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend from a part of the queries to a part of the keys at a time, with a running maximum of the scores.
+
+    torch has no fused kernel for these shapes on the CPU.
+    """
     (batch, queries, channels), keys = q.shape, k.shape[1]
-    rows = max(1, min(queries, _CPU_SCORES // keys))
-    out, scores = q.new_empty(batch, queries, v.shape[2]), q.new_empty(rows, keys)
-    for one in range(batch):
-        transposed = k[one].T
-        for first in range(0, queries, rows):
-            part = q[one, first : first + rows]
-            weights = scores[: len(part)]
-            torch.addmm(weights, part, transposed, beta=0, alpha=channels**-0.5, out=weights)
-            weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
-            out[one, first : first + rows] = (weights @ v[one]).div_(weights.sum(dim=-1, keepdim=True))
+    out, buffer = q.new_empty(batch, queries, v.shape[2]), q.new_empty(_CPU_BLOCK * _CPU_BLOCK)
+    for one, start in itertools.product(range(batch), range(0, queries, _CPU_BLOCK)):
+        part, mean = q[one, start : start + _CPU_BLOCK], out[one, start : start + _CPU_BLOCK].zero_()
+        highest, total = q.new_full((len(part), 1), -math.inf), q.new_zeros(len(part), 1)
+        for first in range(0, keys, _CPU_BLOCK):
+            block = k[one, first : first + _CPU_BLOCK]
+            weights = buffer[: len(part) * len(block)].view(len(part), len(block))
+            torch.addmm(weights, part, block.T, beta=0, alpha=channels**-0.5, out=weights)
+            new_highest = torch.maximum(highest, weights.amax(dim=1, keepdim=True))
+            weights.sub_(new_highest).exp_()
+            factor = highest.sub_(new_highest).exp_()
+            total.mul_(factor).add_(weights.sum(dim=1, keepdim=True))
+            mean.mul_(factor).addmm_(weights, v[one, first : first + _CPU_BLOCK])
+            highest = new_highest
+        mean.div_(total)
     return out
 
 
 # ---------------------------------------------------------------------------------------------------------- Triton
 
 
-def _narrow_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _narrow_value_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend with the keys split among programs where the queries are too few to fill a device."""
     (B, N, D), (M, E) = q.shape, v.shape[1:]
     q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
     block_rows, block_columns, stages = _blocks(D + E, q.device)
     blocks = triton.cdiv(N, block_rows)
-    splits, split_size = split_keys(M, B * blocks, multiple=block_columns, least=4 * block_columns)
+    splits, split_size = split_keys(M, B * blocks, multiple=block_columns, min_keys=4 * block_columns)
     parts = torch.empty(splits, B * N, E, device=q.device, dtype=q.dtype if splits == 1 else torch.float32)
     log_sums = torch.empty(splits, B * N, device=q.device, dtype=torch.float32)
-    _narrow_attention_kernel[(blocks, splits, B)](
+    _narrow_value_attention_kernel[(blocks, splits, B)](
         q, k, v, parts, log_sums, N, M, split_size, B * N, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         channels=D, padded=max(16, triton.next_power_of_2(D)),
         value_channels=E, padded_values=max(16, triton.next_power_of_2(E)),
@@ -85,7 +94,7 @@ def _blocks(channels: int, device: torch.device) -> tuple[int, int, int]:
 
 
 @triton_jit
-def _narrow_attention_kernel(  # type: ignore[no-untyped-def]
+def _narrow_value_attention_kernel(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, parts_ptr, log_sums_ptr, queries, keys, split_size, total_rows,
     q_batch, q_token, k_batch, k_token, v_batch, v_token,
     channels: tl.constexpr, padded: tl.constexpr, value_channels: tl.constexpr, padded_values: tl.constexpr,
