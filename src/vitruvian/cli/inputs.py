@@ -27,6 +27,7 @@ from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
 from vitruvian.files.video import FRAME_PATTERN, numbered_files
 from vitruvian.images.download import is_url, redacted_url
+from vitruvian.json_files import read_json_object
 from vitruvian.pipelines.sources import (
     CAMERA,
     IMAGE_SUFFIXES,
@@ -35,7 +36,6 @@ from vitruvian.pipelines.sources import (
     glob_files,
     open_source,
 )
-from vitruvian.text_files import read_json_object
 
 Kind = Literal["image", "video", "camera", "stdin"]
 
