@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.output_plan import CROPS, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
+from vitruvian.cli.output_plan import CROPS, PLOT_EXTENSIONS, VIDEO_DATASET, VIDEO_FORMATS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
@@ -39,14 +40,21 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
     restart = run.command.overwrite or not begun
     if restart:
         frames.remove()
-    keep_state, refine = run.command.state_folder(files), run.command.refined()
-    report = _run_loop(run, pipe, item, frames, restart=restart, keep_state=keep_state, refine=refine)
+    report = _run_loop(run, pipe, item, frames, restart=restart, **_track_options(run.command, files))
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
     if VIDEO_DATASET in files and frames.records is not None:
         write_youtube_vis(files[VIDEO_DATASET], frames.records, name=Path(item.name).name)
+    frames.check_crops()
     run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
+
+
+def _track_options(command: TaskCommand, files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return where the state of a tracked video is kept, and what is refined."""
+    if not isinstance(command, TrackCommand):
+        return {}
+    return {"keep_state": command.state_folder(files), "refine": command.refined()}
 
 
 def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
@@ -68,30 +76,27 @@ def _run_loop(
     frames: _FrameWriter,
     *,
     restart: bool,
-    keep_state: Path | None = None,
-    refine: tuple[Path, int] | None = None,
+    **track_options: Any,
 ) -> VideoReport:
     """Run the video loop over a file or a camera."""
     command = run.command
     max_frames = command.frames if item.kind == "camera" else None
+    prompts = command.segment_settings() if isinstance(command, TrackCommand) else {}
     with run.report.bar(item.name, max_frames) as bar:
         options = VideoOptions(
             out=frames.movie,
             records=frames.records,
             detector=run.video_detector(),
-            detect_every=command.detect_every,
-            smooth=command.smooth,
             draw=frames.draw,
             record=frames.record,
             alpha=frames.alpha,
-            sound=command.sound,
             preview=frames.preview,
             progress=bar.update,
-            settings={"settings": run.settings} | command.segment_settings(),
+            settings={"settings": run.digest, **prompts},
             overwrite=restart,
             max_frames=max_frames,
-            keep_state=keep_state,
-            refine=refine,
+            **track_options,
+            **command.video_options(),
         )
         source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
         return run_video(source, pipeline_task(pipe, **run.call_options), options)
@@ -107,23 +112,23 @@ class _FrameWriter:
         preview: Shows the latest frame in a file, or None.
     """
 
-    def __init__(self, command: TaskCommand, files: Mapping[str, Path], name: str) -> None:
-        self._command, self.records, self._name = command, files.get("json"), name
-        self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
+    def __init__(self, command: TaskCommand, files: Mapping[str, Path], source: str) -> None:
+        self._command, self.records, self._source = command, files.get("json"), source
+        self.movie = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
         self._crops = files.get(CROPS)
-        self._patterns = [path for kind, path in files.items() if FRAME_FORMAT in path.name and kind != CROPS]
+        self._patterns = [path for name, path in files.items() if FRAME_FORMAT in path.name and name != CROPS]
         holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
         self.preview = None if command.preview is None else Preview(command.preview)
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
-        converted: Any = self._command.convert(result)
-        return np.asarray(converted.rgba() if self.alpha else self._command.draw_frame(converted))
+        converted: Any = self._command.output.convert(result)
+        return np.asarray(converted.rgba() if self.alpha else self._command.output.draw_frame(converted))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""
-        converted = self._command.convert(result)
+        converted = self._command.output.convert(result)
         for path in self._patterns:
             converted.save(path.with_name(path.name.replace(FRAME_FORMAT, FRAME_FORMAT % (result.frame or 0))))
         if self._crops is not None and isinstance(converted, Track):
@@ -132,7 +137,7 @@ class _FrameWriter:
                 if crop is not None:
                     name = self._crops.name.replace(FRAME_FORMAT, f"{FRAME_FORMAT % (result.frame or 0)}_{object_id}")
                     write_image(self._crops.with_name(name), crop)
-        return converted.to_dict() | {"source": self._name}
+        return converted.to_dict() | {"source": self._source}
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""
@@ -142,7 +147,7 @@ class _FrameWriter:
             file.unlink()
 
     def check(self, count: int) -> None:
-        """Raise `InputError` unless there is a record and a file of each kind for every frame."""
+        """Raise `InputError` unless there is a record and a file of each format for every frame."""
         counts = {pattern.parent: len(self._frames(pattern)) for pattern in self._patterns}
         if self.records is not None:
             with self.records.open("rb") as file:
@@ -150,6 +155,9 @@ class _FrameWriter:
         for path, frames in counts.items():
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
+
+    def check_crops(self) -> None:
+        """Raise `InputError` if crops were asked for and there are none."""
         if self._crops is not None and not _crop_files(self._crops.parent):
             raise InputError(f"{self._crops.parent}: no object is visible in any frame. Leave crops out of --save.")
 
@@ -168,7 +176,7 @@ class Preview:
     """Keeps the latest frame in an image file, written at most once a second."""
 
     def __init__(self, path: Path) -> None:
-        if path.suffix.lower() not in IMAGE_ENDINGS:
+        if path.suffix.lower() not in PLOT_EXTENSIONS:
             raise InputError(f"--preview: expected a name that ends in .jpg, .png or .webp, got {path.name!r}.")
         self._path, self._last = path, -math.inf
 

@@ -39,7 +39,7 @@ FILE_TYPES = {
 
 def kinds_of(task: str) -> tuple[str, ...]:
     """Return the kinds of files that can answer a request for a task, the default first."""
-    return tuple(dict.fromkeys(("json", *TASKS[task].image_kinds())))
+    return tuple(dict.fromkeys(("json", *TASKS[task].image_formats())))
 
 
 def choose_kind(task: str, *, accept: str | None, asked: str | None) -> str:

@@ -20,8 +20,9 @@ from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
+from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
-from vitruvian.pipelines.people.selection import PeopleOptions, detector_spec
+from vitruvian.pipelines.people.selection import detector_spec
 from vitruvian.pipelines.saving import encode_as
 from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
@@ -138,7 +139,7 @@ class Service:
         checkpoint = settings.models[task]
         options: dict[str, Any] = {}
         with self._open_lock:
-            if issubclass(cls.options_class, PeopleOptions):
+            if issubclass(TASKS[task].options_class(), PeopleOptions):
                 own = checkpoint if "people" in local_checkpoint_tasks(checkpoint) else None
                 detector = detector_spec(PeopleOptions(detect=settings.detector), own)
                 if isinstance(detector, str):
@@ -146,10 +147,10 @@ class Service:
                         self._detectors[detector] = open_detector(detector, device=settings.device)
                     options["detect"] = self._detectors[detector]
             opened: TaskPipeline[Any, Any]
-            if (checkpoint, cls.auto) in self._loaded:
-                return cls(*self._loaded[checkpoint, cls.auto], **options)  # type: ignore[no-any-return]
+            if (checkpoint, TASKS[task].auto_key) in self._loaded:
+                return cls(*self._loaded[checkpoint, TASKS[task].auto_key], **options)  # type: ignore[no-any-return]
             opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
-            self._loaded[checkpoint, cls.auto] = opened.model, opened.processor
+            self._loaded[checkpoint, TASKS[task].auto_key] = opened.model, opened.processor
             if (
                 local_checkpoint_tasks(checkpoint)
                 and isinstance(opened.model, Sapiens2TaskModel)
@@ -189,8 +190,9 @@ class Service:
 
     def _encode(self, kind: str, options: TaskOptions, result: Result) -> bytes:
         """Return a result as the bytes of a file."""
-        save = {} if kind in PLOTS else options.save_options(kind)
-        return encode_as(kind, options.convert(result), draw=options.draw, folder=self.temporary, **save)
+        output = options.output()
+        save = {} if kind in PLOTS else output.save_options(kind)
+        return encode_as(kind, output.convert(result), draw=output.draw, folder=self.temporary, **save)
 
     async def store(self, request: Request, body: bytes, name: str, owner: str | None) -> StoredImage:
         """Store an image, with its embedding if there is a model for that."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from vitruvian.pipelines.video.loop import VideoOptions, VideoReport, VideoTask, pipeline_task, run_video
+from vitruvian.pipelines.video.loop import FrameProcessor, VideoOptions, VideoReport, pipeline_task, run_video
 from vitruvian.pipelines.video.person_tracking import PersonTracker
 
-__all__ = ["PersonTracker", "Tracker", "VideoOptions", "VideoReport", "VideoTask", "pipeline_task", "run_video"]
-Tracker = PersonTracker  # its name before
+__all__ = ["FrameProcessor", "PersonTracker", "VideoOptions", "VideoReport", "pipeline_task", "run_video"]

@@ -34,7 +34,7 @@ from vitruvian.results import Result
 
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
 # Takes frames in order and the people detector; yields a result or a `Failure` for each, in order.
-VideoTask = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
+FrameProcessor = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
 _CAMERA_RATE = Fraction(30)
 _MAX_QUEUED = 4  # frames that wait to be drawn and written
 
@@ -133,7 +133,7 @@ class VideoReport:
     interrupted: bool = False
 
 
-def pipeline_task(pipe: _Pipeline, **options: object) -> VideoTask:
+def pipeline_task(pipe: _Pipeline, **options: object) -> FrameProcessor:
     """Make a task of a pipeline and the options of its call."""
 
     def run(frames: Iterator[Frame] | Source, detector: PeopleDetector | None) -> Iterable[Result | Failure]:
@@ -145,7 +145,7 @@ def pipeline_task(pipe: _Pipeline, **options: object) -> VideoTask:
 
 
 def run_video(
-    source: str | Path | int, task: VideoTask, options: VideoOptions | None = None, **changes: Any
+    source: str | Path | int, task: FrameProcessor, options: VideoOptions | None = None, **changes: Any
 ) -> VideoReport:
     """Run a task over every frame of a video.
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from vitruvian.serving.content import choose_kind
 from vitruvian.serving.job_store import Job
-from vitruvian.serving.options import JOB_OPTIONS, SegmentOptions, TaskOptions, TrackPromptFields
+from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_response, task_answer
 from vitruvian.serving.service import Service
@@ -37,9 +37,9 @@ class VideoInfo(BaseModel):
 class PromptOptions(TrackPromptFields, TaskOptions):
     """A prompt of an object in a frame. It replaces those that the object had in the frame."""
 
-    def segment_options(self) -> SegmentOptions:
+    def segment_options(self) -> TaskOptions:
         """Return the prompt for the frame as an image."""
-        return SegmentOptions.read({"points": self.points, "labels": self.labels, "boxes": self.box})
+        return IMAGE_OPTIONS["segment"].read({"points": self.points, "labels": self.labels, "boxes": self.box})
 
 
 def add_videos(app: FastAPI, service: Service) -> None:

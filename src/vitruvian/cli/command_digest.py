@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.options import (
     BatchGroup,
     ClusterGroup,
@@ -33,21 +34,21 @@ _INDEPENDENT = {
 }
 
 
-def settings_digest(command: TaskCommand) -> str:
-    """Return a short text that differs where results would."""
+def command_digest(command: TaskCommand) -> str:
+    """Return a digest of everything that affects the results."""
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
     words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
     paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
     detects = (isinstance(command, PeopleGroup) and not command.boxes) or getattr(command, "everyone", False)
     detector = getattr(command, "detect", None) or BUILTIN if detects else None
-    facts = {
+    contents = {
         "version": __version__,
         "command": command.name,
         "options": options,
         "model": checkpoint_digest(command.model or BUILTIN, command.revision),
         "detector": None if detector is None else checkpoint_digest(detector),
         "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
-        "inputs": [file_digest(path) for path in command.input_files()],
+        "inputs": [file_digest(path) for path in command.mask_files()] if isinstance(command, TrackCommand) else [],
     }
-    text = json.dumps(facts, sort_keys=True, default=str)
+    text = json.dumps(contents, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
