@@ -15,12 +15,18 @@ RUN pip install --no-cache-dir ".[serve,video,exr,heif,detect]"
 
 FROM python:${PYTHON}-slim
 COPY --from=build /venv /venv
-# /data: jobs. /keys: API keys. /models: the Hub's cache.
+# Triton, which comes with the CUDA builds of torch, needs a C compiler at run time.
+RUN if /venv/bin/python -c "import triton" 2>/dev/null; then \
+        apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
+# /data: jobs. /keys: API keys. /models: the caches of the Hub and of Triton, whose files must be executable.
 RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin vitruvian \
     && install -d -o vitruvian -g vitruvian /data /models \
     && install -d /keys
 ENV PATH=/venv/bin:$PATH \
     HF_HOME=/models \
+    TRITON_CACHE_DIR=/models/triton \
     PYTHONUNBUFFERED=1 \
     VITRUVIAN_SERVE_HOST=0.0.0.0 \
     VITRUVIAN_SERVE_DATA=/data \

@@ -10,9 +10,10 @@ decodes with Pillow and runs the processor, the model and the post-processing of
 with a reason where litserve, transformers or torchvision are not installed.
 
 Prints the rate of the pipeline, and for each server and number of clients requests per second, their share of the
-pipeline's rate (goal: 0.85 with the most clients), the median and 99th percentile of the latency, and the CPU time of
-an answer, which depends less on other work of the machine. With --soak it
-prints statuses, and the server's memory over time. Writes all of it to --out as JSON.
+pipeline's rate (goal: 0.85), the median and 99th percentile of the latency, and the CPU time of an answer, which
+depends less on other work of the machine. Our server adds the mean size of its batches and the mean time of each stage.
+With --rounds everything is measured so many times in turn, and the medians are compared. With --soak it prints
+statuses, and the server's memory over time. Writes all of it to --out as JSON.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ IMAGES = 16  # different ones
 BATCH = 8  # of LitServe; ours chooses
 PORT = 8764
 START_SECONDS = 180
+OURS = "vitruvian"
 POSE_PATH, LITSERVE_PATH = "/v1/pose?detect=whole", "/predict"
 
 
@@ -116,10 +118,12 @@ def run_litserve(root: Path, options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def our_server(root: Path, options: argparse.Namespace, *models: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def our_server(
+    root: Path, options: argparse.Namespace, *models: str, port: int = 0
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `vitruvian serve`; yield its address and process."""
     names = models or (f"pose={root / 'model'}",)
-    command = [sys.executable, "-m", "vitruvian", "serve", "--port=0", f"--device={options.device}"]
+    command = [sys.executable, "-m", "vitruvian", "serve", f"--port={port}", f"--device={options.device}"]
     command += [f"--data={root / 'data'}", *(f"--model={name}" for name in names)]
     paths = [str(HERE.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -247,40 +251,104 @@ def missing_for_litserve() -> str | None:
 # ------------------------------------------------------------------------------------------------ soak
 
 
+class SoakClients:
+    """Clients that send mixed requests, a tenth of them bad, some of which hang up, and start jobs."""
+
+    def __init__(self, address: str, images: list[bytes]) -> None:
+        self.address, self.images = address, images
+        self.statuses: Counter[int] = Counter()
+        self.refused = 0  # connections and requests, while the server is down or loads its models
+        self.jobs: list[str] = []
+        self.stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(8)]
+
+    def __enter__(self) -> SoakClients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, *, hang_up: bool = False) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of the answer, or zeros."""
+        connection = http.client.HTTPConnection(self.address, timeout=120)
+        with contextlib.closing(connection):
+            connection.request(method, path, body)
+            if hang_up:
+                return 0, b""
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def _run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self.stop.is_set():
+            body = rng.choice(self.images) if rng.random() > 0.1 else b"no image"
+            kind, dice = rng.choice(("json", "plot", "npz")), rng.random()
+            path = f"/v1/{rng.choice(('pose', 'parts', 'normals', 'matte', 'embed'))}?as={kind}"
+            try:
+                if dice < 0.02:
+                    status, answer = self.ask("POST", "/v1/jobs?task=embed&name=a.jpg", rng.choice(self.images))
+                    if status == 201:
+                        self.jobs.append(json.loads(answer)["id"])
+                elif dice < 0.1:
+                    status, answer = self.ask("POST", "/v1/images", body)
+                    if status == 201:
+                        status, answer = self.ask("POST", f"/v1/images/{json.loads(answer)['id']}/pose")
+                else:
+                    status, answer = self.ask("POST", path, body, hang_up=dice > 0.9)
+            except (OSError, http.client.HTTPException):
+                self.refused += 1
+                self.stop.wait(0.5)
+                continue
+            if status == 503 and b"loading" in answer:  # after the restart
+                self.refused += 1
+                self.stop.wait(0.5)
+            elif status:
+                self.statuses[status] += 1
+
+
 def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Send mixed requests to the built-in model: a tenth of them bad, some clients hang up; follow the memory."""
+    """Send mixed requests to the built-in model; kill the server in the middle; follow its memory and the jobs."""
     import psutil
 
-    images, statuses = read_images(root), Counter[int]()
-    memory: list[float] = []
-    with our_server(root, options, "builtin") as (address, process):
-        end = time.monotonic() + options.soak
-
-        def run(seed: int) -> None:
-            rng = random.Random(seed)
-            while time.monotonic() < end:
-                body = rng.choice(images) if rng.random() > 0.1 else b"no image"
-                task = rng.choice(("pose", "parts", "normals", "matte", "embed"))
-                connection = http.client.HTTPConnection(address, timeout=120)
-                connection.request("POST", f"/v1/{task}?as={rng.choice(('json', 'plot', 'npz'))}", body)
-                if rng.random() > 0.1:
-                    statuses[connection.getresponse().status] += 1
-                connection.close()
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        while time.monotonic() < end:
-            memory.append(psutil.Process(process.pid).memory_info().rss / 1e6)
-            time.sleep(max(0.05, options.soak / 40))
-        for thread in threads:
-            thread.join()
-    early, late = max(memory[len(memory) // 4 : len(memory) // 2]), max(memory[-len(memory) // 4 :])
-    print(f"statuses: {dict(statuses)}; memory over time (MB): {' '.join(f'{one:.0f}' for one in memory)}")
-    print(f"memory {late / early - 1:+.1%} from the second quarter to the last")
+    memory: list[list[float]] = [[], []]  # before and after the server was killed
+    with SoakClients(f"127.0.0.1:{PORT}", read_images(root)) as clients:
+        for part in (0, 1):
+            with our_server(root, options, "builtin", port=PORT) as (_, process):
+                end = time.monotonic() + options.soak / 2
+                while time.monotonic() < end:
+                    memory[part].append(psutil.Process(process.pid).memory_info().rss / 1e6)
+                    time.sleep(max(0.05, options.soak / 80))
+                if part == 0:
+                    process.kill()
+                    continue
+                clients.stop.set()
+                states = Counter(wait_for_job(clients, job) for job in clients.jobs)
+                for job in clients.jobs:
+                    clients.ask("DELETE", f"/v1/jobs/{job}")
+    quarter = max(1, len(memory[1]) // 4)
+    growth = statistics.median(memory[1][-quarter:]) / statistics.median(memory[1][quarter : 2 * quarter]) - 1
     left = [path.name for path in (root / "data").rglob("*") if path.is_file() and "sqlite" not in path.name]
-    print(f"files left: {left or 'none'}")
-    return {"statuses": dict(statuses), "memory_mb": memory, "growth": late / early - 1, "left": left}
+    print(f"statuses: {dict(clients.statuses)}; refused while it was down or loading: {clients.refused}")
+    print(f"memory in MB: {' | '.join(' '.join(f'{one:.0f}' for one in part) for part in memory)}")
+    print(f"after the restart {growth:+.1%} from the second quarter to the last; jobs: {dict(states)}")
+    errors = sum(count for status, count in clients.statuses.items() if status >= 500)
+    print(f"5xx: {errors}; files left: {left or 'none'}")
+    found = {"statuses": dict(clients.statuses), "memory_mb": memory, "growth": growth, "left": left}
+    return found | {"jobs": dict(states), "refused": clients.refused}
+
+
+def wait_for_job(clients: SoakClients, job: str) -> str:
+    """Return the final state of a job."""
+    while True:
+        status, answer = clients.ask("GET", f"/v1/jobs/{job}")
+        state = json.loads(answer)["state"] if status == 200 else f"status {status}"
+        if state not in ("queued", "running"):
+            return str(state)
+        time.sleep(0.5)
 
 
 def main() -> int:
@@ -291,6 +359,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--client-processes", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=1, help="times that everything is measured")
     parser.add_argument("--no-litserve", action="store_true", help="leave LitServe out")
     parser.add_argument("--soak", type=float, default=0.0, help="seconds of mixed load instead")
     parser.add_argument("--out", type=Path, help="file for the measurements")
@@ -318,50 +387,95 @@ def main() -> int:
 
 
 def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the pipeline, our server and LitServe."""
+    """Measure the pipeline, our server and LitServe in turn."""
     import torch
-    from measure import run_in_new_process
 
     from vitruvian.benchmarking.timing import describe_machine
 
     packages = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
     if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise SystemExit(f"vitruvian serve needs {', '.join(lacking)}, which this environment lacks.")
-    print(describe_machine(torch.device(options.device)))
-    arguments = [f"--device={options.device}", f"--seconds={options.seconds}"]
-    alone = run_in_new_process(__file__, "--one", "pipeline", str(root), *arguments)
-    if "error" in alone:
-        raise SystemExit(f"pipeline: {alone['error']}")
-    print(
-        f"{options.model}, images of {options.size}; the pipeline alone: {alone['rate']:.1f} images/s, "
-        f"{alone['cpu'] * 1e3:.0f} ms of CPU each",
-        flush=True,
-    )
-    servers: dict[str, Any] = {"vitruvian": (our_server, POSE_PATH)}
+    print(f"{describe_machine(torch.device(options.device))}; {options.model}, images of {options.size}")
+    servers: dict[str, Any] = {OURS: (our_server, POSE_PATH)}
     missing = missing_for_litserve()
     if options.no_litserve or missing:
         print(f"LitServe is left out: {f'{missing} not installed' if missing else '--no-litserve'}")
     else:
         servers["LitServe + transformers"] = (lit_server, LITSERVE_PATH)
+    alone: list[float] = []
     rows: list[dict[str, Any]] = []
-    for name, (start, path) in servers.items():
-        with start(root, options) as (address, process):
-            for clients in options.clients:
-                cpu = cpu_seconds(process.pid)
-                row = {"server": name} | measure_load(address, path, root, clients, options)
-                row["cpu"] = (cpu_seconds(process.pid) - cpu) / max(1, row["answers"])
-                rows.append(row)
-                times = "p50 {p50:.3f} s, p99 {p99:.3f} s".format(**row) if row["good"] else "no answers"
-                print(
-                    f"{name:24s} {clients:3d} clients: {row['rate']:7.1f} requests/s, "
-                    f"{row['rate'] / alone['rate']:.2f} of the pipeline; {times}; "
-                    f"{row['cpu'] * 1e3:.0f} ms of CPU; statuses {row['statuses']}",
-                    flush=True,
-                )
-    best = next(row for row in reversed(rows) if row["server"] == "vitruvian")["rate"] / alone["rate"]
-    verdict = "met" if best >= GOAL else "missed"
-    print(f"{best:.2f} of the pipeline with {options.clients[-1]} clients; goal {GOAL}: {verdict}")
-    return {"pipeline": alone["rate"], "rows": rows, "model": options.model, "size": options.size}
+    for _ in range(options.rounds):
+        alone.append(measure_pipeline(root, options))
+        for name, (start, path) in servers.items():
+            with start(root, options) as (address, process):
+                rows += [
+                    measure_server(name, address, process.pid, path, root, clients, options)
+                    for clients in options.clients
+                ]
+    pipeline = statistics.median(alone)
+    rates = {
+        (name, clients): statistics.median(
+            row["rate"] for row in rows if (row["server"], row["clients"]) == (name, clients)
+        )
+        for name in servers
+        for clients in options.clients
+    }
+    print(f"medians of {options.rounds}: the pipeline {pipeline:.1f} images/s")
+    for (name, clients), rate in rates.items():
+        verdict = f"; goal {GOAL}: {'met' if rate >= GOAL * pipeline else 'missed'}" if name == OURS else ""
+        print(
+            f"{name:24s} {clients:3d} clients: {rate:7.1f} requests/s, {rate / pipeline:.2f} of the pipeline{verdict}"
+        )
+    return {"pipeline": alone, "rows": rows, "model": options.model, "size": options.size}
+
+
+def measure_pipeline(root: Path, options: argparse.Namespace) -> float:
+    """Return images per second of the pipeline in a process of its own."""
+    from measure import run_in_new_process
+
+    arguments = [f"--device={options.device}", f"--seconds={options.seconds}"]
+    alone = run_in_new_process(__file__, "--one", "pipeline", str(root), *arguments)
+    if "error" in alone:
+        raise SystemExit(f"pipeline: {alone['error']}")
+    print(f"the pipeline alone: {alone['rate']:.1f} images/s, {alone['cpu'] * 1e3:.0f} ms of CPU each", flush=True)
+    return float(alone["rate"])
+
+
+def measure_server(
+    name: str, address: str, pid: int, path: str, root: Path, clients: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure a server with so many clients, and print a line."""
+    cpu, before = cpu_seconds(pid), stage_sums(address) if name == OURS else {}
+    row = {"server": name} | measure_load(address, path, root, clients, options)
+    row["cpu"] = (cpu_seconds(pid) - cpu) / max(1, row["answers"])
+    times = "p50 {p50:.3f} s, p99 {p99:.3f} s".format(**row) if row["good"] else "no answers"
+    print(
+        f"{name:24s} {clients:3d} clients: {row['rate']:7.1f} requests/s; {times}; {row['cpu'] * 1e3:.0f} ms of CPU; "
+        f"statuses {row['statuses']}",
+        flush=True,
+    )
+    if name == OURS:
+        after = stage_sums(address)
+        row["means"] = {
+            stage: (total - before.get(stage, (0.0, 0.0))[0]) / max(1.0, count - before.get(stage, (0.0, 0.0))[1])
+            for stage, (total, count) in after.items()
+        }
+        batch = row["means"].pop("batch", float("nan"))
+        stages = ", ".join(f"{stage} {mean * 1e3:.1f}" for stage, mean in row["means"].items())
+        print(f"{'':24s} batches of {batch:.1f}; ms: {stages}", flush=True)
+    return row
+
+
+def stage_sums(address: str) -> dict[str, tuple[float, float]]:
+    """Return sum and count of the time of each stage, and of the sizes of batches, from the metrics of our server."""
+    connection = http.client.HTTPConnection(address, timeout=30)
+    connection.request("GET", "/metrics")
+    found: dict[str, dict[str, float]] = {}
+    for line in connection.getresponse().read().decode().splitlines():
+        if match := re.match(r"vitruvian_(stage_seconds|batch_size)_(sum|count)\{(.*)\} (\S+)", line):
+            stage = re.search(r'stage="(\w+)"', match[3])
+            found.setdefault("batch" if stage is None else stage[1], {})[match[2]] = float(match[4])
+    return {stage: (one["sum"], one["count"]) for stage, one in found.items()}
 
 
 if __name__ == "__main__":

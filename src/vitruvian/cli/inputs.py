@@ -27,6 +27,7 @@ from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
 from vitruvian.files.video import FRAME_PATTERN, numbered_files
 from vitruvian.images.download import is_url, redacted_url
+from vitruvian.json_files import read_json_object
 from vitruvian.pipelines.sources import (
     CAMERA,
     IMAGE_SUFFIXES,
@@ -98,7 +99,18 @@ def find_inputs(sources: Sequence[str], *, recursive: bool = False, sequences_ar
         if not item.file_name or counts[item.file_name] > 1:
             inputs[key] = replace(item, file_name=item.name)
     good = iter(_with_distinct_stems([item for item in inputs.values() if item.error is None]))
-    return [item if item.error is not None else next(good) for item in inputs.values()]
+    names = _display_names()
+    found = (item if item.error is not None else next(good) for item in inputs.values())
+    return [replace(item, name=names.get(item.name, item.name)) for item in found]
+
+
+def _display_names() -> dict[str, str]:
+    """Return the names of inputs in messages and results, where they are not those of the files.
+
+    The server sets them for its jobs: its files have numbers for names.
+    """
+    path = os.environ.get("VITRUVIAN_INPUT_NAMES")
+    return {} if path is None else {str(file): str(name) for file, name in read_json_object(Path(path)).items()}
 
 
 def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Iterator[Input]:

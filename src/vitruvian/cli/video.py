@@ -35,7 +35,7 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
     if run.dataset is not None:
         raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(item)
-    frames = _FrameWriter(run.command, files)
+    frames = _FrameWriter(run.command, files, item.name)
     begun = any(segments_path(path).is_dir() for path in result_paths(files))
     restart = run.command.overwrite or not begun
     if restart:
@@ -61,7 +61,7 @@ def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
     count = run.command.frames
     run.report.say(f"{item.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
-    report = _run_loop(run, pipe, item, _FrameWriter(run.command, run.claim(item)), restart=True)
+    report = _run_loop(run, pipe, item, _FrameWriter(run.command, run.claim(item), item.name), restart=True)
     if report.frames:
         done, failed = report.frames - report.failures, report.failures
         run.report.done(item.name, run.complete(item), changed=changed, frames=done, failed_frames=failed)
@@ -112,8 +112,8 @@ class _FrameWriter:
         preview: Shows the latest frame in a file, or None.
     """
 
-    def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
-        self._command, self.records = command, files.get("json")
+    def __init__(self, command: TaskCommand, files: Mapping[str, Path], source: str) -> None:
+        self._command, self.records, self._source = command, files.get("json"), source
         self.movie = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
         self._crops = files.get(CROPS)
         self._patterns = [path for name, path in files.items() if FRAME_FORMAT in path.name and name != CROPS]
@@ -137,7 +137,7 @@ class _FrameWriter:
                 if crop is not None:
                     name = self._crops.name.replace(FRAME_FORMAT, f"{FRAME_FORMAT % (result.frame or 0)}_{object_id}")
                     write_image(self._crops.with_name(name), crop)
-        return converted.to_dict()
+        return converted.to_dict() | {"source": self._source}
 
     def remove(self) -> None:
         """Remove the files of frames that an earlier run wrote."""

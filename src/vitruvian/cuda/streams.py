@@ -33,6 +33,11 @@ class StreamEvent:
             self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # waiting threads sleep
             self._event.record(torch.cuda.current_stream(device))
 
+    @property
+    def reached(self) -> bool:
+        """Whether the device has reached the event."""
+        return self._event is None or self._event.query()  # type: ignore[no-untyped-call]
+
     def synchronize(self) -> None:
         """Block the calling thread until the device has reached the event."""
         if self._event is not None:

@@ -340,6 +340,7 @@ def _deferred_inputs(
 
 def _can_auto_optimize(model: Model) -> bool:
     """Return whether a model is on a single CUDA device and has no adapters."""
-    devices = devices_of(model)
+    if model.device.type != "cuda":  # the usual case of a call that must start fast
+        return False
     adapted = any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules())
-    return len(devices) == 1 and devices.pop().type == "cuda" and not adapted
+    return len(devices_of(model)) == 1 and not adapted

@@ -28,21 +28,23 @@ class ResultWriter(ABC):
         """Write the result of the source that is number `index`."""
 
 
-def save_as(file_format: str, result: Result, path: Path, *, draw: Callable[[Result], Any]) -> None:
-    """Write a result as one file format: with `draw` if it is a drawing, else by the extension of the path."""
+def save_as(file_format: str, result: Result, path: Path, *, draw: Callable[[Result], Any], **options: Any) -> None:
+    """Write a result as one file format: with `draw` if it is a drawing, else by `save` with these options."""
     if file_format in PLOTS:
         write_image(path, np.asarray(draw(result)))
     else:
-        result.save(path)
+        result.save(path, **options)
 
 
-def encode_as(file_format: str, result: Result, *, draw: Callable[[Result], Any]) -> bytes:
-    """Return the bytes of the file that `save_as` writes."""
+def encode_as(
+    file_format: str, result: Result, *, draw: Callable[[Result], Any], folder: Path | None = None, **options: Any
+) -> bytes:
+    """Return the bytes of the file that `save_as` writes; `folder` is for temporary files."""
     if file_format == "json":
         return json_text(result.to_dict()).encode()
-    with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
-        path = Path(folder) / f"result{file_extension(file_format)}"
-        save_as(file_format, result, path, draw=draw)
+    with tempfile.TemporaryDirectory(prefix="vitruvian-", dir=folder) as temporary:
+        path = Path(temporary) / f"result{file_extension(file_format)}"
+        save_as(file_format, result, path, draw=draw, **options)
         return path.read_bytes()
 
 

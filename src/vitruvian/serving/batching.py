@@ -99,8 +99,6 @@ class _InputOfCall(NamedTuple):
 class _SharedSteps(InferenceSteps[Any]):
     """Runs each image with its own call; see the module."""
 
-    detects_people = True  # some calls do; the others detect no one
-
     def __init__(self, name: str, pipe: InferenceSteps[Any], lock: threading.Lock, metrics: Metrics) -> None:
         self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics
         self.upload_stream, self.fixed_input_size = pipe.upload_stream, pipe.fixed_input_size
@@ -114,13 +112,14 @@ class _SharedSteps(InferenceSteps[Any]):
         """Device of the model."""
         return self._pipe.device
 
+    def detects(self, frame: Frame) -> bool:
+        """Return whether the call detects people."""
+        return _ticket(frame).call.detects(frame)
+
     def detect(self, frame: Frame) -> People | None:
-        """Detect people, if the call does."""
-        call = _ticket(frame).call
-        if not call.detects_people:
-            return None
+        """Detect people."""
         with self._lock, self._metrics.stage(self._name, "detect"):
-            return call.detect(frame)
+            return _ticket(frame).call.detect(frame)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Make the inputs of an image, unless its request is cancelled."""
@@ -172,7 +171,6 @@ class ModelQueue:
         lock: Held while a model of the device runs, since others share it.
         metrics: Where times and batches are counted.
         batch_size: Inputs in a batch; None for what the pipeline chooses.
-        batch_timeout: Seconds to wait for more images before a partial batch runs.
         on_failure: Called with the error if the pipeline cannot be opened.
     """
 
@@ -185,13 +183,12 @@ class ModelQueue:
         lock: threading.Lock,
         metrics: Metrics,
         batch_size: int | None,
-        batch_timeout: float,
         on_failure: Callable[[Exception], object],
     ) -> None:
         self.name = name
         self.state: State = "loading"
         self._open, self._size, self.lock, self._metrics = open_pipeline, size, lock, metrics
-        self._batch_size, self._batch_timeout, self._on_failure = batch_size, batch_timeout, on_failure
+        self._batch_size, self._on_failure = batch_size, on_failure
         self._pipe: Future[TaskPipeline[Any, Any]] = Future()
         self._waiting: deque[Ticket[Any]] = deque()
         self._taken: dict[int, Ticket[Any]] = {}  # by the index in the engine
@@ -294,7 +291,7 @@ class ModelQueue:
             _SharedSteps(self.name, call, self.lock, self._metrics),
             Source(self._loaders),
             batch=fixed or pipe.batch_size(call.options, live=False),
-            batch_timeout=self._batch_timeout,
+            batch_timeout=None,  # requests collect while the model runs
             graphs=pipe.model.graphs if pipe.device.type == "cuda" else None,
         )
         for index, outcome in enumerate(outcomes):

@@ -1,4 +1,4 @@
-"""Which kind of file answers a request, and its bytes.
+"""Which kind of file answers a request.
 
 A kind is what `--save` of the command line takes: json, npz, png, 16.png, webp, exr, ply, glb, plot, plot.jpg. A
 request names it with the parameter `as`, or with the header Accept; a parameter of the media type tells kinds of one
@@ -7,19 +7,8 @@ type apart: ``image/png;kind=plot``. JSON is the default.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from vitruvian.files import json_text
-from vitruvian.pipelines.saving import save_as
 from vitruvian.serving.errors import RequestError
-from vitruvian.tasks import PLOTS, TASKS, file_extension
-
-if TYPE_CHECKING:
-    from vitruvian.results import Result
-    from vitruvian.serving.options import TaskOptions
+from vitruvian.tasks import PLOTS, TASKS
 
 MEDIA_TYPES = {
     "json": "application/json",
@@ -71,22 +60,6 @@ def choose_kind(task: str, *, accept: str | None, asked: str | None) -> str:
         406, subject="Accept", expected=f"one of {types} for {task}", got=repr((accept or "")[:80]),
         hint=f"Or name a kind: ?as=KIND, one of {', '.join(kinds)}.",
     )  # fmt: skip
-
-
-def encode(result: Result, kind: str, options: TaskOptions, folder: Path) -> bytes:
-    """Return a result as the bytes of a file; `folder` is for temporary files."""
-    output = options.output()
-    converted = output.convert(result)
-    if kind == "json":
-        return json_text(converted.to_dict()).encode()
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        path = Path(temporary) / f"result{file_extension(kind)}"
-        if kind in PLOTS:
-            save_as(kind, converted, path, draw=output.draw)
-        else:
-            save: Callable[..., object] = converted.save
-            save(path, **output.save_options(kind))
-        return path.read_bytes()
 
 
 def _read_accept(text: str) -> list[tuple[float, str, str | None]]:

@@ -6,10 +6,7 @@ not used for the longest time make room, and each expires some time after its la
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +20,7 @@ from vitruvian.pipelines.sources import Frame, load_rgb
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.results import Masks, People
 from vitruvian.serving.batching import ModelQueue
-from vitruvian.serving.errors import not_found, too_large
-from vitruvian.serving.settings import ServerLimits
+from vitruvian.serving.stores import StoredItem
 
 
 class Embedding:
@@ -35,81 +31,24 @@ class Embedding:
         self.nbytes = sum(level.nbytes for level in self.levels)
 
 
-@dataclass(eq=False)
-class StoredImage:
+@dataclass(eq=False, kw_only=True)
+class StoredImage(StoredItem):
     """An uploaded image.
 
     Attributes:
         body: The file.
-        name: Its name.
         size_hw: Height and width of the upright image.
-        owner: Name of the API key that it was uploaded with.
         embedding: Its SAM 2 embedding, if there is a model.
-        id: Its id.
-        expires: Monotonic time at which it is removed.
     """
 
     body: bytes
-    name: str
     size_hw: tuple[int, int]
-    owner: str | None
     embedding: Embedding | None = None
-    id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    expires: float = 0.0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the file and the embedding."""
         return len(self.body) + (0 if self.embedding is None else self.embedding.nbytes)
-
-
-class ImageStore:
-    """The stored images. Used by the event loop's thread only."""
-
-    def __init__(self, limits: ServerLimits) -> None:
-        self._limits = limits
-        self._images: OrderedDict[str, StoredImage] = OrderedDict()  # the oldest use first
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all images."""
-        return sum(image.nbytes for image in self._images.values())
-
-    def add(self, image: StoredImage) -> None:
-        """Store an image; others make room for it."""
-        if image.nbytes > self._limits.stored_bytes:
-            raise too_large("image", self._limits.stored_bytes, "bytes with its embedding", f"{image.nbytes:,}")
-        self._images[image.id] = image
-        self._touch(image)
-        self.remove_expired()
-        while len(self._images) > self._limits.images or self.nbytes > self._limits.stored_bytes:
-            self._images.popitem(last=False)
-
-    def get(self, image_id: str, owner: str | None) -> StoredImage:
-        """Return an image of this owner."""
-        self.remove_expired()
-        image = self._images.get(image_id)
-        if image is None or image.owner != owner:
-            raise not_found("image", repr(image_id[:40]), "It may have expired: upload it again with POST /v1/images.")
-        self._touch(image)
-        return image
-
-    def remove(self, image_id: str, owner: str | None) -> None:
-        """Remove an image of this owner."""
-        del self._images[self.get(image_id, owner).id]
-
-    def remove_expired(self) -> None:
-        """Remove images that were not used for a time."""
-        now = time.monotonic()
-        for image in [image for image in self._images.values() if image.expires < now]:
-            del self._images[image.id]
-
-    def _touch(self, image: StoredImage) -> None:
-        image.expires = time.monotonic() + self._limits.image_seconds
-        self._images.move_to_end(image.id)
 
 
 class EncodeImage(InferenceSteps[tuple[tuple[int, int], Embedding]]):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import io
 import json
 import logging
 import os
@@ -23,27 +22,21 @@ import re
 import secrets
 import shutil
 import signal
-import sqlite3
 import sys
 import time
-import zipfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import IO, Literal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
-from vitruvian.errors import InputError, one_line
-from vitruvian.files.video import VideoReader
-from vitruvian.images.decode import is_image
-from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from vitruvian.serving.errors import RequestError, not_found, too_large, too_many
+from vitruvian.errors import one_line
+from vitruvian.json_files import write_json
+from vitruvian.serving.errors import RequestError, not_found, too_many
+from vitruvian.serving.job_store import FINAL, Job, JobState, JobStore
 from vitruvian.serving.options import JOB_OPTIONS, PeopleRequest
-from vitruvian.serving.settings import ServerLimits, Settings
-from vitruvian.serving.uploads import file_name
+from vitruvian.serving.settings import Settings
+from vitruvian.serving.upload_folder import UploadFolder
 
-JobState = Literal["queued", "running", "done", "failed", "cancelled"]
-FINAL = ("done", "failed", "cancelled")
 _log = logging.getLogger("vitruvian.serving")
+_NAMES = "names.json"  # in the folder of a job: what the client calls its files
 _CHUNK = 1 << 20
 _FREE_BYTES = 256 * 2**20  # of the disk that uploads leave
 _MAX_FAILURES = 20  # messages that are stored
@@ -51,195 +44,6 @@ _MAX_LINE = 1 << 20  # bytes of a line of the command
 _SWEEP_SECONDS = 60.0
 _SIZE_SECONDS = 2.0  # between measurements of the folder of a job
 _STOP_SECONDS = 15.0  # for a process to end
-_ZIP = b"PK\x03\x04"
-_TYPES = {
-    "image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/tiff": ".tif", "image/gif": ".gif",
-    "image/bmp": ".bmp", "image/avif": ".avif", "image/heic": ".heic", "image/heif": ".heif",
-    "video/mp4": ".mp4", "video/quicktime": ".mov", "video/webm": ".webm", "video/x-matroska": ".mkv",
-    "video/x-msvideo": ".avi", "video/mpeg": ".mpg",
-    "application/zip": ".zip", "application/x-zip-compressed": ".zip",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job.
-
-    Attributes:
-        id: Its id.
-        owner: Name of the API key that it was created with.
-        task: The task.
-        arguments: Options of the command.
-        sources: Names of the files on the disk, and what the client calls them.
-        state: What has become of it.
-        created: Time of its creation, in seconds since 1970; `started` and `finished` likewise.
-        done: Files that are done, and `failed` those that failed.
-        frame: Frames that are done of the current video, and `frames` of all of them.
-        failures: Messages of files that failed, or of the job.
-        bytes: Size of its folder.
-    """
-
-    id: str
-    owner: str | None
-    task: str
-    arguments: tuple[str, ...]
-    sources: Mapping[str, str]
-    state: JobState = "queued"
-    created: float = 0.0
-    started: float | None = None
-    finished: float | None = None
-    done: int = 0
-    failed: int = 0
-    frame: int | None = None
-    frames: int | None = None
-    failures: tuple[str, ...] = ()
-    bytes: int = 0
-
-    @property
-    def progress(self) -> float:
-        """Share that is done, from 0 to 1."""
-        if self.state == "done":
-            return 1.0
-        current = (self.frame or 0) / self.frames if self.frames else 0.0
-        return min(1.0, (self.done + self.failed + current) / max(1, len(self.sources)))
-
-
-class JobStore:
-    """The table of jobs. All changes are on the disk when a method returns. Thread-safe."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=1.0)
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("BEGIN EXCLUSIVE")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, job TEXT NOT NULL)"
-            )
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise InputError(
-                f"{path}: expected a database of jobs that no other server uses, got {one_line(error)}. "
-                "Choose another --data."
-            ) from error
-
-    def close(self) -> None:
-        """Close the database."""
-        self._db.close()
-
-    def put(self, job: Job) -> None:
-        """Add or replace a job."""
-        values = json.dumps(dataclasses.asdict(job))
-        self._db.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (job.id, job.state, values))
-
-    def remove(self, job_id: str) -> None:
-        """Remove a job."""
-        self._db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
-
-    def all(self) -> list[Job]:
-        """Return all jobs, the oldest first."""
-        jobs = []
-        for (text,) in self._db.execute("SELECT job FROM jobs"):
-            values = json.loads(text)
-            jobs.append(Job(**values | {name: tuple(values[name]) for name in ("arguments", "failures")}))
-        return sorted(jobs, key=lambda job: job.created)
-
-
-@dataclass
-class Intake:
-    """The files of a job while they are uploaded, in a folder without a row in the database yet.
-
-    Attributes:
-        id: The id of the job.
-        folder: Its folder.
-        sources: The files so far.
-    """
-
-    id: str
-    folder: Path
-    limits: ServerLimits
-    sources: dict[str, str] = field(default_factory=dict)
-    size: int = 0
-
-    @contextlib.contextmanager
-    def open_file(self) -> Iterator[IO[bytes]]:
-        """Open a temporary file for one upload."""
-        self.folder.joinpath("input").mkdir(parents=True, exist_ok=True)
-        with self.folder.joinpath("upload").open("wb") as file:
-            yield file
-
-    def add_upload(self, name: str, media_type: str) -> None:
-        """Add the file that was uploaded: an image, a video, or the files of a ZIP archive."""
-        path = self.folder / "upload"
-        with path.open("rb") as file:
-            head = file.read(64)
-        suffix = PurePosixPath(name).suffix.lower()
-        if head.startswith(_ZIP) and suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-            self._unpack(path)
-            path.unlink()
-            return
-        if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-            suffix = _TYPES.get(media_type, ".jpg" if is_image(head) else "")
-        if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-            raise RequestError(
-                415, subject=name, expected="an image, a video or a ZIP archive of them", got="another file",
-                hint="Name it with its ending: ?name=clip.mp4",
-            )  # fmt: skip
-        self._add(path, name, suffix)
-
-    def _add(self, path: Path, name: str, suffix: str) -> None:
-        if len(self.sources) >= self.limits.job_files:
-            raise too_large("job", self.limits.job_files, "files")
-        self.size += path.stat().st_size
-        if self.size > self.limits.job_upload_bytes:
-            raise too_large("job", self.limits.job_upload_bytes, "bytes")
-        stored = f"{len(self.sources) + 1:04d}{suffix}"
-        target = self.folder / "input" / stored
-        path.rename(target)
-        self.sources[stored] = name
-        if suffix in VIDEO_SUFFIXES:
-            self._check_video(target, name)
-
-    def _check_video(self, path: Path, name: str) -> None:
-        """Raise an error for a file that is no video, or one with too many frames."""
-        try:
-            too_long = VideoReader(path).has_more_frames_than(self.limits.frames)
-        except InputError as error:
-            detail = str(error).replace(str(path), name)
-            raise RequestError(415, message=detail.removeprefix(f"{name}: "), subject=name) from None
-        if too_long:
-            raise too_large(name, self.limits.frames, "frames")
-
-    def _unpack(self, path: Path) -> None:
-        """Add the images and videos of an archive; other files and hidden ones are skipped."""
-        try:
-            with zipfile.ZipFile(path) as archive:
-                for entry in archive.infolist():
-                    name = PurePosixPath(entry.filename.replace("\\", "/"))
-                    suffix = name.suffix.lower()
-                    hidden = name.name.startswith(".") or "__MACOSX" in name.parts
-                    if entry.is_dir() or hidden or suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-                        continue
-                    part = self.folder / "entry"
-                    with archive.open(entry) as source, part.open("wb") as target:
-                        self._copy(source, target)
-                    self._add(part, file_name(name.name), suffix)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise RequestError(415, subject="archive", expected="a ZIP archive", got=one_line(error)) from None
-        if not self.sources:
-            raise RequestError(415, subject="archive", expected="images or videos in it", got="none")
-
-    def _copy(self, source: IO[bytes], target: IO[bytes]) -> None:
-        """Copy a file of an archive; what it declares as its size is not trusted."""
-        left = self.limits.job_upload_bytes - self.size
-        while chunk := source.read(_CHUNK):
-            left -= len(chunk)
-            if left < 0:
-                raise too_large("archive", self.limits.job_upload_bytes, "bytes, unpacked")
-            target.write(chunk)
 
 
 class Jobs:
@@ -299,7 +103,7 @@ class Jobs:
     # ------------------------------------------------------------------------------------------- changes
 
     @contextlib.asynccontextmanager
-    async def intake(self) -> AsyncIterator[Intake]:
+    async def new_folder(self) -> AsyncIterator[UploadFolder]:
         """Yield the folder of a new job to upload to; without `create` it is removed at the end."""
         limits = self._limits
         if self.count("queued") >= limits.queued_jobs:
@@ -308,35 +112,39 @@ class Jobs:
             raise RequestError(
                 507, subject="jobs", expected=f"at most {limits.jobs:,}", got="more", hint="Delete finished ones."
             )
-        free = shutil.disk_usage(self._folder).free
-        if self.nbytes >= limits.disk_bytes or free < _FREE_BYTES:
-            raise RequestError(
-                507, subject="disk", expected=f"at most {limits.disk_bytes:,} bytes of jobs, and space on the disk",
-                got="none left", hint="Delete finished jobs.",
-            )  # fmt: skip
+        self.check_disk()
         job_id = secrets.token_urlsafe(16)
         folder = self._folder / job_id
         try:
-            yield Intake(job_id, folder, limits)
+            yield UploadFolder(job_id, folder, limits)
         finally:
             if job_id not in self._jobs:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def create(self, intake: Intake, task: str, owner: str | None, arguments: Sequence[str]) -> Job:
+    def check_disk(self) -> None:
+        """Raise an error 507 if there is no space for files."""
+        limit = self._limits.disk_bytes
+        if self.nbytes >= limit or shutil.disk_usage(self._folder).free < _FREE_BYTES:
+            raise RequestError(
+                507, subject="disk", expected=f"at most {limit:,} bytes of jobs, and space on the disk",
+                got="none left", hint="Delete finished jobs.",
+            )  # fmt: skip
+
+    def create(self, upload: UploadFolder, task: str, owner: str | None, arguments: Sequence[str]) -> Job:
         """Add a job for uploaded files. It is on the disk afterwards."""
-        if not intake.sources:
+        if not upload.sources:
             raise RequestError(
                 422, subject="files", expected="an image, a video or a ZIP archive", got="none",
                 hint="Send it as the body, or as files of a form.",
             )  # fmt: skip
         job = Job(
-            id=intake.id,
+            id=upload.id,
             owner=owner,
             task=task,
             arguments=tuple(arguments),
-            sources=intake.sources,
+            sources=upload.sources,
             created=time.time(),
-            bytes=intake.size,
+            bytes=upload.size,
         )
         self._put(job)
         self._wakeup.set()
@@ -399,10 +207,12 @@ class Jobs:
         self._put(
             dataclasses.replace(job, state="running", started=job.started or time.time(), done=0, failed=0, failures=())
         )
+        names = {f"input/{stored}": name for stored, name in job.sources.items()}
+        await asyncio.to_thread(write_json, folder / _NAMES, names)
         process = await asyncio.create_subprocess_exec(
             *self._command(job),
             cwd=folder,
-            env=os.environ | {"VITRUVIAN_STOP_WITH_STDIN": "1"},
+            env=os.environ | {"VITRUVIAN_STOP_WITH_STDIN": "1", "VITRUVIAN_INPUT_NAMES": _NAMES},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -516,38 +326,6 @@ class Jobs:
             await asyncio.sleep(_SWEEP_SECONDS)
 
 
-def zip_chunks(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """Yield a ZIP archive of files, uncompressed, while it is made."""
-    buffer = _Buffer()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, path in files.items():
-            with path.open("rb") as source, archive.open(name, "w", force_zip64=True) as target:
-                while chunk := source.read(_CHUNK):
-                    target.write(chunk)
-                    yield buffer.take()
-    yield buffer.take()
-
-
-class _Buffer(io.RawIOBase):
-    """A stream for writing, whose content is taken away."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        part = bytes(memoryview(data))  # type: ignore[arg-type]
-        self._parts.append(part)
-        return len(part)
-
-    def take(self) -> bytes:
-        """Return what was written since the last call."""
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
-
-
 async def _tail(stream: asyncio.StreamReader) -> str:
     """Read a stream to its end, and return the end of it."""
     tail = b""
@@ -593,7 +371,10 @@ def _client_path(path: str, sources: Mapping[str, str]) -> str:
 
 def _client_text(text: str, sources: Mapping[str, str]) -> str:
     """Return a message with the names that the client knows."""
-    return re.sub(r"input/(\d{4,}\.\w+)", lambda found: sources.get(found[1], found[1]), text)
+    text = re.sub(r"input/(\d{4,}\.\w+)", lambda found: sources.get(found[1], found[1]), text)
+    for name in set(sources.values()):
+        text = text.replace(f"{name}: {name}: ", f"{name}: ")
+    return text
 
 
 def _safe(name: str) -> str:

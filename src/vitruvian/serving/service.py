@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from fastapi import Request
 
+from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines import pipeline, pipeline_class
@@ -19,21 +23,25 @@ from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
 from vitruvian.pipelines.people.selection import detector_spec
+from vitruvian.pipelines.saving import encode_as
 from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
 from vitruvian.serving.batching import ModelQueue, Ticket
-from vitruvian.serving.content import encode
 from vitruvian.serving.errors import RequestError, not_found, too_many
-from vitruvian.serving.images import EncodeImage, ImageStore, StoredImage, segment_stored
+from vitruvian.serving.images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.metrics import Metrics
-from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions
+from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions, TrackJobOptions, TrackPromptFields
 from vitruvian.serving.settings import Settings
+from vitruvian.serving.stores import LruStore
+from vitruvian.serving.upload_folder import UploadFolder
 from vitruvian.serving.uploads import UploadReader
-from vitruvian.tasks import PLOTS, TASKS
+from vitruvian.serving.videos import StoredVideo, video_store
+from vitruvian.tasks import PLOTS, TASKS, find_task
 
 AnswerT = TypeVar("AnswerT")
 _CLICK_THREADS = 2
+_SWEEP_SECONDS = 60.0
 _CLIENT_GONE = 499  # for the log and the metrics: no client reads it
 _JOB_STATES = ("queued", "running", "done", "failed", "cancelled")
 
@@ -48,14 +56,20 @@ class Service:
 
     def __init__(self, settings: Settings, on_failure: Callable[[Exception], object]) -> None:
         self.settings, self.metrics = settings, Metrics()
-        self.images, self.jobs = ImageStore(settings.limits), Jobs(settings)
+        limits = settings.limits
+        self.images: LruStore[StoredImage] = LruStore(
+            "image", max_items=limits.images, max_bytes=limits.stored_bytes, seconds=limits.image_seconds
+        )
+        self.videos, self.jobs = video_store(limits), Jobs(settings)
         self.uploads = UploadReader(settings.limits, allow_urls=settings.allow_urls)
         self.stopping = asyncio.Event()
-        self.temporary = settings.data / "tmp"
-        shutil.rmtree(self.temporary, ignore_errors=True)  # of a killed server
-        self.temporary.mkdir(parents=True)
+        self.temporary, self._video_root = settings.data / "tmp", settings.data / "videos"
+        for folder in (self.temporary, self._video_root):
+            shutil.rmtree(folder, ignore_errors=True)  # of a killed server
+            folder.mkdir(parents=True)
         self._clicks = ThreadPoolExecutor(_CLICK_THREADS, thread_name_prefix="vitruvian-click")
         self._clicks_waiting = 0
+        self._sweeper: asyncio.Task[None] | None = None
         self._open_lock, device_lock = threading.Lock(), threading.Lock()
         self._loaded: dict[object, tuple[Any, Any]] = {}  # models and processors, by checkpoint and class
         self._encoders: dict[str, Any] = {}  # of multi-task checkpoints
@@ -68,7 +82,6 @@ class Service:
                 lock=device_lock,
                 metrics=self.metrics,
                 batch_size=None if task == "masks" else settings.batch_size,
-                batch_timeout=settings.batch_timeout,
                 on_failure=on_failure,
             )
             for task in settings.models
@@ -83,6 +96,8 @@ class Service:
         gauge("vitruvian_pending_bytes", "Bytes of images that are not answered.", lambda: self.uploads.pending_bytes)
         gauge("vitruvian_stored_images", "Stored images.", self.images.__len__)
         gauge("vitruvian_stored_bytes", "Bytes of stored images and embeddings.", lambda: self.images.nbytes)
+        gauge("vitruvian_stored_videos", "Stored videos.", self.videos.__len__)
+        gauge("vitruvian_video_bytes", "Bytes of stored videos on the disk.", lambda: self.videos.nbytes)
         gauge("vitruvian_job_bytes", "Bytes of jobs on the disk.", lambda: self.jobs.nbytes)
         for state in _JOB_STATES:
             gauge("vitruvian_jobs", "Jobs by state.", lambda state=state: self.jobs.count(state), state=state)  # type: ignore[misc]
@@ -95,13 +110,24 @@ class Service:
         for queue in self.queues.values():
             queue.start()
         self.jobs.start()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Remove what has expired, from time to time."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.images.remove_expired()
+            self.videos.remove_expired()
 
     async def stop(self) -> None:
         """Answer what was accepted, and interrupt jobs."""
         self.stopping.set()
         await asyncio.gather(self.jobs.stop(), *(asyncio.to_thread(queue.close) for queue in self.queues.values()))
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         self._clicks.shutdown(wait=True)
-        shutil.rmtree(self.temporary, ignore_errors=True)
+        for folder in (self.temporary, self._video_root):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _open(self, task: str) -> TaskPipeline[Any, Any]:
         """Open the pipeline of a task. What several tasks have in common is in memory once.
@@ -133,6 +159,12 @@ class Service:
                 opened.model.model = self._encoders.setdefault(checkpoint, opened.model.model)
             return opened
 
+    def served_task(self, name: str) -> str:
+        """Return the task with this name or alias, or raise an error 404 that says how to serve it."""
+        with contextlib.suppress(InputError):
+            name = find_task(name).name
+        return self.queue(name).name
+
     def queue(self, task: str) -> ModelQueue:
         """Return the queue of a task, or raise an error 404 that says how to serve it."""
         if task not in self.queues:
@@ -153,22 +185,26 @@ class Service:
         options.check_prompts(self.settings.limits.prompts)
         call = queue.pipe.for_call(options.call_options())
 
-        def answer(result: Result) -> bytes:
-            return encode(result, kind, options, self.temporary)
+        encode = partial(self._encode, kind, options)
+        return await self.wait(request, queue.submit(Ticket(body, name, call, encode)))
 
-        return await self.wait(request, queue.submit(Ticket(body, name, call, answer)))
+    def _encode(self, kind: str, options: TaskOptions, result: Result) -> bytes:
+        """Return a result as the bytes of a file."""
+        output = options.output()
+        save = {} if kind in PLOTS else output.save_options(kind)
+        return encode_as(kind, output.convert(result), draw=output.draw, folder=self.temporary, **save)
 
     async def store(self, request: Request, body: bytes, name: str, owner: str | None) -> StoredImage:
         """Store an image, with its embedding if there is a model for that."""
         queue = self.queues.get("segment")
         if queue is None:
             size_hw = await self.wait(request, self._submit_click(lambda: load_rgb(body).shape[:2]))
-            image = StoredImage(body, name, (size_hw[0], size_hw[1]), owner)
+            image = StoredImage(body=body, name=name, size_hw=(size_hw[0], size_hw[1]), owner=owner)
         else:
             pipe: Any = queue.pipe
             ticket: Ticket[Any] = Ticket(body, name, EncodeImage(pipe), lambda encoded: encoded)
             size_hw, embedding = await self.wait(request, queue.submit(ticket))
-            image = StoredImage(body, name, size_hw, owner, embedding)
+            image = StoredImage(body=body, name=name, size_hw=size_hw, owner=owner, embedding=embedding)
         self.images.add(image)
         return image
 
@@ -181,9 +217,45 @@ class Service:
         def work() -> bytes:
             with self.metrics.stage("segment", "click"):
                 result = segment_stored(queue, image, call_options, draws=kind in PLOTS)
-                return encode(result, kind, options, self.temporary)
+                return self._encode(kind, options, result)
 
         return await self.wait(request, self._submit_click(work))
+
+    async def read_frame(self, request: Request, video: StoredVideo, frame: int) -> bytes:
+        """Return a frame of a stored video as a JPEG file."""
+        return await self.wait(request, self._submit_click(lambda: video.read_frame(frame)))
+
+    async def segment_frame(
+        self, request: Request, video: StoredVideo, frame: int, options: TaskOptions, kind: str
+    ) -> bytes:
+        """Segment a frame of a stored video by prompts; the frame is a stored image from the first prompt on."""
+        self.queue("segment").check_space()
+        image = None
+        with contextlib.suppress(RequestError):  # none, or it has made room for others
+            image = self.images.get(video.frame_images.get(frame, ""), video.owner)
+        if image is None:
+            body = await self.read_frame(request, video, frame)
+            image = await self.store(request, body, f"{video.name} frame {frame}", video.owner)
+            video.frame_images[frame] = image.id
+        return await self.segment(request, image, options, kind)
+
+    def add_prompt(self, video: StoredVideo, prompt: TrackPromptFields) -> None:
+        """Store a prompt of a video, in the place of an earlier one of the object in this frame."""
+        prompts = video.prompts | {(prompt.frame, prompt.object_id): prompt}
+        TrackJobOptions.read({"prompts": list(prompts.values())}).check_prompts(self.settings.limits.prompts)
+        video.prompts = prompts
+
+    @contextlib.asynccontextmanager
+    async def video_folder(self) -> AsyncIterator[UploadFolder]:
+        """Yield the folder of a new video to upload to; unless it is stored, it is removed at the end."""
+        video_id = secrets.token_urlsafe(16)
+        folder = self._video_root / video_id
+        self.jobs.check_disk()
+        try:
+            yield UploadFolder(video_id, folder, self.settings.limits)
+        finally:
+            if video_id not in self.videos:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _submit_click(self, work: Callable[[], AnswerT]) -> Future[AnswerT]:
         """Run a short piece of work in a thread."""

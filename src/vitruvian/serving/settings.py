@@ -32,6 +32,9 @@ class ServerLimits:
         images: Stored images.
         stored_bytes: Bytes of stored images and their embeddings.
         image_seconds: Seconds that a stored image stays after its last use.
+        videos: Stored videos.
+        video_bytes: Bytes of stored videos.
+        video_seconds: Seconds that a stored video stays after its last use.
         jobs: Stored jobs, finished ones too.
         queued_jobs: Jobs that wait.
         job_files: Files of a job.
@@ -52,6 +55,9 @@ class ServerLimits:
     images: int = 64
     stored_bytes: int = 1 * _GIB
     image_seconds: int = 900
+    videos: int = 16
+    video_bytes: int = 8 * _GIB
+    video_seconds: int = 3600
     jobs: int = 1000
     queued_jobs: int = 64
     job_files: int = 1000
@@ -81,7 +87,6 @@ class Settings:
         dtype: Data type of the weights; by default what suits the device.
         detector: What detects people, unless the model does: see `vitruvian.pipelines.people.open_detector`.
         batch_size: Inputs in a batch; None chooses by device.
-        batch_timeout: Seconds to wait for further images before a partial batch runs.
         job_workers: Jobs that run at the same time.
         allow_urls: Whether images may be fetched from public addresses that clients name.
         cors_origins: Origins of other sites whose pages may call the server.
@@ -98,7 +103,6 @@ class Settings:
     dtype: str | None = None
     detector: str | None = None
     batch_size: int | None = None
-    batch_timeout: float = 0.005
     job_workers: int = 1
     allow_urls: bool = False
     cors_origins: tuple[str, ...] = ()
@@ -113,8 +117,6 @@ class Settings:
                 got="none",
                 hint="Create one with: vitruvian serve --api-key-file keys --add-key NAME",
             )
-        if not self.batch_timeout >= 0:
-            raise InputError(f"batch_timeout: expected seconds from 0, got {self.batch_timeout}.")
 
 
 def is_loopback(host: str) -> bool:

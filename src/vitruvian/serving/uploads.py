@@ -19,6 +19,7 @@ from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from vitruvian.errors import one_line
@@ -29,7 +30,8 @@ from vitruvian.serving.settings import ServerLimits
 _MAX_FIELDS = 64
 _MAX_FIELD_BYTES = 1 << 20
 _MAX_NAME = 100
-_FORM, _JSON = "multipart/form-data", "application/json"
+_OPTION_SECONDS = 30.0  # for a body with options
+FORM, _JSON = "multipart/form-data", "application/json"
 
 
 @dataclass
@@ -79,8 +81,8 @@ class UploadReader:
     async def _read(self, request: Request, reserve: Any) -> Upload:
         upload = Upload(fields=dict(request.query_params))
         limited = LimitedRequest(request, self._limits.upload_bytes, self._limits.upload_seconds, reserve)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == _FORM:
+        kind = media_type(request)
+        if kind == FORM:
             async with limited.form(max_files=1) as form:
                 for name, value in form.multi_items():
                     if isinstance(value, UploadFile):
@@ -88,8 +90,7 @@ class UploadReader:
                     else:
                         upload.fields[name] = value
         elif kind == _JSON:
-            options = LimitedRequest(request, _MAX_FIELD_BYTES, self._limits.upload_seconds, reserve)
-            upload.fields |= read_json_object(await options.body())
+            upload.fields = await read_options(request)
         else:
             upload.body = await limited.body()
         url = upload.fields.pop("url", None)
@@ -147,8 +148,13 @@ class LimitedRequest:
         """Yield the body."""
         with self._errors():
             async with asyncio.timeout(self._seconds):
-                async for chunk in Request(self._request.scope, self._receive).stream():
-                    yield chunk
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    more = message.get("more_body", False)
+                    yield message.get("body", b"")
 
     async def body(self) -> bytes:
         """Return the body."""
@@ -177,6 +183,24 @@ class LimitedRequest:
         except (MultiPartException, HTTPException, KeyError) as error:
             message = getattr(error, "message", None) or getattr(error, "detail", None) or "a damaged one"
             raise RequestError(400, subject="form", expected="a form of this size", got=one_line(message)) from None
+
+
+async def read_options(request: Request) -> dict[str, Any]:
+    """Read options from query parameters and from the fields of a JSON object or a form without files."""
+    fields: dict[str, Any] = dict(request.query_params)
+    limited = LimitedRequest(request, _MAX_FIELD_BYTES, _OPTION_SECONDS)
+    if media_type(request) == FORM:
+        async with limited.form(max_files=0) as form:
+            return fields | {name: value for name, value in form.multi_items() if isinstance(value, str)}
+    body = await limited.body()
+    if body and media_type(request) != _JSON:
+        raise RequestError(422, subject="body", expected="options as JSON", got="a file")
+    return fields | read_json_object(body)
+
+
+def media_type(request: Request) -> str:
+    """Return the media type of the body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def read_json_object(body: bytes) -> dict[str, Any]:

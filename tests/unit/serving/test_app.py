@@ -69,7 +69,7 @@ def test_limits_of_uploads(models: dict[str, str], tmp_path: Path) -> None:
             answer = client.post("/v1/embed", body, headers=headers)  # type: ignore[arg-type]
             assert (answer.status, answer.error["expected"]) == (413, "at most 5,000 bytes")
         answer = client.post("/v1/embed", jpeg(size_hw=(60, 60)))
-        assert (answer.status, answer.error["expected"]) == (413, "at most 3,000 pixels")
+        assert (answer.status, answer.error["expected"]) == (413, "at most 2,700 pixels in JPEG")
         answer = client.post("/v1/segment", IMAGE, points=[[1, 1], [2, 2], [3, 3]])
         assert (answer.status, answer.error["got"]) == (413, "3")
         connection = client.connect()
@@ -156,7 +156,7 @@ def test_stored_images_expire_and_make_room(
         assert client.get(f"/v1/images/{ids[0]}").status == 200  # used last
         ids.append(client.post("/v1/images", jpeg(2)).json["id"])
         assert [client.get(f"/v1/images/{one}").status for one in ids] == [200, 404, 200]
-        for image in service.images._images.values():
+        for image in service.images._items.values():
             image.expires = time.monotonic() - 1
         assert client.get(f"/v1/images/{ids[2]}").status == 404
         assert len(service.images) == service.images.nbytes == 0

@@ -59,7 +59,6 @@ def queue(pipe: GatedPose) -> Iterator[ModelQueue]:
         lock=threading.Lock(),
         metrics=Metrics(),
         batch_size=4,
-        batch_timeout=0.05,
         on_failure=lambda error: None,
     )
     made.start()
@@ -88,10 +87,17 @@ def fill(queue: ModelQueue, pipe: GatedPose) -> list[Future[Any]]:
     return submitted
 
 
+def wait_until_loaded(queue: ModelQueue, count: int) -> None:
+    """Wait until the images of so many requests are decoded."""
+    labels = {"task": "pose", "stage": "load"}
+    wait(lambda: queue._metrics.registry.get_sample_value("vitruvian_stage_seconds_count", labels) == count)
+
+
 def test_requests_share_batches(queue: ModelQueue, pipe: GatedPose) -> None:
     first = submit(queue)
     assert pipe.running.wait(60)  # those that follow wait behind it
     others = [submit(queue, jpeg(number), flip=False) for number in range(1, 6)]
+    wait_until_loaded(queue, 6)
     pipe.gate.set()
     results = [future.result(60) for future in (first, *others)]
     assert max(pipe.batches) > 1
@@ -194,7 +200,7 @@ def test_a_model_that_cannot_be_opened(tmp_path: Path) -> None:
         raise InputError("model: expected weights, got none.")
 
     queue = ModelQueue(
-        "pose", fail, size=1, lock=threading.Lock(), metrics=Metrics(), batch_size=None, batch_timeout=0,
+        "pose", fail, size=1, lock=threading.Lock(), metrics=Metrics(), batch_size=None,
         on_failure=failures.append,
     )  # fmt: skip
     queue.start()

@@ -43,12 +43,6 @@ def serve(
     batch_size: Annotated[
         int | None, typer.Option(help="Inputs in a batch.", min=1, show_default="by device", rich_help_panel=MODEL)
     ] = None,
-    batch_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds to wait for further images before a partial batch runs.", min=0, rich_help_panel=MODEL
-        ),
-    ] = 0.005,
     host: Annotated[
         str, typer.Option(help="Address to listen on.", envvar=f"{_PREFIX}HOST", rich_help_panel=_ACCESS)
     ] = "127.0.0.1",
@@ -136,7 +130,6 @@ def serve(
         dtype=dtype,
         detector=None if detect is None else _absolute(detect),
         batch_size=batch_size,
-        batch_timeout=batch_timeout,
         job_workers=job_workers,
         allow_urls=allow_urls,
         cors_origins=tuple(cors_origin or ()),

@@ -157,12 +157,19 @@ class BatchQueue(Generic[OwnerT]):
         graphs: Where the model stores its CUDA graphs, if it has any.
         warmup: Whether the first batches are small, so that the first result does not wait for a whole one to load.
             Batches that a CUDA graph replays are whole from the start.
+        partial: Whether partial batches are usual: those are captured too, at powers of two.
     """
 
     def __init__(
-        self, task: InferenceSteps[Any], size: BatchSize, graphs: GraphCache | None, *, warmup: bool = False
+        self,
+        task: InferenceSteps[Any],
+        size: BatchSize,
+        graphs: GraphCache | None,
+        *,
+        warmup: bool = False,
+        partial: bool = False,
     ) -> None:
-        self._task, self._size, self._graphs = task, size, graphs
+        self._task, self._size, self._graphs, self._partial = task, size, graphs, partial
         self._inputs: deque[_QueuedInput[OwnerT]] = deque()
         self._warmup = 1 if warmup and not self.graph_size else size.size
 
@@ -195,7 +202,10 @@ class BatchQueue(Generic[OwnerT]):
         self._warmup = min(2 * self._warmup, self._size.size)
         rows = [row for row in first if row.shape == first[0].shape]
         self._inputs.extendleft(row for row in reversed(first) if row not in rows)
-        return Batch(rows, graph_size=self.graph_size)
+        graph_size = self.graph_size
+        if graph_size and self._partial:
+            graph_size = min(graph_size, 1 << (len(rows) - 1).bit_length())
+        return Batch(rows, graph_size=graph_size)
 
     def complete(self, batch: Batch[OwnerT]) -> list[tuple[OwnerT, int, Any]]:
         """Return owner, index and output (or exception) of each input of a batch that has run.

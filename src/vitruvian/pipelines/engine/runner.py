@@ -86,7 +86,7 @@ def run_one(task: InferenceSteps[ResultT], loader: FrameLoader, batch: BatchSize
     if isinstance(frame, Failure):
         raise frame.error
     with torch.inference_mode():
-        prepared = task.prepare(frame, task.detect(frame) if task.detects_people else None)
+        prepared = task.prepare(frame, task.detect(frame) if task.detects(frame) else None)
         outputs = forward_inputs(task, prepared.inputs, batch)
         return task.finish(prepared, HostCopy(task.decode(prepared, outputs)).wait())
 
@@ -99,10 +99,12 @@ def run_many(
     workers: int | None = None,
     errors: Errors = "keep",
     save: Callable[[ResultT, int], object] | None = None,
-    batch_timeout: float = Options.batch_timeout,
+    batch_timeout: float | None = Options.batch_timeout,
     graphs: GraphCache | None = None,
 ) -> ResultGenerator[ResultT]:
     """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
+
+    With ``batch_timeout=None`` a partial batch runs as soon as the device has nothing to do: for requests, which wait.
 
     Nothing starts before the first result is requested. All threads end with the iterator: after the last image, an
     error, Ctrl-C or `close`.
@@ -183,13 +185,15 @@ class InferenceEngine(Generic[ResultT]):
         batch: BatchSize,
         workers: int | None,
         save: Callable[[ResultT, int], object] | None,
-        batch_timeout: float,
+        batch_timeout: float | None,
         graphs: GraphCache | None,
     ) -> None:
         workers = workers or _default_workers(task.device)
         self._task, self._source, self._batch = task, source, batch
         self._save, self._batch_timeout = save, batch_timeout
-        self.batches: BatchQueue[_InFlight[ResultT]] = BatchQueue(task, batch, graphs, warmup=True)
+        self.batches: BatchQueue[_InFlight[ResultT]] = BatchQueue(
+            task, batch, graphs, warmup=True, partial=batch_timeout is None
+        )
         # Images past the model before it pauses for the consumer.
         self._max_ahead = max(_MIN_FINISHED, batch.size) if task.max_ahead is None else task.max_ahead
         self._max_in_flight = _max_in_flight(batch.size, workers)
@@ -202,6 +206,7 @@ class InferenceEngine(Generic[ResultT]):
         self._items: deque[_InFlight[ResultT]] = deque()
         self._loading: deque[Future[_Loaded]] = deque()
         self._last_arrival, self._added = time.monotonic(), 0
+        self._computed: StreamEvent | None = None  # after the last batch, if partial batches wait for it
         self._budget = ByteBudget(on_wait=self.wakeup.set)
         # A fast device keeps the first pool full of loads, and loads may wait for memory: other work has its own pool.
         self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
@@ -280,7 +285,7 @@ class InferenceEngine(Generic[ResultT]):
         finally:
             on_decode.reset(token)
         self._budget.resize(index, 0 if isinstance(frame, Failure) else frame.image.nbytes)
-        if isinstance(frame, Failure) or self._task.detects_people:
+        if isinstance(frame, Failure) or self._task.detects(frame):
             return frame, None
         try:
             return frame, self._prepare(frame, None)
@@ -407,11 +412,15 @@ class InferenceEngine(Generic[ResultT]):
             return True
         if any(item.preparing is not None for item in self._items):
             return False
+        if self._batch_timeout is None:
+            return self._computed is None or self._computed.reached
         no_more = (self._source_ended and not self._loading) or len(self._items) >= self._max_in_flight
         return no_more or self._budget.exhausted or time.monotonic() - self._last_arrival > self._batch_timeout
 
     def seconds_to_wait(self) -> float:
         """Return for how long to wait for news: until a partial batch is due, if there is one."""
+        if self._batch_timeout is None:
+            return _TIMER_SECONDS if self.batches else _POLL_SECONDS
         left = self._last_arrival + self._batch_timeout - time.monotonic()
         if not self.batches or not -_TIMER_SECONDS < left < _POLL_SECONDS:  # others that wait are woken up
             return _POLL_SECONDS
@@ -419,6 +428,8 @@ class InferenceEngine(Generic[ResultT]):
 
     def complete(self, batch: Batch[_InFlight[ResultT]]) -> None:
         """Assign the outputs or errors of a batch to its images."""
+        if self._batch_timeout is None:
+            self._computed = StreamEvent(self._task.device)
         for item, index, output in self.batches.complete(batch):
             if isinstance(output, Exception):
                 item.fail(output)

@@ -58,7 +58,7 @@ class InferenceSteps(Generic[ResultT]):
     Attributes:
         upload_stream: Stream on which `prepare` works on the device; None if it works on the host.
         fixed_input_size: Whether all inputs have one size, so that a CUDA graph of a batch can be replayed.
-        detects_people: Whether `detect` must run before `prepare`.
+        detects_people: What `detects` returns by default.
         max_ahead: Images that the model may process before their results are taken; None for a batch, at least 4.
     """
 
@@ -71,6 +71,10 @@ class InferenceSteps(Generic[ResultT]):
     def device(self) -> torch.device:
         """Device of the model."""
         raise NotImplementedError
+
+    def detects(self, frame: Frame) -> bool:
+        """Return whether `detect` must run before `prepare` of this image."""
+        return self.detects_people
 
     def detect(self, frame: Frame) -> People | None:
         """Detect people. Called by the consumer's thread, in the order of the source."""

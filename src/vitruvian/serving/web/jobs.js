@@ -11,19 +11,6 @@ export function hasEnded(job) {
   return FINAL.includes(job.state);
 }
 
-/**
- * Start a job.
- * @param {File} file
- * @param {string} task
- * @param {Object<string, any>} options
- * @returns {Promise<any>}
- */
-export function startJob(file, task, options) {
-  const query = { task, name: file.name, ...(Object.keys(options).length && { options }) };
-  const headers = { "Content-Type": file.type || "application/octet-stream" };
-  return requestJson("v1/jobs", { method: "POST", body: file, query, headers });
-}
-
 /** @returns {Promise<any[]>} */
 export async function listJobs() {
   return (await requestJson("v1/jobs")).jobs;

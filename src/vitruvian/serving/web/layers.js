@@ -380,7 +380,7 @@ export class DepthLayer extends ImageLayer {
 }
 
 /**
- * Return near and far depths, without the outermost hundredths.
+ * Return near and far depths, without the outermost twentieths, where points of other things are.
  * @param {{points: Float32Array, mask: Uint8Array}} cloud
  * @returns {[number, number]}
  */
@@ -390,7 +390,7 @@ export function depthRange({ points, mask }) {
   for (let i = 0; i < mask.length; i += step) if (mask[i]) depths.push(points[3 * i + 2]);
   depths.sort((a, b) => a - b);
   if (!depths.length) return [0, 1];
-  const near = depths[Math.floor(depths.length * 0.01)];
-  const far = depths[Math.min(depths.length - 1, Math.floor(depths.length * 0.99))];
+  const near = depths[Math.floor(depths.length * 0.05)];
+  const far = depths[Math.min(depths.length - 1, Math.floor(depths.length * 0.95))];
   return [near, far > near ? far : near + 1];
 }

@@ -2,15 +2,15 @@
 
 import { ApiError, requestJson, setApiKey } from "./api.js";
 import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
-import { StoredImage } from "./images.js";
-import { JobCard, listJobs, startJob } from "./jobs.js";
+import { JobCard, listJobs } from "./jobs.js";
 import { ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
 import {
   CodeSection, PromptControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
 } from "./panel.js";
-import { Prompts, promptOptions } from "./prompts.js";
+import { Prompts, promptOptions, trackPrompt } from "./prompts.js";
 import { isVideo, listenForFiles } from "./sources.js";
+import { StoredFile } from "./stored.js";
 import { PEOPLE_TASKS, TASK_ORDER, TASK_VIEWS } from "./tasks.js";
 import { Video } from "./video.js";
 import { Viewer } from "./viewer.js";
@@ -36,10 +36,12 @@ class Page {
     this.models = new Map();
     /** @type {any} */
     this.layouts = null;
-    /** @type {{file: File, bitmap: ImageBitmap, stored: StoredImage} | null} */
+    /** @type {{file: File, bitmap: ImageBitmap} | null} */
     this.image = null;
     /** @type {Video | null} */
     this.video = null;
+    /** @type {StoredFile | null} the image or video on the server */
+    this.stored = null;
     /** @type {Map<string, Run>} */
     this.runs = new Map(TASK_ORDER.map((task) => [task, newRun(task)]));
     this.active = "pose";
@@ -48,11 +50,10 @@ class Page {
     this.answers = new Map();
     /** @type {Map<string, "busy" | "again">} */
     this.asking = new Map();
-    /** @type {{frame: number, stored: StoredImage} | null} */
-    this.frameImage = null;
     /** @type {JobCard | null} */
     this.card = null;
     this.everyone = false;
+    this.uploading = false;
     /** @type {OrbitView | null} */
     this.orbit = null;
     /** @type {PromptControls | null} */
@@ -127,7 +128,8 @@ class Page {
       throw new ApiError(`${file.name}: this browser cannot show it as an image.`, { hint: "Use JPEG, PNG or WebP." });
     }
     this.closeSource();
-    this.image = { file, bitmap, stored: new StoredImage(file, file.name) };
+    this.image = { file, bitmap };
+    this.stored = new StoredFile("images", file, file.name);
     this.opened(file.name, bitmap.width, bitmap.height);
     this.viewer.setBase(bitmap, bitmap.width, bitmap.height);
     if (!this.models.get(this.active)?.images) this.active = TASK_ORDER.find((task) => this.models.get(task)?.images) ?? "pose";
@@ -145,11 +147,26 @@ class Page {
     }
     this.closeSource();
     this.video = video;
+    this.stored = new StoredFile("videos", file, file.name);
     video.showControls();
     this.opened(file.name, video.width, video.height);
     this.viewer.setBase(video.element, video.width, video.height);
     if (!this.models.get(this.active)?.jobs) this.active = TASK_ORDER.find((task) => this.models.get(task)?.jobs) ?? "pose";
     this.select(this.models.has("track") ? "track" : this.active);
+    await this.uploadVideo(video);
+  }
+
+  /** Upload a video while it is looked at: clicks and tasks need it on the server. @param {Video} video @private */
+  async uploadVideo(video) {
+    this.uploading = true;
+    this.renderStatus();
+    try {
+      const info = await this.stored?.upload();
+      if (this.video === video) video.setInfo(info);
+    } finally {
+      this.uploading = false;
+      this.renderStatus();
+    }
   }
 
   /** @param {string} name @param {number} width @param {number} height @private */
@@ -167,12 +184,11 @@ class Page {
       run.controller?.abort();
       Object.assign(run, { status: "idle", layer: null, error: null, controller: null, visible: false });
     }
-    this.image?.stored.forget();
+    this.stored?.forget();
     this.image?.bitmap.close();
-    this.frameImage?.stored.forget();
     this.video?.close();
     this.card?.close();
-    this.image = this.video = this.card = this.frameImage = null;
+    this.image = this.video = this.card = this.stored = null;
     this.answers.clear();
     this.prompts.clear();
     this.everyone = false;
@@ -222,9 +238,9 @@ class Page {
 
   /** Run a task on the image. @param {string} task */
   async execute(task) {
-    const { image } = this;
+    const { stored } = this;
     const run = this.run(task);
-    if (!image) return;
+    if (!this.image || !stored) return;
     run.controller?.abort();
     const controller = new AbortController();
     Object.assign(run, { status: "running", error: null, controller });
@@ -233,7 +249,7 @@ class Page {
     const started = performance.now();
     try {
       const view = TASK_VIEWS[task];
-      const response = await image.stored.run(task, { ...view.options, ...run.options, as: view.kind }, controller.signal);
+      const response = await stored.run(task, { ...view.options, ...run.options, as: view.kind }, controller.signal);
       const layer = await view.read(response, this.layouts);
       if (controller.signal.aborted) return;
       if (layer instanceof MatteLayer) layer.background = run.options.over ?? null;
@@ -273,15 +289,16 @@ class Page {
     }
     this.asking.set(key, "busy");
     const run = this.run(this.active);
-    const source = this.image ?? this.video;
+    const stored = /** @type {StoredFile} */ (this.stored);
     this.renderTasks();
     try {
       const object = this.prompts.objects.find((one) => one.id === id && one.frame === this.prompts.frame);
       if (object) {
-        const stored = await this.promptImage();
+        await stored.upload();
         const started = performance.now();
-        const result = await (await stored.run("segment", promptOptions([object]))).json();
-        if (source !== (this.image ?? this.video)) return;
+        const asked = this.video ? stored.run("prompts", trackPrompt(object)) : stored.run("segment", promptOptions([object]));
+        const result = await (await asked).json();
+        if (stored !== this.stored) return;
         this.answers.set(key, result.objects[0]);
         Object.assign(run, { status: "done", error: null, seconds: (performance.now() - started) / 1000 });
       }
@@ -295,17 +312,6 @@ class Page {
     const wanted = this.prompts.objects.some((one) => one.id === id);
     if (!wanted) this.answers.delete(key);
     this.showPrompts();
-  }
-
-  /** Return the image that prompts are on: the frame that is shown, or the image. @returns {Promise<StoredImage>} @private */
-  async promptImage() {
-    if (this.image) return this.image.stored;
-    const video = /** @type {Video} */ (this.video);
-    if (this.frameImage?.frame !== video.frame) {
-      this.frameImage?.stored.forget();
-      this.frameImage = { frame: video.frame, stored: new StoredImage(await video.capture(), `frame ${video.frame}.jpg`) };
-    }
-    return this.frameImage.stored;
   }
 
   /** Draw prompts and masks. @private */
@@ -337,19 +343,10 @@ class Page {
     this.showLayers();
   }
 
-  /** @returns {any[]} prompts as the server takes them */
-  trackPrompts() {
-    return this.prompts.objects.map(({ id, frame, points, box }) => ({
-      object_id: id,
-      frame,
-      ...(points.length && { points: points.map(({ x, y }) => [x, y]), labels: points.map(({ label }) => label) }),
-      ...(box && { box }),
-    }));
-  }
-
   /** Start a job with the video. */
   async startVideoJob() {
     const video = /** @type {Video} */ (this.video);
+    const stored = /** @type {StoredFile} */ (this.stored);
     const run = this.run(this.active);
     const options = this.jobOptions();
     Object.assign(run, { status: "running", error: null });
@@ -357,7 +354,7 @@ class Page {
     this.renderTasks();
     this.renderStatus();
     try {
-      const job = await startJob(video.file, run.task, options);
+      const job = await (await stored.run(run.task, options)).json();
       this.card?.close();
       this.card = new JobCard(job, { onEnd: (ended) => this.jobEnded(run, ended), onDelete: () => this.forgetJob() });
       this.renderResult();
@@ -373,7 +370,7 @@ class Page {
   jobOptions() {
     const { options, task } = this.run(this.active);
     if (task !== "track") return options;
-    return this.everyone ? { ...options, everyone: true } : { ...options, prompts: this.trackPrompts() };
+    return this.everyone ? { ...options, everyone: true } : { ...options, prompts: this.prompts.objects.map(trackPrompt) };
   }
 
   /** @param {Run} run @param {any} job @private */
@@ -513,7 +510,8 @@ class Page {
     const run = this.run(this.active);
     const box = document.querySelector("#status");
     if (!box) return;
-    if (run.status === "running" && !this.card) box.replaceChildren(make("p.working", {}, make("span.spinner"), this.video ? "Uploading…" : "Working…"));
+    const working = this.uploading ? "Uploading…" : run.status === "running" && !this.card ? "Working…" : "";
+    if (working) box.replaceChildren(make("p.working", {}, make("span.spinner"), working));
     else if (run.error) box.replaceChildren(errorBox(run.error));
     else if (run.status === "done" && run.seconds) box.replaceChildren(make("p.muted", {}, `Done in ${run.seconds < 1 ? `${Math.round(run.seconds * 1000)} ms` : `${run.seconds.toFixed(1)} s`}`));
     else box.replaceChildren();
@@ -634,7 +632,7 @@ class Page {
 
   /** Ask for files of a result. @param {Run} run @param {string} kind @returns {Promise<Response>[]} @private */
   askFor(run, kind) {
-    const stored = /** @type {any} */ (this.image).stored;
+    const stored = /** @type {StoredFile} */ (this.stored);
     const requests = run.task === "segment" ? this.prompts.requests() : [{}];
     if (!requests.length) return [Promise.reject(new ApiError("There is nothing to download yet.", { hint: "Click on a thing first." }))];
     return requests.map((prompt) => stored.run(run.task, { ...run.options, ...prompt, as: kind }));
@@ -647,7 +645,7 @@ class Page {
     const source = this.image?.file.name ?? this.video?.file.name ?? "photo.jpg";
     const options = { ...run.options, ...(run.task === "track" && this.everyone && { everyone: true }) };
     const prompts = run.task === "segment" ? this.prompts.requests() : [];
-    const trackPrompts = run.task === "track" && !this.everyone ? this.trackPrompts() : [];
+    const trackPrompts = run.task === "track" && !this.everyone ? this.prompts.objects.map(trackPrompt) : [];
     return { model: this.models.get(run.task), source, options, prompts, trackPrompts, video };
   }
 

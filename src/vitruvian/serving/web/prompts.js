@@ -140,6 +140,19 @@ export function promptOptions(objects) {
   };
 }
 
+/**
+ * Return the prompts of an object in a frame of a video, as the server takes them.
+ * @param {PromptedObject} object
+ */
+export function trackPrompt({ id, frame, points, box }) {
+  return {
+    object_id: id,
+    frame,
+    ...(points.length && { points: points.map(({ x, y }) => [x, y]), labels: points.map(({ label }) => label) }),
+    ...(box && { box }),
+  };
+}
+
 /** @param {number} value @returns {number} */
 function rounded(value) {
   return Math.round(value * 10) / 10;

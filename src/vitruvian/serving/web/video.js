@@ -3,9 +3,7 @@
 import { mediaUrl } from "./api.js";
 import { button, find, icon, make } from "./dom.js";
 
-const USUAL_RATE = 30;
-const MEASURE_MS = 900;
-const MEASURE_FRAMES = 8;
+const USUAL_RATE = 30; // until the server tells the rate of the file
 
 export class Video {
   /**
@@ -23,14 +21,20 @@ export class Video {
     this.bar = find("#player");
   }
 
-  /** Load the video and measure its frame rate, which browsers do not tell. */
+  /** Load the video. */
   async open() {
     await loaded(this.element);
-    this.rate = (await measureRate(this.element)) ?? USUAL_RATE;
     await this.seek(0);
     this.element.addEventListener("seeked", () => this.changed());
     this.element.addEventListener("pause", () => this.changed());
     this.element.addEventListener("play", () => this.tick());
+  }
+
+  /** Take the frame rate, which browsers do not tell, from what the server says. @param {{rate: number}} info */
+  setInfo({ rate }) {
+    this.rate = rate;
+    if (this.scrubber) this.scrubber.max = String(this.frames - 1);
+    this.changed();
   }
 
   get width() {
@@ -55,17 +59,6 @@ export class Video {
     const time = Math.min((Math.min(Math.max(frame, 0), this.frames - 1) + 0.5) / this.rate, this.element.duration);
     await Promise.all([seekTo(this.element, time), this.result && seekTo(this.result, time)]);
     this.changed();
-  }
-
-  /** Return the frame that is shown as an image file. @returns {Promise<Blob>} */
-  async capture() {
-    const canvas = document.createElement("canvas");
-    canvas.width = this.width;
-    canvas.height = this.height;
-    canvas.getContext("2d")?.drawImage(this.element, 0, 0);
-    return new Promise((resolve) => {
-      canvas.toBlob((blob) => resolve(/** @type {Blob} */ (blob)), "image/jpeg", 0.95);
-    });
   }
 
   /**
@@ -173,29 +166,4 @@ function seekTo(video, time) {
     video.addEventListener("seeked", () => resolve(), { once: true });
     video.currentTime = Math.min(time, video.duration);
   });
-}
-
-/**
- * Play a few frames and return the frame rate, or null where the browser does not report frames.
- * @param {HTMLVideoElement} video
- * @returns {Promise<number | null>}
- */
-async function measureRate(video) {
-  if (!("requestVideoFrameCallback" in video)) return null;
-  /** @type {number[]} */
-  const times = [];
-  await new Promise((resolve) => {
-    const next = () =>
-      video.requestVideoFrameCallback((_, { mediaTime }) => {
-        times.push(mediaTime);
-        if (times.length > MEASURE_FRAMES) resolve(undefined);
-        else next();
-      });
-    next();
-    setTimeout(resolve, MEASURE_MS);
-    video.play().catch(resolve);
-  });
-  video.pause();
-  const steps = times.slice(1).map((time, i) => time - times[i]).filter((step) => step > 0.001);
-  return steps.length ? Math.round(1000 / Math.min(...steps)) / 1000 : null;
 }

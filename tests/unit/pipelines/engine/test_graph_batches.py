@@ -76,6 +76,15 @@ class TestPadding:
         assert forward(task, 3, batch, graphs) == [0, 10, 20]
         assert task.calls == [([0, 1, 2], only)]
 
+    @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (5, 8), (9, 12), (12, 12)])
+    def test_where_partial_batches_are_usual_powers_of_two_are_captured(self, count: int, size: int) -> None:
+        task, batch = Recorder(), BatchSize(12, fixed=True)
+        queue: BatchQueue[None] = BatchQueue(task, batch, GraphCache(max_batch=4), partial=True)  # type: ignore[arg-type]
+        queue.add(None, inputs(count))
+        with queue.take() as taken:
+            task.forward(taken.inputs())
+        assert [(len(ran), only) for ran, only in task.calls] == [(size, size)]
+
     def test_padding_follows_a_reduced_batch_size(self) -> None:
         graphs, batch, task = GraphCache(max_batch=2), BatchSize(12, fixed=False), Recorder()
         batch.size = 6

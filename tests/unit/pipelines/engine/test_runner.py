@@ -58,6 +58,9 @@ class Doubler:
         self.threads.setdefault(step, set()).add(threading.current_thread().name)
         assert torch.is_inference_mode_enabled()
 
+    def detects(self, frame: Frame) -> bool:
+        return self.detects_people
+
     def detect(self, frame: Frame) -> Any:
         self.note("detect")
         self.detected.append(frame.index)
@@ -364,6 +367,30 @@ class TestThreads:
         assert [next(stream), next(stream)] == [2, 4]
         gate.set()
         assert list(stream) == [6]
+
+    def test_requests_do_not_wait_for_a_full_batch(self) -> None:
+        """An idle model starts at once; images that come while it runs form the next batch."""
+        running, more = threading.Event(), threading.Event()
+
+        class Slow(Doubler):
+            def forward(self, inputs: list[ModelInput]) -> list[Any]:
+                running.set()
+                assert more.wait(20), "nothing was loaded meanwhile"
+                return super().forward(inputs)
+
+        def source() -> Iterator[np.ndarray]:
+            yield solid(1)
+            assert running.wait(20), "the first image waits for others"
+            yield from (solid(number) for number in range(2, 9))
+            time.sleep(0.1)  # they are loaded
+            more.set()
+
+        job = Slow()
+        job.fixed_input_size = True  # batches of graphs have no warmup
+        graphs = GraphCache(max_batch=1)
+        assert results(job, source(), batch=8, batch_timeout=None, graphs=graphs) == [2 * n for n in range(1, 9)]
+        assert job.batches[0] == [1]
+        assert max(map(len, job.batches)) > 1
 
     def test_saving_runs_in_the_background_and_ends_on_closing(self) -> None:
         started, saved = threading.Event(), []

@@ -1,0 +1,116 @@
+"""Health, metrics, and what is served."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, Field
+
+from vitruvian.human import LAYOUTS, PART_COLORS, PART_NAMES
+from vitruvian.serving.content import MEDIA_TYPES, kinds_of
+from vitruvian.serving.errors import RequestError
+from vitruvian.serving.metrics import CONTENT_TYPE
+from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
+from vitruvian.serving.routes.shared import ERRORS
+from vitruvian.serving.service import Service
+from vitruvian.tasks import TASKS
+from vitruvian.version import __version__
+
+
+class ModelInfo(BaseModel):
+    """A task that is served."""
+
+    task: str
+    summary: str
+    model: str = Field(description="Checkpoint.")
+    state: str = Field(description="loading, ready, failed or closed; jobs-only tasks are ready.")
+    device: str | None
+    dtype: str | None
+    images: bool = Field(description="Whether POST /v1/{task} takes images.")
+    jobs: bool = Field(description="Whether POST /v1/jobs takes videos and archives.")
+    kinds: list[str] = Field(description="What `as` takes, the default first.")
+    media_types: dict[str, str] = Field(description="Media type of each kind, for Accept.")
+    options: dict[str, Any] = Field(description="JSON schema of the options for images.")
+    job_options: dict[str, Any] = Field(description="JSON schema of the options for jobs.")
+    arguments: dict[str, str] = Field(description="The pipeline's argument for each option that is one, in Python.")
+
+
+class ModelList(BaseModel):
+    """What is served."""
+
+    version: str
+    models: list[ModelInfo]
+    detector: str | None = Field(description="What detects people, unless the model does.")
+    urls: bool = Field(description="Whether `url` is allowed.")
+    limits: dict[str, int]
+
+
+def add_status(app: FastAPI, service: Service) -> None:
+    """Add the routes about the server itself."""
+
+    @app.get("/healthz", summary="Whether the server runs.")
+    async def healthz() -> PlainTextResponse:
+        return PlainTextResponse("ok\n")
+
+    @app.get("/readyz", summary="Whether all models are loaded.", responses=ERRORS)
+    async def readyz() -> PlainTextResponse:
+        waiting = [task for task, queue in service.queues.items() if queue.state != "ready"]
+        if waiting:
+            raise RequestError(
+                503, headers={"Retry-After": "2"}, subject="models", expected="all of them loaded",
+                got=f"{', '.join(waiting)} not loaded yet",
+            )  # fmt: skip
+        return PlainTextResponse("ready\n")
+
+    @app.get("/metrics", summary="Metrics for Prometheus.")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.get("/v1/models", summary="Tasks, their models, kinds of answers and options.")
+    async def models() -> ModelList:
+        settings = service.settings
+        return ModelList(
+            version=__version__,
+            models=[_model_info(service, task) for task in settings.models],
+            detector=settings.detector,
+            urls=settings.allow_urls,
+            limits=vars(settings.limits),
+        )
+
+    @app.get("/v1/layouts", summary="Names and bones of keypoints, names and colors of parts.")
+    async def layouts() -> JSONResponse:
+        keypoints = {
+            name: {"names": list(layout.names), "bones": [dataclasses.asdict(bone) for bone in layout.skeleton]}
+            for name, layout in LAYOUTS.items()
+        }
+        parts = {"names": list(PART_NAMES), "colors": [list(color) for color in PART_COLORS]}
+        return JSONResponse({"keypoints": keypoints, "parts": parts})
+
+
+def _model_info(service: Service, task: str) -> ModelInfo:
+    queue, row = service.queues.get(task), TASKS[task]
+    pipe = queue.pipe if queue is not None and queue.state == "ready" else None
+    kinds = [] if queue is None else kinds_of(task)
+    return ModelInfo(
+        task=task,
+        summary=row.summary,
+        model=_public_name(service.settings.models[task]),
+        state="ready" if queue is None else queue.state,
+        device=None if pipe is None else str(pipe.device),
+        dtype=None if pipe is None else str(pipe.model.dtype).removeprefix("torch."),
+        images=queue is not None,
+        jobs=task in JOB_OPTIONS,
+        kinds=list(kinds),
+        media_types={kind: MEDIA_TYPES[kind] for kind in kinds},
+        options=IMAGE_OPTIONS[task].model_json_schema() if task in IMAGE_OPTIONS else {},
+        job_options=JOB_OPTIONS[task].model_json_schema(),
+        arguments=IMAGE_OPTIONS[task].call_names() if task in IMAGE_OPTIONS else {},
+    )
+
+
+def _public_name(checkpoint: str) -> str:
+    """Return the name of a checkpoint without the folders of this machine."""
+    return checkpoint.rstrip("/").rpartition("/")[2] if checkpoint.startswith(("/", ".", "~")) else checkpoint

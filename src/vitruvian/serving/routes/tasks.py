@@ -1,0 +1,44 @@
+"""`POST /v1/{task}`: an image, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI, Request, Response
+
+from vitruvian.serving.content import choose_kind
+from vitruvian.serving.options import IMAGE_OPTIONS
+from vitruvian.serving.routes.shared import ERRORS, file_response, require_image, task_answer, task_request
+from vitruvian.serving.service import Service
+from vitruvian.tasks import TASKS
+
+
+def add_tasks(app: FastAPI, service: Service) -> None:
+    """Add a route for each task."""
+    for task in service.queues:
+        app.post(
+            f"/v1/{task}",
+            summary=TASKS[task].summary,
+            operation_id=task,
+            responses={200: task_answer(task), **ERRORS},
+            response_class=Response,
+            openapi_extra=task_request(task),
+        )(_task_handler(service, task))
+
+    @app.post("/v1/{task}", include_in_schema=False)
+    async def other_task(request: Request, task: str) -> Response:
+        """Answer for aliases of tasks, and say how to serve tasks without a model."""
+        return await _task_handler(service, service.served_task(task))(request)
+
+
+def _task_handler(service: Service, task: str) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        service.queues[task].check_space()  # before the upload
+        async with service.uploads.read(request) as upload:
+            kind = choose_kind(task, accept=request.headers.get("accept"), asked=upload.fields.pop("as", None))
+            options = IMAGE_OPTIONS[task].read(upload.fields)
+            require_image(upload.body)
+            body = await service.answer(request, task, upload.body, upload.name, options, kind)
+        return file_response(body, kind, upload.name, task)
+
+    return handle

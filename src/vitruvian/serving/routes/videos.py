@@ -1,0 +1,146 @@
+"""`/v1/videos`: stored videos, prompts in their frames, and jobs that track the objects."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Request, Response
+from pydantic import BaseModel, Field
+
+from vitruvian.serving.content import choose_kind
+from vitruvian.serving.job_store import Job
+from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
+from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
+from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_response, task_answer
+from vitruvian.serving.service import Service
+from vitruvian.serving.upload_folder import receive_files
+from vitruvian.serving.uploads import read_options
+from vitruvian.serving.videos import StoredVideo, open_upload
+
+FrameNumber = Annotated[int, Path(ge=0)]
+
+
+class VideoInfo(BaseModel):
+    """A stored video."""
+
+    id: str
+    name: str
+    size_hw: list[int] = Field(description="Height and width of an upright frame.")
+    frames: int | None = Field(description="Number of frames, if known.")
+    rate: float = Field(description="Frames per second.")
+    prompts: list[TrackPromptFields] = Field(description="What marks objects, by frame.")
+    bytes: int
+    expires_in: int = Field(description="Seconds without use after which it is removed.")
+
+
+class PromptOptions(TrackPromptFields, TaskOptions):
+    """A prompt of an object in a frame. It replaces those that the object had in the frame."""
+
+    def segment_options(self) -> TaskOptions:
+        """Return the prompt for the frame as an image."""
+        return IMAGE_OPTIONS["segment"].read({"points": self.points, "labels": self.labels, "boxes": self.box})
+
+
+def add_videos(app: FastAPI, service: Service) -> None:
+    """Add the routes of stored videos."""
+    videos, jobs = service.videos, service.jobs
+
+    def info(video: StoredVideo) -> VideoInfo:
+        prompts = [prompt for _, prompt in sorted(video.prompts.items())]
+        return VideoInfo(
+            id=video.id,
+            name=video.name,
+            size_hw=list(video.size_hw),
+            frames=video.frames,
+            rate=video.rate,
+            prompts=prompts,
+            bytes=video.nbytes,
+            expires_in=videos.seconds,
+        )
+
+    @app.post(
+        "/v1/videos",
+        status_code=201,
+        summary="Store a video, to prompt its frames and to process it.",
+        responses=ERRORS,
+        openapi_extra={"requestBody": {"required": True, "content": {
+            "video/*": {"schema": BINARY},
+            "multipart/form-data": {"schema": {"type": "object", "properties": {"video": BINARY}}},
+        }}},
+    )  # fmt: skip
+    async def store(request: Request) -> VideoInfo:
+        async with service.video_folder() as folder:
+            TaskOptions.read(await receive_files(request, folder))
+            video = await asyncio.to_thread(open_upload, folder, request.state.owner)
+            videos.add(video)
+            return info(video)
+
+    @app.get("/v1/videos/{video_id}", summary="A stored video and its prompts.", responses=ERRORS)
+    async def show(request: Request, video_id: Id) -> VideoInfo:
+        return info(videos.get(video_id, request.state.owner))
+
+    @app.delete("/v1/videos/{video_id}", status_code=204, summary="Remove a stored video.", responses=NO_CONTENT)
+    async def remove(request: Request, video_id: Id) -> Response:
+        videos.remove(video_id, request.state.owner)
+        return Response(status_code=204)
+
+    @app.get(
+        "/v1/videos/{video_id}/frames/{frame}",
+        summary="A frame of a stored video.",
+        responses={200: {"content": {"image/jpeg": {"schema": BINARY}}}, **ERRORS},
+        response_class=Response,
+    )
+    async def show_frame(request: Request, video_id: Id, frame: FrameNumber) -> Response:
+        body = await service.read_frame(request, videos.get(video_id, request.state.owner), frame)
+        return Response(body, media_type="image/jpeg")
+
+    @app.post(
+        "/v1/videos/{video_id}/prompts",
+        summary="Mark an object in a frame; the answer is its mask in this frame.",
+        responses={200: task_answer("segment"), **ERRORS},
+        response_class=Response,
+        openapi_extra={
+            "requestBody": {"content": {"application/json": {"schema": TrackPromptFields.model_json_schema()}}}
+        },
+    )
+    async def prompt(request: Request, video_id: Id) -> Response:
+        video = videos.get(video_id, request.state.owner)
+        fields = await read_options(request)
+        kind = choose_kind("segment", accept=request.headers.get("accept"), asked=fields.pop("as", None))
+        given = PromptOptions.read(fields)
+        body = await service.segment_frame(request, video, given.frame, given.segment_options(), kind)
+        service.add_prompt(video, given)
+        return file_response(body, kind, f"{video.name}_{given.frame}.jpg", "segment")
+
+    @app.delete(
+        "/v1/videos/{video_id}/prompts",
+        summary="Remove prompts: all, or those of an object or a frame.",
+        responses=ERRORS,
+    )
+    async def remove_prompts(
+        request: Request, video_id: Id, object_id: int | None = None, frame: int | None = None
+    ) -> VideoInfo:
+        video = videos.get(video_id, request.state.owner)
+        video.remove_prompts(object_id, frame)
+        return info(video)
+
+    @app.post(
+        "/v1/videos/{video_id}/{task}",
+        status_code=201,
+        summary="Start a job with the video; track follows the objects that were marked.",
+        responses=ERRORS,
+        openapi_extra={"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}},
+    )
+    async def start(request: Request, video_id: Id, task: str) -> JobInfo:
+        video = videos.get(video_id, request.state.owner)
+        task = job_task(service, task)
+        fields = await read_options(request)
+        if task == "track":
+            fields = {"prompts": [one.model_dump() for _, one in sorted(video.prompts.items())]} | fields
+        options = JOB_OPTIONS[task].read(fields)
+        options.check_prompts(service.settings.limits.prompts)
+        async with jobs.new_folder() as folder:
+            folder.add_link(video.path, video.name)
+            job: Job = jobs.create(folder, task, request.state.owner, options.arguments())
+        return job_info(service, job)
