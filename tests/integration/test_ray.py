@@ -37,6 +37,7 @@ pytestmark = pytest.mark.timeout(180)
 def cluster() -> Iterator[Any]:
     """Three nodes: the head with the driver's tasks, and two with the resources of workers."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # for worker processes
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options = {"object_store_memory": 80_000_000, "include_dashboard": False}
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **options})
     nodes.add_node(num_cpus=1, object_store_memory=80_000_000)

@@ -23,8 +23,9 @@ from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Source
-from vitruvian.scale.engine import ChunkCounts, ChunkRunner, Stages, import_ray
-from vitruvian.scale.job import JobSummary, choose_placement, connected, run_on_ray
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkCounts, ChunkRunner, Stages, import_ray
+from vitruvian.scale.job import JobSummary, connected, run_on_ray
+from vitruvian.scale.placement import choose_placement
 from vitruvian.scale.sources import list_sources
 from vitruvian.scale.worker import Runner
 
@@ -176,13 +177,13 @@ class _RecordingReport(Report):
         self.calls.append(("failed", (name, str(error)), {}))
 
 
-class _CommandActor:
+class _CommandActor(ChunkActor):
     """An actor that runs the command on a part of its inputs."""
 
     def __init__(self, command: TaskCommand, limits: Limits) -> None:
         self._command, self._limits = command, limits
 
-    def ready(self) -> None:
+    def load(self) -> None:
         """Load the model."""
         set_limits(**dataclasses.asdict(self._limits))
         writer = import_ray().get_runtime_context().get_actor_id()
@@ -214,15 +215,13 @@ def _run_files(command: TaskCommand, report: Report, address: str | None) -> Non
         if not remaining:
             return
         with connected(ray, address), report.bar("sources", len(remaining)) as bar:
-            workers, gpus = choose_placement(ray, command.workers, 1.0, command.gpus_per_worker)
+            placement = choose_placement(ray.nodes(), command.workers, None, command.gpus_per_worker)
             runner = ChunkRunner(
                 Stages(
                     actor=_CommandActor, arguments=(worker, get_limits()), read=None, write=_collect, crashed=_crashed
                 ),
                 first_shard=0,
-                workers=workers,
-                cpus_per_worker=1.0,
-                gpus_per_worker=gpus,
+                placement=placement,
                 rows_per_shard=_CHUNK,
             )
             finished = 0

@@ -30,7 +30,7 @@ from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import Report
-from vitruvian.cli.settings_digest import settings_digest
+from vitruvian.cli.settings_digest import command_digest
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
@@ -124,7 +124,7 @@ class TaskRun:
     @cached_property
     def settings(self) -> str:
         """The digest of all settings."""
-        return settings_digest(self.command)
+        return command_digest(self.command)
 
     @cached_property
     def journal(self) -> Journal:

@@ -1,12 +1,8 @@
-"""Digests of what results depend on: options, weights, configuration, other files, and the version of the library."""
+"""The digest of what the results of a command depend on."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import os
-from pathlib import Path
 
 from vitruvian.cli.options import (
     BatchGroup,
@@ -18,9 +14,8 @@ from vitruvian.cli.options import (
     SourceGroup,
 )
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.files.digests import checkpoint_digest, file_digest
+from vitruvian.files.digests import file_digest, settings_digest
 from vitruvian.hub import BUILTIN
-from vitruvian.version import __version__
 
 # Options that do not change results, or of which a digest is taken
 _INDEPENDENT = {
@@ -33,21 +28,15 @@ _INDEPENDENT = {
 }
 
 
-def settings_digest(command: TaskCommand) -> str:
-    """Return a short text that differs where results would."""
+def command_digest(command: TaskCommand) -> str:
+    """Return a short text that differs where results of a command would."""
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
-    words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
-    paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
     detects = (isinstance(command, PeopleGroup) and not command.boxes) or getattr(command, "everyone", False)
-    detector = getattr(command, "detect", None) or BUILTIN if detects else None
-    facts = {
-        "version": __version__,
-        "command": command.name,
-        "options": options,
-        "model": checkpoint_digest(command.model or BUILTIN, command.revision),
-        "detector": None if detector is None else checkpoint_digest(detector),
-        "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
-        "inputs": [file_digest(path) for path in command.input_files()],
-    }
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return settings_digest(
+        command.name,
+        command.model,
+        revision=command.revision,
+        detector=getattr(command, "detect", None) or BUILTIN if detects else None,
+        options=options,
+        facts=[file_digest(path) for path in command.input_files()],
+    )

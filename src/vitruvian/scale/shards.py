@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.files.output_paths import safe_name
 from vitruvian.scale.filesystems import import_pyarrow, join, open_filesystem
 from vitruvian.scale.sources import SourceItem
 
@@ -85,6 +84,8 @@ def _write_parquet(table: pa.Table, filesystem: FileSystem, path: str, settings:
 
 def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str) -> None:
     """Write `KEY.KIND` members for each row, as WebDataset reads them, and all rows without files at the end."""
+    from vitruvian.files.output_paths import safe_name  # with torch
+
     kinds = [name for name in table.schema.names if name not in _ROW_COLUMNS]
     records = [{"settings": settings}]
     with filesystem.open_output_stream(path) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:

@@ -35,7 +35,7 @@ from typing import IO, Literal
 from vitruvian.errors import InputError, one_line
 from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import is_image
-from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.serving.errors import RequestError, not_found, too_large, too_many
 from vitruvian.serving.options import JOB_OPTIONS, PeopleOptions
 from vitruvian.serving.settings import ServerLimits, Settings

@@ -152,9 +152,9 @@ class TrackCommand(TaskCommand):
 
     def segment_settings(self) -> dict[str, object]:
         """Return the prompts, which --refine reads, and a digest of all other settings."""
-        from vitruvian.cli.settings_digest import settings_digest
+        from vitruvian.cli.settings_digest import command_digest
 
-        others = settings_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
+        others = command_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
         prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
         return {"prompts": prompts, "others": others}
 
