@@ -231,6 +231,14 @@ class ClusterGroup(OptionGroup):
             show_default="parquet above 10,000 sources",
         ),
     ] = None
+    split_seconds: Annotated[
+        float | None,
+        Option(
+            help="Divide videos into parts of this length for several workers: whole segments of 10 seconds. For tasks "
+            "without tracking.",
+            min=1,
+        ),
+    ] = None
     retry_failed: Annotated[
         bool, Option("--retry-failed", help="Process sources again whose row in a shard has an error.")
     ] = False

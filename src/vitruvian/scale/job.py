@@ -279,22 +279,21 @@ def _locked(out: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None = None) -> Iterator[None]:
-    """Connect to a cluster, or start a local one, for the time of the block; an existing connection is used."""
+def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None = None) -> Iterator[str]:
+    """Connect to a cluster, or start a local one, for the time of the block; an existing connection is used.
+
+    Yields the address of Ray's dashboard, empty where there is none or the connection existed.
+    """
     if ray.is_initialized():
-        yield
+        yield ""
         return
     try:
-        ray.init(
-            address=address,
-            runtime_env=runtime_env,
-            log_to_driver=False,
-        )
+        context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise InputError(
             f"ray: expected a cluster at {address}, got {error}. Start one with: ray start --head"
         ) from error
     try:
-        yield
+        yield context.dashboard_url or ""
     finally:
         ray.shutdown()

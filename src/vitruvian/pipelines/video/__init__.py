@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from vitruvian.pipelines.video.loop import VideoOptions, VideoReport, VideoTask, pipeline_task, run_video
+from vitruvian.pipelines.video.loop import (
+    VideoOptions,
+    VideoReport,
+    VideoTask,
+    pipeline_task,
+    run_video,
+    run_video_part,
+    split_video,
+)
 from vitruvian.pipelines.video.person_tracking import PersonTracker
 
-__all__ = ["PersonTracker", "Tracker", "VideoOptions", "VideoReport", "VideoTask", "pipeline_task", "run_video"]
+__all__ = [
+    "PersonTracker",
+    "Tracker",
+    "VideoOptions",
+    "VideoReport",
+    "VideoTask",
+    "pipeline_task",
+    "run_video",
+    "run_video_part",
+    "split_video",
+]
 Tracker = PersonTracker  # its name before

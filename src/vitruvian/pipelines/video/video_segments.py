@@ -107,14 +107,7 @@ class SegmentFolder:
         """Return the complete segments, in order. Clears a folder of another plan, and creates a missing one."""
         segments: list[VideoSegment] = []
         if _read_json(self.path / _PLAN) == self.plan:
-            for path in sorted(self.path.glob("[0-9]*.json")):
-                values = _read_json(path)
-                if not isinstance(values, dict) or values.keys() != VideoSegment.__annotations__.keys():
-                    break
-                segment = VideoSegment(**values)
-                follows = segment.start == (segments[-1].stop if segments else 0) and segment.start % self.length == 0
-                if not follows or not all(file.exists() for file in self.files(segment.start)[:-1]):
-                    break
+            while (segment := self._segment(segments[-1].stop if segments else 0)) is not None:
                 segments.append(segment)
             while segments and not self.files(segments[-1].start)[-1].exists():  # only the last states are stored
                 segments.pop()
@@ -124,6 +117,22 @@ class SegmentFolder:
         remove_temporary_files(self.path)
         write_json(self.path / _PLAN, self.plan)
         return segments
+
+    def _segment(self, start: int) -> VideoSegment | None:
+        """Return the complete segment that starts with a frame, if there is one."""
+        if start % self.length:
+            return None
+        values = _read_json(self.files(start)[-1].with_suffix(".json"))
+        if not isinstance(values, dict) or values.keys() != VideoSegment.__annotations__.keys():
+            return None
+        complete = values["start"] == start and all(file.exists() for file in self.files(start)[:-1])
+        return VideoSegment(**values) if complete else None
+
+    def first_missing(self, start: int) -> int:
+        """Return the first frame from `start`, where a segment starts, that is in no complete segment."""
+        while (segment := self._segment(start)) is not None:
+            start = segment.stop
+        return start
 
     def adopt(self, kept: Path, *, before: int) -> None:
         """Start from segments that an earlier run kept: those that end at or before a frame.
