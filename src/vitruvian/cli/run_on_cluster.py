@@ -31,7 +31,7 @@ from vitruvian.scale.chunk_runner import ChunkActor, ChunkCounts, ChunkRunner, S
 from vitruvian.scale.filesystems import is_remote
 from vitruvian.scale.job import JobSummary, connected, run_on_ray
 from vitruvian.scale.placement import choose_placement
-from vitruvian.scale.sources import list_sources
+from vitruvian.scale.sources import list_sources, needs_shards
 from vitruvian.scale.worker import Runner
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _wants_shards(command: TaskCommand) -> bool:
         return command.shards != "none"
     if not command.task.image_files:
         return False
+    if any(needs_shards(text) for text in (*command.sources, command.out or "")):
+        return True
     try:
         items = list_sources(command.sources, recursive=command.recursive)
         found = sum(1 for _ in itertools.islice(items, SHARDS_ABOVE + 1))

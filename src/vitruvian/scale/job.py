@@ -290,8 +290,9 @@ def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None 
     try:
         context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(". ")
         raise InputError(
-            f"ray: expected a cluster at {address}, got {error}. Start one with: ray start --head"
+            f"ray: expected a cluster at {address}, got {reason}. Start one with: ray start --head"
         ) from error
     try:
         yield context.dashboard_url or ""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from vitruvian.errors import InputError
 from vitruvian.scale.filesystems import import_pyarrow, join, open_filesystem
 from vitruvian.scale.sources import SourceItem
+from vitruvian.tasks import PLOTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +94,7 @@ def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str
             key = f"{number:06d}_{safe_name(PurePosixPath(row['source']).stem).replace('.', '_')[:80]}"
             for kind in kinds:
                 if row[kind] is not None:
-                    _add_member(archive, f"{key}.{kind}", row[kind])
+                    _add_member(archive, f"{key}.{PLOTS.get(kind, kind).lstrip('_')}", row[kind])
             records.append({name: row[name] for name in _ROW_COLUMNS} | {"key": key})
         _add_member(archive, _TAR_RECORDS, "".join(json.dumps(record) + "\n" for record in records))
 

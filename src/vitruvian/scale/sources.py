@@ -154,6 +154,12 @@ def _list_glob(pattern: str, column: str | None, *, ordered: bool) -> Iterator[S
             yield from _list_one(item.path, column) if _is_container(item.path) else iter([item])
 
 
+def needs_shards(text: str) -> bool:
+    """Whether a source names images that have no file of their own, or that are on a remote file system."""
+    suffix = PurePosixPath(text).suffix.lower()
+    return suffix in _LIST_SUFFIXES or _is_container(text) or (is_remote(text) and not _is_url(text))
+
+
 def _is_container(path: str) -> bool:
     return PurePosixPath(path).suffix.lower() in {".parquet", ".tar"}
 
