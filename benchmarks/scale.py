@@ -6,7 +6,8 @@
 
 Commands run as a user runs them, with a small Sapiens2 with random weights and a JSON file or row for each image. Rates
 are those between the first tenth of the results and the last, from the modification times of what was written, so that
-starting Python and Ray and loading the model do not count; the seconds of the whole command are printed too.
+starting Python and Ray and loading the model do not count; the seconds of the whole command are printed too. CPU time
+is that of all processes of a command in the same interval: on a machine with other load it says more than the rate.
 
 GPU processes share the images; each has a pose model of its own with random weights and writes JSON files. They start
 together once all have run a warmup.
@@ -15,6 +16,7 @@ together once all have run a warmup.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +51,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WARMUP = 0.1  # share of the results that is not timed
-ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), str(HERE)]), "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), str(HERE)]),
+    "RAY_ADDRESS": "local",  # a new cluster, also where one runs
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 # ------------------------------------------------------------------------------------------------------ commands
@@ -66,21 +73,47 @@ def write_images(folder: Path, count: int, size_hw: tuple[int, int]) -> None:
             os.link(folder / f"{number % 16:06d}.jpg", path)
 
 
-def run_command(root: Path, name: str, options: Sequence[str]) -> tuple[float, float]:
-    """Run a command on all images; return its seconds, and the images a second after the first ones."""
+@dataclass(frozen=True)
+class Run:
+    """A command: its seconds; after the first results, images a second and milliseconds of CPU for each."""
+
+    seconds: float
+    images_per_second: float
+    cpu_ms: float
+
+
+def run_command(root: Path, name: str, options: Sequence[str]) -> Run:
+    """Run a command on all images, and measure it with all processes that it starts."""
+    import psutil
+
     out = root / name
     words = ["-m", "vitruvian", "pose", str(root / "in"), "-m", str(root / "model"), "--detect", "whole"]
-    start = time.perf_counter()
-    subprocess.run(
+    start = time.time()
+    command = subprocess.Popen(
         [sys.executable, *words, "--save", "json", "--out", str(out), "--quiet", *options],
-        check=True,
         env=os.environ | ENVIRONMENT,
     )
-    return time.perf_counter() - start, results_per_second(out)
+    spent: dict[int, float] = {}  # CPU seconds of each process
+    samples: list[tuple[float, float]] = []  # time, and CPU seconds of all
+    process = psutil.Process(command.pid)
+    while command.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    spent[one.pid] = sum(one.cpu_times()[:2])
+        samples.append((time.time(), sum(spent.values())))
+        time.sleep(0.2)
+    if command.returncode:
+        raise SystemExit(f"{name}: exit code {command.returncode}")
+    times = result_times(out)
+    first, last = times[int(WARMUP * len(times))], times[-1]
+    timed = sum(one > first for one in times)
+    cpu = np.interp([first, last], *zip(*samples, strict=True))
+    return Run(time.time() - start, timed / (last - first), float(cpu[1] - cpu[0]) / timed * 1e3)
 
 
-def results_per_second(out: Path) -> float:
-    """Return the rate at which results were written, without the first ones."""
+def result_times(out: Path) -> list[float]:
+    """Return when each result was written, in order."""
     import pyarrow.parquet as pq
 
     times = []
@@ -89,9 +122,7 @@ def results_per_second(out: Path) -> float:
             times += [path.stat().st_mtime] * pq.read_metadata(path).num_rows
         elif path.suffix == ".json":
             times.append(path.stat().st_mtime)
-    times.sort()
-    first = times[int(WARMUP * len(times))]
-    return sum(one > first for one in times) / (times[-1] - first)
+    return sorted(times)
 
 
 def compare_commands(options: argparse.Namespace) -> dict[str, Any]:
@@ -99,28 +130,28 @@ def compare_commands(options: argparse.Namespace) -> dict[str, Any]:
     jobs: dict[str, list[str]] = {"plain": []}
     for workers in options.workers:
         for shards in ("none", "parquet"):
-            jobs[f"{workers} workers, {'files' if shards == 'none' else 'shards'}"] = [
-                *("--ray", "--workers", str(workers), "--shards", shards)
-            ]
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    rates: dict[str, list[float]] = {name: [] for name in jobs}
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
+            name = f"{workers} workers, {'files' if shards == 'none' else 'shards'}"
+            jobs[name] = ["--ray", "--workers", str(workers), "--shards", shards]
+    runs: dict[str, list[Run]] = {name: [] for name in jobs}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
         write_images(root / "in", options.images, tuple(options.size))
         save_checkpoint(small_sapiens2("pose", (256, 192), layers=options.layers, hidden_size=256), root / "model")
         for number in range(options.rounds):
             for job, words in jobs.items():
-                taken, rate = run_command(root, f"{job}-{number}", words)
-                seconds[job].append(taken)
-                rates[job].append(rate)
-                print(f"{job}: {taken:.1f} s, {rate:.1f} images/s after the first", flush=True)
-    plain = statistics.median(rates["plain"])
+                run = run_command(root, f"{job}-{number}", words)
+                runs[job].append(run)
+                print(f"{job}: {run}", flush=True)
     found = {}
     for job in jobs:
-        rate = statistics.median(rates[job])
-        found[job] = {"seconds": statistics.median(seconds[job]), "images_per_second": rate, "of_plain": rate / plain}
-        spread = f"{min(rates[job]):.1f}–{max(rates[job]):.1f}"
-        print(f"{job:20s} {found[job]['seconds']:7.1f} s {rate:7.1f} images/s ({spread}), {rate / plain:.2f} of plain")
+        medians = {field: statistics.median(getattr(run, field) for run in runs[job]) for field in Run.__annotations__}
+        plain = found.setdefault("plain", medians)
+        rate, cpu = medians["images_per_second"], medians["cpu_ms"]
+        found[job] = medians
+        print(
+            f"{job:20s} {medians['seconds']:6.1f} s, {rate:6.1f} images/s ({rate / plain['images_per_second']:.2f} of "
+            f"plain), {cpu:5.1f} ms of CPU ({cpu / plain['cpu_ms']:.2f} of plain)"
+        )
     return found
 
 
@@ -145,7 +176,13 @@ def driver_memory(count: int) -> dict[str, Any]:
     """Run a job over a manifest without reading and without a model, then resume it; print the driver's memory."""
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": ENVIRONMENT})
+    ray.init(
+        "local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"]}},
+    )
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         manifest, out = Path(folder) / "list.txt", str(Path(folder) / "out")

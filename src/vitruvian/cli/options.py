@@ -212,8 +212,8 @@ class ClusterGroup(OptionGroup):
         bool,
         Option(
             "--ray",
-            help="Run on a Ray cluster: one started on this machine, or the one at an address, as in --ray "
-            "ray://host:10001. See docs/scale.md.",
+            help="Run on a Ray cluster: that of this machine, which is started if none runs, or one at an address, "
+            "as in --ray ray://host:10001. See docs/scale.md.",
         ),
     ] = False
     gpus_per_worker: Annotated[

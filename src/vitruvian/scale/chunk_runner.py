@@ -223,10 +223,14 @@ class ChunkRunner:
             self._failed_starts = 0
         except exceptions.RayTaskError as error:  # the model cannot be opened: no worker can
             raise _cause(error) from None
-        except exceptions.RayActorError:  # its machine is gone, or it ran out of memory
+        except exceptions.RayActorError as error:  # its machine is gone, or it ran out of memory
             self._failed_starts += 1
             if self._failed_starts > _MAX_FAILED_STARTS:
-                raise
+                reason = " ".join(str(error).split())
+                raise InputError(
+                    f"workers: expected processes that start, got {self._failed_starts} in a row that ended before "
+                    f"their model was loaded: {reason}"
+                ) from None
             self._actors[self._actors.index(actor)] = self._start_actor()
 
     def _processed(self, actor: _Actor) -> None:
