@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,16 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
+import numpy as np  # noqa: E402
+from random_inputs import smooth_image  # noqa: E402
+from track import open_stream  # noqa: E402
+
+from vitruvian import Sam2VideoConfig, Sam2VideoModel, Sapiens2ImageProcessor, pipeline  # noqa: E402
 from vitruvian.benchmarking.timing import describe_machine, peak_bytes, time_interleaved  # noqa: E402
 from vitruvian.benchmarking.workloads import BenchmarkModel, Workload, benchmark_model  # noqa: E402
 from vitruvian.ops import dispatch  # noqa: E402
 
-# model -> (batch, prompts)
+# model -> (batch, prompts); prompts are the objects of a video, and the people of an image of 1920×1080
 WORKLOADS = {
     "sapiens2-pose-0.4b": ((8, 0), (1, 0)),
     "sapiens2-normal-0.4b": ((8, 0),),
@@ -43,16 +49,20 @@ WORKLOADS = {
     "mask2former-swin-small": ((1, 0),),
     "maskformer-swin-small": ((1, 0),),
     "sapiens2-pose-1b": ((8, 0),),
+    "sam2_video-tiny": ((1, 1), (1, 16)),
+    "pose_pipeline-0.4b": ((1, 2), (1, 16)),
 }
 # family -> names of operations, as `use_triton` takes them
 OPERATIONS = {
-    "sapiens2": ("rms_norm", "rope", "bounded_attention", "swiglu", "instance_norm", "winograd"),
+    "sapiens2": ("rms_norm", "rope", "bounded_attention", "swiglu", "instance_norm", "winograd", "pointwise_conv"),
     "sam2": ("layer_norm", "window_attention", "two_way_attention", "mask_upscaling"),
     "maskformer": ("layer_norm", "window_attention"),
     "mask2former": ("layer_norm", "window_attention", "deformable_attention", "masked_attention"),
+    "sam2_video": ("axial_rope", "narrow_attention"),
+    "pose_pipeline": ("crop", "heatmap_peaks"),
 }
 # names of operations with a version for the CPU, as `use_cpu` takes them
-CPU_OPERATIONS = {"sapiens2": ("swiglu", "winograd", "pointwise_conv")}
+CPU_OPERATIONS = {"sapiens2": ("swiglu", "winograd", "pointwise_conv"), "sam2_video": ("narrow_attention",)}
 GRAPHS, OPTIMIZE, NOTHING = "CUDA graphs", "optimize()", "nothing"
 
 
@@ -73,6 +83,52 @@ def switches(name: str, device: torch.device) -> list[str]:
     family = name.partition("-")[0]
     more = (GRAPHS, *OPERATIONS[family]) if device.type == "cuda" else CPU_OPERATIONS.get(family, ())
     return [NOTHING, OPTIMIZE, *more]
+
+
+def find_model(name: str) -> BenchmarkModel:
+    """Return a model of `vitruvian bench`, SAM 2 on the frames of a video, or the whole pose pipeline on an image."""
+    family, _, size = name.partition("-")
+    if family == "sam2_video":
+        build_video = partial(_build_video, size)
+        return BenchmarkModel(name, build_video, _next_frame, (1024, 1024), _clip)
+    if family == "pose_pipeline":
+        build_pose = benchmark_model(f"sapiens2-pose-{size}").build
+        return BenchmarkModel(name, build_pose, _estimate_poses, (1024, 768), _image_with_people)
+    return benchmark_model(name)
+
+
+def _build_video(size: str, workload: Workload) -> Sam2VideoModel:
+    torch.manual_seed(0)
+    model = Sam2VideoModel(Sam2VideoConfig.variant(size, image_size=workload.size_hw[0]))
+    return model.eval().to(workload.device, workload.dtype)
+
+
+def _clip(workload: Workload) -> dict[str, Any]:
+    return {"frames": workload.pixels(), "objects": workload.prompts}
+
+
+def _next_frame(model: Sam2VideoModel, inputs: dict[str, Any]) -> torch.Tensor:
+    """Segment the next frame. The first call opens a session and fills its memory."""
+    if "stream" not in inputs:
+        inputs["stream"] = open_stream({"ours": model}, "ours", inputs["objects"], inputs["frames"])
+        inputs["stream"].run(20)
+    masks: torch.Tensor = inputs["stream"].run(1)
+    return masks
+
+
+def _image_with_people(workload: Workload) -> dict[str, Any]:
+    lefts = np.linspace(0, 1600, workload.prompts)
+    boxes = [[left, 100.0, left + 300, 900.0] for left in lefts.tolist()]
+    return {"image": smooth_image((1080, 1920), np.random.default_rng(0)), "boxes": boxes}
+
+
+def _estimate_poses(model: Any, inputs: dict[str, Any]) -> Any:
+    if "pipeline" not in inputs:
+        optimize = model.optimized
+        inputs["pipeline"] = pipeline(
+            "pose", model, processor=Sapiens2ImageProcessor(), keep_image=False, optimize=optimize
+        )
+    return inputs["pipeline"](inputs["image"], boxes=inputs["boxes"])
 
 
 @contextlib.contextmanager
@@ -130,7 +186,7 @@ def main() -> int:
         workloads = {name: tuple((batch, options.prompts) for batch in options.batches) for name in options.models}
     rows: list[Row] = []
     for name, batch, prompts in ((name, *one) for name, several in workloads.items() for one in several):
-        one = benchmark_model(name)
+        one = find_model(name)
         workload = Workload(batch, one.size_hw, prompts, getattr(torch, options.dtype), device)
         for off in switches(name, device):
             if options.limit and time.perf_counter() - begun > options.limit:

@@ -1,16 +1,17 @@
-"""Train a very small SAM 2 for videos on drawn shapes in motion: the checkpoint of tests/data/moving-shapes.
+"""Train a small SAM 2 for videos on drawn shapes in motion: the checkpoint of tests/data/moving-shapes.
 
-    python tools/train_moving_shapes.py --out tests/data/moving-shapes --minutes 5
+    python tools/train_moving_shapes.py --out tests/data/moving-shapes --minutes 8
 
-The shapes of a clip start apart, cross each other and part. Training reads windows of the clips at random places; one
-place in four is left out, for evaluation. The objects start from their masks in the first frame. Weights are stored in
-float16, which takes less than 1 MB. The last line printed is the mean IoU (J) of all frames after the first, at places
-that were left out.
+Every step draws new clips: shapes, colors, textures, paths and crossings. Two of the three shapes of a clip are
+tracked, from masks, boxes or clicks in the first frame. Weights are stored in float16, about 2 MB, every minute and at
+the end. Lines with J show the mean IoU of all frames after the first on clips that are never trained on, from masks and
+from one click for each object.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import time
 from pathlib import Path
@@ -21,48 +22,39 @@ from torch import Tensor, nn
 
 from vitruvian import Sam2VideoConfig, Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
-from vitruvian.training.clips import ClipObjective, PromptSimulation
-from vitruvian.training.synthetic.moving_shapes import Clip, draw_clip
+from vitruvian.training.clips import ClipObjective, PromptSimulation, random_points
+from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
-SIDE = 64
 LENGTH = 8
-_CANVAS = 80  # side of the clips, of which windows are read
-_SEEDS = (2, 3)  # of the clips
-_PROMPTS = PromptSimulation(mask=1.0, box=0.0, corrected_frames=0)
+_LENGTHS = ((0.2, 2), (0.35, 3), (0.5, 4), (0.75, 6), (1.0, LENGTH))  # of clips, until so much of the time has passed
+_DRAWN, _TRACKED = 3, 2  # shapes of a clip
+_TEST_SEED = 10**6  # of the clips for evaluation, far from seeds of training
+# Half of the steps track from the first prompts only, the others get further clicks.
+_PROMPTS = (
+    PromptSimulation(mask=0.45, box=0.15, corrected_frames=0),
+    PromptSimulation(mask=0.45, box=0.15, corrected_frames=2, clicks=2),
+)
 
 
-def draw_window(number: int, left: int, top: int, noise: torch.Generator) -> Clip:
-    """Return the window of clip `number` at a place from 0 to 16, with new noise."""
-    clip = draw_clip(torch.Generator().manual_seed(_SEEDS[number]), size_hw=(_CANVAS, _CANVAS), length=LENGTH)
-    window = (..., slice(top, top + SIDE), slice(left, left + SIDE))
-    frames = clip.frames[window]
-    return Clip((frames + 0.02 * torch.randn(frames.shape, generator=noise)).clamp(0, 1), clip.masks[window])
-
-
-def is_left_out(left: int, top: int) -> bool:
-    """Tell whether a place is for evaluation only."""
-    return (left + 2 * top) % 4 == 0
-
-
-def build_config(side: int = SIDE) -> Sam2VideoConfig:
-    """Return a video model of less than 500,000 parameters."""
-    channels, hidden = 48, 96
+def build_config(side: int) -> Sam2VideoConfig:
+    """Return a video model of about 900,000 parameters."""
+    channels, hidden = 64, 128
     return Sam2VideoConfig.from_dict(
         {
             "image_size": side,
             "vision_config": {
                 "backbone_config": {
                     "model_type": "sam2_hiera_det_model",
-                    "hidden_size": 16,
+                    "hidden_size": 24,
                     "image_size": [side, side],
                     "window_positional_embedding_background_size": [4, 4],
                     "blocks_per_stage": [1, 1, 2, 1],
-                    "embed_dim_per_stage": [16, 32, 48, 64],
+                    "embed_dim_per_stage": [24, 48, 80, 112],
                     "num_attention_heads_per_stage": [1, 1, 2, 2],
-                    "window_size_per_stage": [8, 4, 4, 2],
+                    "window_size_per_stage": [8, 4, 4, 4],
                     "global_attention_blocks": [3],
                 },
-                "backbone_channel_list": [64, 48, 32, 16],
+                "backbone_channel_list": [112, 80, 48, 24],
                 "backbone_feature_sizes": [[side // 4] * 2, [side // 8] * 2, [side // 16] * 2],
                 "fpn_hidden_size": channels,
             },
@@ -71,11 +63,10 @@ def build_config(side: int = SIDE) -> Sam2VideoConfig:
                 "hidden_size": channels,
                 "mlp_dim": hidden,
                 "num_attention_heads": 2,
-                "iou_head_hidden_dim": 32,
+                "iou_head_hidden_dim": 64,
                 "dynamic_multimask_via_stability": False,
             },
-            # Of several masks only the best is trained: with few objects they would be found without a prompt.
-            "multimask_output_in_sam": False,
+            "multimask_output_in_sam": False,  # a click on a shape has one meaning
             "memory_attention_hidden_size": channels,
             "memory_attention_num_layers": 2,
             "memory_attention_feed_forward_hidden_size": hidden,
@@ -83,7 +74,7 @@ def build_config(side: int = SIDE) -> Sam2VideoConfig:
             "memory_attention_dropout": 0.0,
             "memory_attention_rope_dropout": 0.0,
             "memory_encoder_hidden_size": channels,
-            "memory_encoder_output_channels": 24,
+            "memory_encoder_output_channels": 32,
             "mask_downsampler_embed_dim": channels,
             "memory_fuser_embed_dim": channels,
             "memory_fuser_intermediate_dim": hidden,
@@ -125,76 +116,136 @@ def normalized(frames: Tensor) -> Tensor:
     return (frames - 0.5) / 0.25
 
 
+def draw_tracked(generator: torch.Generator, *, count: int, side: int) -> Clips:
+    """Draw clips with the masks of the shapes that are tracked; the others distract."""
+    clips = draw_clips(generator, count=count, size_hw=(side, side), length=LENGTH, objects=_DRAWN)
+    chosen = torch.rand(_DRAWN, generator=generator, device=generator.device).argsort()[:_TRACKED]
+    return clips._replace(masks=clips.masks[:, :, chosen])
+
+
 @torch.inference_mode()
-def follow(model: Sam2VideoModel, clip: Clip) -> Tensor:
-    """Follow all objects of a clip from their masks in the first frame; return the IoU of each [T, O]."""
-    side = clip.frames.shape[-1]
-    session = Sam2VideoInferenceSession(
-        None, side, side, options=TrackingOptions(independent_objects=True, keep_history=False)
-    )
-    for number, mask in enumerate(clip.masks[0]):
-        session.add_mask_inputs(session.obj_id_to_idx(number), 0, mask[None, None])
+def follow(model: Sam2VideoModel, frames: Tensor, masks: Tensor, *, clicks: Tensor | None = None) -> Tensor:
+    """Follow the objects of a clip from their masks in the first frame, or from a click each; return the IoU [T, O].
+
+    Args:
+        model: The model.
+        frames: RGB values from 0 to 1 [T, 3, H, W].
+        masks: True masks [T, O, H, W].
+        clicks: x and y of clicks [O, 2].
+    """
+    places: Any = dict.fromkeys(("inference_device", "inference_state_device", "video_storage_device"), frames.device)
+    options = TrackingOptions(independent_objects=True, keep_history=False)
+    session = Sam2VideoInferenceSession(None, *frames.shape[2:], **places, options=options)
+    for number, mask in enumerate(masks[0]):
+        index = session.obj_id_to_idx(number)
+        if clicks is None:
+            session.add_mask_inputs(index, 0, mask[None, None])
+        else:
+            labels = torch.ones(1, 1, 1, dtype=torch.long, device=frames.device)
+            session.add_point_inputs(
+                index, 0, {"point_coords": clicks[None, None, number, None], "point_labels": labels}
+            )
     session.mark_new_inputs(list(session.obj_ids), 0)
     rows = []
-    for frame, truth in zip(normalized(clip.frames), clip.masks, strict=True):
+    for frame, truth in zip(normalized(frames), masks, strict=True):
         logits: Any = model(session, frame=frame).pred_masks
-        large = torch.nn.functional.interpolate(logits, size=truth.shape[1:], mode="bilinear", align_corners=False)
+        large = nn.functional.interpolate(logits, size=truth.shape[1:], mode="bilinear", align_corners=False)
         found = large[:, 0] > 0
-        union = (found | truth).flatten(1).sum(1).clamp(min=1)
-        rows.append((found & truth).flatten(1).sum(1) / union)
+        both, either = ((found & truth).flatten(1).sum(1), (found | truth).flatten(1).sum(1))
+        rows.append(torch.where(either > 0, both / either.clamp(min=1), 1.0))
     return torch.stack(rows)
 
 
-def evaluate(model: Sam2VideoModel, count: int = 8) -> Tensor:
-    """Return the IoU at places that were not trained on [count, T, O]."""
+def evaluate(model: Sam2VideoModel, *, count: int) -> dict[str, Tensor]:
+    """Return the IoU from the second frame on, on clips that are never trained on: kind of prompt -> [B, T - 1, O]."""
+    was_training = model.training
     model.eval()
-    generator = torch.Generator().manual_seed(10**6)
-    places = [
-        (left, top) for left in range(0, _CANVAS - SIDE, 3) for top in range(_CANVAS - SIDE) if is_left_out(left, top)
+    generator = torch.Generator().manual_seed(_TEST_SEED)
+    clips = Clips(
+        *(part.to(model.device) for part in draw_tracked(generator, count=count, side=model.config.image_size))
+    )
+    found: dict[str, Tensor] = {}
+    for kind in ("mask", "click"):
+        rows = []
+        for frames, masks in zip(*clips, strict=True):
+            clicks = random_points(masks[0], generator) if kind == "click" else None
+            rows.append(follow(model, frames, masks, clicks=clicks)[1:])
+        found[kind] = torch.stack(rows)
+    model.train(was_training)
+    return found
+
+
+def report(model: Sam2VideoModel, *, count: int) -> str:
+    """Evaluate a model; return a line."""
+    parts = [
+        f"from a {kind} {j.mean():.3f}, worst clip {j.mean((1, 2)).min():.3f}, last frame {j[:, -1].mean():.3f}"
+        for kind, j in evaluate(model, count=count).items()
     ]
-    chosen = torch.randperm(len(places), generator=generator)[:count].tolist()
-    return torch.stack([follow(model, draw_window(n % 2, *places[place], generator)) for n, place in enumerate(chosen)])
+    return "J " + "; ".join(parts)
 
 
-def train(minutes: float, *, seed: int = 0) -> Sam2VideoModel:
-    """Train for about so many minutes."""
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    model = Sam2VideoModel(build_config()).train()
-    initialize(model)
-    objective = ClipObjective(model, _PROMPTS)
+def save(model: Sam2VideoModel, folder: Path) -> None:
+    """Write the checkpoint in float16."""
+    copy.deepcopy(model).half().save_pretrained(folder)
+
+
+def train(model: Sam2VideoModel, options: argparse.Namespace) -> None:
+    """Train for about so many minutes; write a checkpoint every minute."""
+    generator = torch.Generator(model.device).manual_seed(options.seed)
+    objectives = [ClipObjective(model, prompts) for prompts in _PROMPTS]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
-    start, step = time.perf_counter(), 0
-    while (elapsed := (time.perf_counter() - start) / (60 * minutes)) < 1:
+    start, step, next_save = time.perf_counter(), 0, 60.0
+    while (elapsed := (seconds := time.perf_counter() - start) / (60 * options.minutes)) < 1:
         for group in optimizer.param_groups:  # warmup, then half a cosine
-            group["lr"] = 1e-3 * min(1, (step + 1) / 20) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * elapsed)))
-        left, top = torch.randint(_CANVAS - SIDE, (2,), generator=generator).tolist()
-        if is_left_out(left, top):
-            continue
-        clip = draw_window(step % len(_SEEDS), left, top, generator)
-        length = 2 + min(LENGTH - 2, int(elapsed * 12))  # longer and longer clips in the first half of the time
-        loss = objective(normalized(clip.frames[:length]), clip.masks[:length], generator)
+            group["lr"] = (
+                options.lr * min(1, (step + 1) / 100) * (0.01 + 0.99 * (0.5 + 0.5 * math.cos(math.pi * elapsed)))
+            )
+        length = next(length for until, length in _LENGTHS if elapsed < until)
+        first = int(torch.randint(LENGTH - length + 1, ()))
+        clips = draw_tracked(generator, count=options.batch, side=options.side)
+        frames, masks = (part[:, first : first + length] for part in clips)
+        visible = masks[:, 0].flatten(2).any(2).all(1)  # [B]
+        loss = objectives[step % 2](normalized(frames[visible]), masks[visible], generator)
         optimizer.zero_grad()
         (loss.total / length).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step % 25 == 0:
-            dice = loss.terms["dice"].item() / (length - 1)
-            print(f"step {step}, {elapsed:.0%}, {length} frames: Dice loss {dice:.3f}", flush=True)
-    return model
+        if step % options.log_every == 0:
+            dice = loss.terms["dice"].item() / length
+            print(f"step {step}, {seconds:.0f} s, {length} frames: Dice loss {dice:.3f}", flush=True)
+        if seconds > next_save:
+            save(model, options.out)
+            print(f"step {step}: {report(model, count=8)}", flush=True)
+            next_save = time.perf_counter() - start + 60
 
 
 def main() -> None:
     """Train, save and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, help="clips of a step; by default 48 on a GPU, 4 on the CPU")
+    parser.add_argument("--side", type=int, default=128, help="height and width of frames")
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log-every", type=int, default=50, help="steps between lines")
+    parser.add_argument("--start-from", type=Path, help="folder of a checkpoint to continue")
     options = parser.parse_args()
-    train(options.minutes, seed=options.seed).half().save_pretrained(options.out)
-    found = evaluate(Sam2VideoModel.from_pretrained(options.out, dtype=torch.float32))[:, 1:]
-    print(f"J: mean {found.mean():.3f}, worst clip {found.mean((1, 2)).min():.3f}")
+    options.batch = options.batch or (4 if options.device == "cpu" else 48)
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    if options.start_from:
+        model = Sam2VideoModel.from_pretrained(options.start_from, dtype=torch.float32)
+    else:
+        model = Sam2VideoModel(build_config(options.side))
+        initialize(model)
+    model = model.to(options.device).train()
+    print(f"{sum(one.numel() for one in model.parameters()):,} parameters on {options.device}", flush=True)
+    train(model, options)
+    save(model, options.out)
+    print(report(Sam2VideoModel.from_pretrained(options.out, dtype=torch.float32).to(options.device), count=32))
 
 
 if __name__ == "__main__":

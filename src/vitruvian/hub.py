@@ -88,7 +88,7 @@ def local_path(source: str | Path) -> Path:
         return Path(source).expanduser()
     if not has_builtin():
         raise CheckpointError(
-            "builtin: expected the model inside the package, but this installation has none. Install vitruvian from a "
+            "builtin: this installation has no built-in model. Install vitruvian from a "
             "wheel, or name a checkpoint such as facebook/sapiens2-pose-0.4b."
         )
     return BUILTIN_FOLDER

@@ -96,7 +96,7 @@ def write_video(path: Path, image: Path) -> None:
             writer.write(np.ascontiguousarray(np.roll(small, shift, axis=1)))
 
 
-@pytest.mark.filterwarnings("ignore:model. none was named")  # the built-in model runs
+@pytest.mark.filterwarnings("ignore:model. not given")  # the built-in model runs
 @pytest.mark.parametrize("page", CODE_PAGES)
 def test_code_of_a_page_runs(page: Path, workspace: None) -> None:
     names: dict[str, Any] = {}

@@ -64,8 +64,8 @@ def test_demo_without_a_model(
     captured = capsys.readouterr()
     assert captured.out.strip() == str(tmp_path / "out" / "sheet.png")
     first, *_, last = captured.err.splitlines()
-    assert first.startswith("Warning: --model: none was named and this installation has none inside")
+    assert first.startswith("Warning: --model: not given, and this installation has no built-in model")
     assert last.startswith(images[1])
     assert (tmp_path / "out" / "000_pose.json").is_file()
     assert cli.run(["demo", "--model", "builtin"]) == 2
-    assert "this installation has none" in capsys.readouterr().err
+    assert "this installation has no built-in" in capsys.readouterr().err

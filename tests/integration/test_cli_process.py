@@ -54,7 +54,7 @@ def test_pipes_in_this_process(
     assert command("pose", "-", "-q") == 1
     captured = capsysbinary.readouterr()
     assert captured.out == b""
-    assert b"standard input: expected an image, got nothing" in captured.err
+    assert b"standard input: expected an image, got no data" in captured.err
     Stdin.buffer = BytesIO(paths[1].read_bytes())
     assert command("pose", "-", "-q", "-o", tmp_path / "out", "--save", "json") == 0
     assert (tmp_path / "out" / "stdin_pose.json").exists()

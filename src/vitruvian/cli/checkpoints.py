@@ -105,7 +105,7 @@ def open_exported(task: str, folder: str, *, device: str | None, dtype: str | No
     if device not in (None, "cpu"):
         raise InputError(f"device: expected cpu for an exported model, got {device!r}. Leave it out.")
     if dtype is not None:
-        raise InputError("dtype: expected none for an exported model, which has its own. Leave it out.")
+        raise InputError("dtype: cannot be changed for an exported model. Leave it out.")
     from vitruvian.export import exported_pipeline
 
     return exported_pipeline(task, Path(folder).expanduser(), **options)

@@ -101,5 +101,5 @@ def _read_dataset(path: Path) -> list[_RecordedImage]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
-            f"{path}: expected a COCO dataset to add to, got another file. Choose another --coco, or --overwrite it."
+            f"{path}: is not a COCO dataset, so nothing can be added. Choose another --coco file, or add --overwrite."
         ) from error

@@ -98,7 +98,7 @@ def find_inputs(sources: Sequence[str], *, recursive: bool = False, sequences_ar
 def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Iterator[Input]:
     """List what one source stands for; an existing file has precedence over patterns."""
     if not text:
-        raise InputError("source: expected a file or a folder, got nothing. Check the command.")
+        raise InputError("source: expected a file or a folder, got an empty string. Check the command.")
     path = Path(text).expanduser()
     if text == STDIO:
         yield Input(identity=STDIO, name="standard input", kind="stdin", stem="stdin")

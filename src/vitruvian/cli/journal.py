@@ -173,11 +173,8 @@ class Journal:
             with self._lock:
                 entry = self._entries.get(self.name_of(path))
             if entry is None or (entry.size is not None and entry.size != size_on_disk(path)):
-                known = "is not in its journal" if entry is None else "was changed since it was written"
-                raise InputError(
-                    f"{path}: expected a file of this command, got one that {known}. "
-                    "Choose another --out, or add --overwrite."
-                )
+                reason = "was not written by this command" if entry is None else "was changed since it was written"
+                raise InputError(f"{path}: exists and {reason}. Choose another --out, or add --overwrite.")
             if not entry.origin.same_source(origin):
                 raise InputError(
                     f"{path}: holds the result of {entry.origin.source}. Choose another --out, or add --overwrite."

@@ -51,7 +51,7 @@ def _read_save(task: Task, save: str | None) -> _Kinds:
     known = _save_kinds(task)
     words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
     if not words:
-        raise InputError(f"--save: expected one or more of {', '.join(known)}, got nothing.")
+        raise InputError(f"--save: expected one or more of {', '.join(known)}, got an empty string.")
     for word in words:
         if word not in known:
             reason = task.result_class().refused_endings.get(f".{word}", "")  # JPEG of mattes, say
@@ -61,7 +61,9 @@ def _read_save(task: Task, save: str | None) -> _Kinds:
             )
     videos = [word for word in words if word in VIDEO_KINDS]
     if len(videos) > 1:
-        raise InputError(f"--save: expected one kind of video, got {' and '.join(videos)}. Run twice for two.")
+        raise InputError(
+            f"--save: expected one video format, got {' and '.join(videos)}. Run the command once for each."
+        )
     moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
     return _Kinds(
         image=tuple(word for word in words if word in task.image_kinds()),
@@ -83,7 +85,7 @@ def file_kind(task: Task, out: Path, save: str | None) -> str | None:
         return _plot_kind(task, out)
     kind = max(matching, key=len).replace("jsonl", "json")
     if kinds is not None and {kind} != {*kinds.image, *kinds.video}:
-        raise InputError(f"--save {save} and --out {out.name}: expected one or the other, or both alike. Drop --save.")
+        raise InputError(f"--save {save}: differs from the format of --out {out.name}. Drop --save.")
     return kind
 
 
@@ -143,7 +145,7 @@ class OutputPlan:
     def _one_kind(self) -> str:
         kinds = _read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
         if len(kinds) != 1:
-            raise InputError(f"--out {STDIO}: expected one kind of result in --save, got {self.save!r}. Choose one.")
+            raise InputError(f"--out {STDIO}: expected one format in --save, got {self.save!r}. Choose one.")
         return kinds[0]
 
     def check(self, inputs: list[Input]) -> None:

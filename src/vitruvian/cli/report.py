@@ -195,7 +195,7 @@ class Report:
             if self.more_failures:
                 self.warn(f"{self.more_failures} more failures: see the column error of the shards.")
         if interrupted:
-            self.say("Interrupted. Results that are done are complete; run the same command again to resume.")
+            self.say("Interrupted. Finished results are complete. Run the same command to resume.")
         return INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
 
     def _headline(self, seconds: float) -> str:

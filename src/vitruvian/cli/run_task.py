@@ -83,7 +83,7 @@ def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
 
 
 class _AlreadyDoneError(Exception):
-    """All results of the input are done: before this run, or meanwhile by another process."""
+    """All results of the input are done: before this run, or by another process during it."""
 
 
 class TaskRun:
@@ -97,7 +97,9 @@ class TaskRun:
 
     def __init__(self, command: TaskCommand, report: Report, *, writer: str | None = None) -> None:
         if command.json and command.out == STDIO:
-            raise InputError("--json and --out -: expected one of them, got both. Standard output holds only one.")
+            raise InputError(
+                "--json and --out -: cannot be combined, since both write to standard output. Drop one of them."
+            )
         self.command = command = command.with_defaults()
         self.report, self._writer = report, writer
         self.plan = OutputPlan(command)
@@ -249,7 +251,7 @@ class TaskRun:
             raise InputError(f"{item.name}: {named} is for videos. Add a kind for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
-                raise InputError(f"{path}: is for the result of {other.name} already. Rename one of the sources.")
+                raise InputError(f"{path}: would also be the result of {other.name}. Rename one of the two inputs.")
         return self._journal_state(item, result_paths(files))
 
     def _journal_state(self, item: Input, paths: Sequence[Path]) -> str:
@@ -270,7 +272,7 @@ class TaskRun:
 
         Raises:
             InputError: Another process has the lock, or a file must not be replaced.
-            _AlreadyDoneError: Another process has done it meanwhile.
+            _AlreadyDoneError: Another process has done it by now.
         """
         files = self._files[item.identity]
         paths = result_paths(files)
@@ -461,7 +463,7 @@ def _read_stdin(name: str) -> Frame:
     """Read the image on standard input."""
     image = read_bounded(sys.stdin.buffer, "file_bytes", subject=name)
     if not image:
-        raise InputError(f"{name}: expected an image, got nothing. Pipe one in, such as < photo.jpg.")
+        raise InputError(f"{name}: expected an image, got no data. Pipe one in, such as < photo.jpg.")
     return next(open_source(image).loaders()).load()
 
 

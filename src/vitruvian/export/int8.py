@@ -118,7 +118,7 @@ def calibration_samples(
     """
     paths = sorted(path for path in Path(folder).expanduser().rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
-        raise InputError(f"{folder}: expected a folder with images to calibrate with, got none.")
+        raise InputError(f"{folder}: no images found to calibrate with.")
     example = example_inputs(model, size_hw=size_hw)
     wanted_hw = example["pixel_values"].shape[-2:]
     samples = []
@@ -189,12 +189,14 @@ def quantize_int8(
     origin, out = Path(source).expanduser(), Path(folder).expanduser()
     signature = Signature.read(origin)
     if not (origin / ONNX_FILE).is_file():
-        raise CheckpointError(f"{origin}: expected {ONNX_FILE}, got none. Export the model with export_onnx first.")
+        raise CheckpointError(f"{origin}: {ONNX_FILE} not found. Export the model with export_onnx first.")
     if out.resolve() == origin.resolve():
-        raise InputError(f"quantize_int8: expected another folder than {origin}, which stays as it is. Choose one.")
+        raise InputError(
+            f"quantize_int8: the output folder must not be {origin}, whose files are kept. Choose another one."
+        )
     chosen = list(_single_inputs(samples, signature, most))
     if not chosen:
-        raise InputError("samples: expected at least one input to calibrate with, got none. Pass some images.")
+        raise InputError("samples: expected at least one input to calibrate with. Pass some images.")
     nncf.set_log_level(logging.ERROR)
     graph = openvino.Core().read_model(origin / ONNX_FILE)
     manager = passes.Manager()

@@ -77,7 +77,7 @@ class Signature:
                 for name in (*signature.inputs, *signature.outputs, signature.model, signature.output)
             ):
                 return signature
-        raise CheckpointError(f"{path}: expected the fields of an export, got others. Export the model again.")
+        raise CheckpointError(f"{path}: is not the description of an exported model. Export the model again.")
 
     def output_class(self) -> type[ModelOutput]:
         """Import the class of outputs."""
@@ -187,7 +187,7 @@ class ExportedModel:
             outputs = dict(zip(self.signature.outputs, map(torch.from_numpy, self._run_batch(feeds)), strict=True))
             if flip_pairs is not None:
                 if "heatmaps" not in outputs:
-                    raise InputError("flip_pairs: expected a model of poses, got one without heatmaps.")
+                    raise InputError("flip_pairs: expected a pose model; this model has no heatmaps.")
                 outputs["heatmaps"] = flip_back(outputs["heatmaps"], flip_pairs)
         output: ModelOutput = self.output_class(**_unflatten_outputs(outputs))
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
@@ -248,7 +248,7 @@ class OnnxModel(ExportedModel):
         runtime = import_extra("onnxruntime", "OnnxModel")
         path = self.folder / ONNX_FILE
         if not path.is_file():
-            raise CheckpointError(f"{folder}: expected {ONNX_FILE}, got none. Open int8 models with OpenVinoModel.")
+            raise CheckpointError(f"{folder}: {ONNX_FILE} not found. Open int8 models with OpenVinoModel.")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads or 0
         options.log_severity_level = 3
@@ -282,7 +282,7 @@ class OpenVinoModel(ExportedModel):
         openvino = import_extra("openvino", "OpenVinoModel")
         path = self.folder / (OPENVINO_FILE if (self.folder / OPENVINO_FILE).is_file() else ONNX_FILE)
         if not path.is_file():
-            raise CheckpointError(f"{folder}: expected {OPENVINO_FILE} or {ONNX_FILE}, got neither.")
+            raise CheckpointError(f"{folder}: neither {OPENVINO_FILE} nor {ONNX_FILE} found.")
         self.core = openvino.Core()
         if precision is None:
             has_bf16 = "BF16" in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")

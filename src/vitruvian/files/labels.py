@@ -193,11 +193,13 @@ def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
 def _by_image(coco: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
     """Yield the images of a dataset with their annotations."""
     if not all(isinstance(coco.get(key), list) for key in ("images", "annotations", "categories")):
-        raise InputError("dataset: expected images, annotations and categories of COCO, got something else.")
+        raise InputError("dataset: expected a COCO dataset with images, annotations and categories.")
     records: dict[int, list[Mapping[str, Any]]] = {image["id"]: [] for image in coco["images"]}
     for record in coco["annotations"]:
         if "bbox" not in record or record.get("image_id") not in records:
-            raise InputError("dataset: expected annotations with a bbox of an image, got others. Is it panoptic?")
+            raise InputError(
+                "dataset: expected annotations with image_id and bbox. Panoptic datasets are not supported."
+            )
         records[record["image_id"]].append(record)
     return ((image, records[image["id"]]) for image in coco["images"])
 

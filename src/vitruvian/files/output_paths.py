@@ -34,7 +34,7 @@ def output_path(folder: str | Path, stem: str, ending: str) -> Path:
     """
     *folders, name = stem.split("/")
     if any(part in ("", ".", "..") for part in (*folders, name)):
-        raise InputError(f"{stem}{ending}: expected a name inside {folder}, got one that leaves it. Rename the source.")
+        raise InputError(f"{stem}{ending}: would be written outside of {folder}. Rename the source.")
     directory = Path(folder, *(_short_name(safe_name(part)) for part in folders))
     path = directory / (_short_name(safe_name(name), reserved_bytes=len(os.fsencode(ending))) + ending)
     _check_inside(folder, path)
@@ -45,7 +45,7 @@ def _check_inside(folder: str | Path, path: Path) -> None:
     """Raise `InputError` unless a path lies inside a folder, symbolic links followed."""
     directory = Path(os.path.realpath(path.parent))
     if not directory.is_relative_to(os.path.realpath(folder)):
-        raise InputError(f"{path}: expected a file inside {folder}, got one in {directory}. Is there a symbolic link?")
+        raise InputError(f"{path}: would be written to {directory}, outside of {folder}. Check for symbolic links.")
 
 
 def safe_name(name: str) -> str:

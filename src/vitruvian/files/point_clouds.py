@@ -48,7 +48,7 @@ def write_glb(
     Viewers show them without lights.
     """
     if len(points) == 0:
-        raise InputError(f"{Path(path).name}: expected at least one point, got none. GLB cannot be empty.")
+        raise InputError(f"{Path(path).name}: expected at least one point, because GLB files cannot be empty.")
     positions = points.astype("<f4")
     bounds = {"min": positions.min(0).tolist(), "max": positions.max(0).tolist()}
     linear = np.round(srgb_to_linear(torch.arange(256) / 255).double().numpy() * 65535).astype(np.uint16)  # [256]

@@ -113,7 +113,7 @@ class VideoReader:
             first = next(self._decoded(container, stream), None)
             if first is None:
                 raise ImageError(
-                    f"{self.path}: expected frames that can be decoded, got none. Check that the file is complete, and "
+                    f"{self.path}: no frame can be decoded. Check that the file is complete, and "
                     f"that its frames have at most {get_limits().frame_pixels:,} pixels (the limit frame_pixels)."
                 )
             rate = stream.average_rate or stream.guessed_rate or stream.base_rate
@@ -509,7 +509,7 @@ def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
     numbered = sorted((int(match.group(1)), name) for name in names if (match := file_name.fullmatch(name)))
     if not numbered:
         near = near_matches(path.name, names)
-        raise InputError(f"{path}: expected numbered images of this form, got none. Check the pattern.{near}")
+        raise InputError(f"{path}: no numbered image matches. Check the pattern.{near}")
     return [(one, path.parent / name) for one, name in numbered]
 
 
@@ -554,7 +554,7 @@ class SequenceWriter(Writer):
     def __init__(self, path: str | Path, *, start: int = 0) -> None:
         self.path = Path(path)
         if len(FRAME_PATTERN.findall(self.path.name)) != 1:
-            raise InputError(f"{self.path.name}: expected one number such as %05d in the name, got another form.")
+            raise InputError(f"{self.path.name}: expected one number such as %05d in the name.")
         self.count, self._start = 0, start
 
     def write(self, image: NDArray[np.uint8], time: float | None = None) -> None:

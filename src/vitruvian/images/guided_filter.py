@@ -43,7 +43,9 @@ def guided_upsample(values: Tensor, image: Tensor) -> Tensor:
             f"{list(image.shape)}."
         )
     height, width = image.shape[1:]
-    small, guide, channels = values.float(), _as_float(resize(image, (values.shape[1], values.shape[2]))), len(values)
+    small, channels = values.float(), len(values)
+    # Not rounded to 8 bits, which slopes would magnify; one color after another needs less memory.
+    guide = torch.cat([resize(_as_float(color[None]), (values.shape[1], values.shape[2])) for color in image])
     # The values around a pixel bound its result: where the map is flat, texture of the image leaves it so.
     low, high = (sign * F.max_pool2d(sign * small, 3, stride=1, padding=1) for sign in (-1, 1))  # [C, h, w] each
     coarse = torch.cat((_slopes(small, guide).flatten(0, 1), small, low, high, guide))  # [6·C + 3, h, w]

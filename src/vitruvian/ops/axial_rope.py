@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, unflatten
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
 from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -42,10 +42,28 @@ def rotate_pairs(x: Tensor, rotation: Rotation, *, heads: int, plain_tokens: int
     """
     if use_triton("axial_rope", x):
         return _rotate_pairs_triton(x, rotation, heads=heads, plain_tokens=plain_tokens)
+    if use_cpu("axial_rope", x):
+        return _rotate_pairs_cpu(x, rotation, heads=heads, plain_tokens=plain_tokens)
     split = unflatten(x, 2, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
     cells = split.shape[2] - plain_tokens
     rotated = _rotate(unflatten(split[:, :, :cells], 2, (-1, len(rotation[0]))), rotation).flatten(2, 3)
     return torch.cat((rotated, split[:, :, cells:]), dim=2) if plain_tokens else rotated
+
+
+def _rotate_pairs_cpu(x: Tensor, rotation: Rotation, *, heads: int, plain_tokens: int) -> Tensor:
+    """Rotate pairs as complex numbers, in one pass over them."""
+    split = unflatten(x.contiguous(), 2, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
+    out = torch.empty_like(split, memory_format=torch.contiguous_format)
+    cells = split.shape[2] - plain_tokens
+    source, target = (_as_complex(part[:, :, :cells], len(rotation[0])) for part in (split, out))
+    torch.mul(source, torch.complex(*rotation), out=target)
+    out[:, :, cells:] = split[:, :, cells:]
+    return out
+
+
+def _as_complex(x: Tensor, cells: int) -> Tensor:
+    """View pairs of channels as complex numbers: [B, A, K·M, D] -> [B, A, K, M, D/2]."""
+    return torch.view_as_complex(unflatten(unflatten(x, -1, (-1, 2)), 2, (-1, cells)))
 
 
 def _rotate(x: Tensor, rotation: Rotation) -> Tensor:

@@ -6,6 +6,7 @@ before they are projected to more channels: less work for each pair of a query a
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
 
-_CPU_SCORES = 1 << 22  # scores that are computed at a time: 16 MiB
+_CPU_BLOCK = 1024  # queries, and keys, whose scores are computed at a time: 4 MiB
 
 
 def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: str = "sdpa") -> Tensor:
@@ -37,18 +38,26 @@ def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: str = "
 
 
 def _narrow_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend from a part of the queries at a time. torch has no fused kernel for these shapes on the CPU."""
+    """Attend from a part of the queries to a part of the keys at a time, with a running maximum of the scores.
+
+    torch has no fused kernel for these shapes on the CPU.
+    """
     (batch, queries, channels), keys = q.shape, k.shape[1]
-    rows = max(1, min(queries, _CPU_SCORES // keys))
-    out, scores = q.new_empty(batch, queries, v.shape[2]), q.new_empty(rows, keys)
-    for one in range(batch):
-        transposed = k[one].T
-        for first in range(0, queries, rows):
-            part = q[one, first : first + rows]
-            weights = scores[: len(part)]
-            torch.addmm(weights, part, transposed, beta=0, alpha=channels**-0.5, out=weights)
-            weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
-            out[one, first : first + rows] = (weights @ v[one]).div_(weights.sum(dim=-1, keepdim=True))
+    out, buffer = q.new_empty(batch, queries, v.shape[2]), q.new_empty(_CPU_BLOCK * _CPU_BLOCK)
+    for one, start in itertools.product(range(batch), range(0, queries, _CPU_BLOCK)):
+        part, mean = q[one, start : start + _CPU_BLOCK], out[one, start : start + _CPU_BLOCK].zero_()
+        highest, total = q.new_full((len(part), 1), -math.inf), q.new_zeros(len(part), 1)
+        for first in range(0, keys, _CPU_BLOCK):
+            block = k[one, first : first + _CPU_BLOCK]
+            weights = buffer[: len(part) * len(block)].view(len(part), len(block))
+            torch.addmm(weights, part, block.T, beta=0, alpha=channels**-0.5, out=weights)
+            new_highest = torch.maximum(highest, weights.amax(dim=1, keepdim=True))
+            weights.sub_(new_highest).exp_()
+            factor = highest.sub_(new_highest).exp_()
+            total.mul_(factor).add_(weights.sum(dim=1, keepdim=True))
+            mean.mul_(factor).addmm_(weights, v[one, first : first + _CPU_BLOCK])
+            highest = new_highest
+        mean.div_(total)
     return out
 
 

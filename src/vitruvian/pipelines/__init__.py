@@ -50,8 +50,8 @@ def pipeline(
         task: ``"pose"``, ``"parts"``, ``"normals"``, ``"pointmap"``, ``"matte"``, ``"albedo"``, ``"embed"``,
             ``"segment"``, ``"masks"``, ``"track"``, ``"semantic"``, ``"instances"``, ``"panoptic"``, or one of
             their aliases, see `vitruvian.tasks`.
-        model: A checkpoint's name, folder or file, or a model; ``"builtin"`` is the small one inside the package, which
-            is also the default for people and features if the installation has it.
+        model: A checkpoint's name, folder or file, or a model. ``"builtin"`` is the small built-in model, the default
+            of the tasks that it can do.
         device: ``"cuda"``, ``"mps"``, ``"cpu"``, the index of a CUDA device, …; by default the best one available.
         dtype: Data type of the weights; by default bfloat16 on GPUs that support it, and float32 elsewhere.
         processor: The model's processor, if it does not come with the checkpoint.
@@ -67,7 +67,7 @@ def pipeline(
 
 
 def default_model(task: str) -> str | None:
-    """Return the default checkpoint of a task: the model inside the package; None if it does not do the task."""
+    """Return the default checkpoint of a task: the built-in model, or None if it cannot do the task."""
     row = find_task(task)
     if row.group != "people" or not has_builtin():
         return None
@@ -81,10 +81,10 @@ def default_model(task: str) -> str | None:
 def _warn_about_builtin(task: str) -> None:
     """Warn, once for each task, that the small model is used by default."""
     published = find_task(task).checkpoints
-    large = f"a large checkpoint such as {published[-1]}" if published else "a large checkpoint"
+    large = published[-1] if published else "a larger checkpoint"
     warnings.warn(
-        f'model: none was named for {task}, so the small one inside the package ("builtin") is used: fast, but '
-        f"less accurate. For quality, name {large}.",
+        f"model: not given for {task}, so the small built-in model is used. For better results, pass {large}. "
+        'Pass "builtin" to turn this warning off.',
         VitruvianWarning,
         stacklevel=3,
     )

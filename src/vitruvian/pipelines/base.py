@@ -105,7 +105,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Load a checkpoint, or use a model that is loaded already. See `vitruvian.pipeline` for the arguments."""
         if model is None:
             names = " or ".join(cls.checkpoints) or "path/to/a/folder"
-            raise InputError(f"model: expected a checkpoint for {cls.task}, got none. Name one such as {names}.")
+            raise InputError(f"model: expected a checkpoint for {cls.task}. Pass, for example, {names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
         cls.check_options(options)  # before a large download
         if isinstance(model, str | Path):
@@ -119,7 +119,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             names = ", ".join(accepted.__name__ for accepted in cls.accepts())
             raise InputError(f"model: expected a checkpoint or {names} for {cls.task}, got {type(model).__name__}.")
         if processor is None:
-            raise InputError("processor: expected one for a model that is loaded already. Pass processor=…")
+            raise InputError("processor: required with a model that is already loaded. Pass processor=…")
         if device is not None:
             model = model.to(checked_device(device))
         return cls(model if dtype is None else model.to(checked_dtype(dtype)), processor, **options)
@@ -188,7 +188,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         return self.run(source, **options)
 
     def run(self, source: object, **options: object) -> ResultT | Results[ResultT]:
-        """Same as calling the pipeline, and available for every task, whatever else its call returns."""
+        """Same as calling the pipeline."""
         call = self.for_call(options)
         write, opened = open_writer(call.options.save, open_source(source))
         batch = self.batch_size(call.options, live=opened.live)

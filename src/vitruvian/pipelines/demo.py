@@ -4,7 +4,7 @@
                                   ├▶ parts ─▶ …                   ──▶ sheet.png: a row per image, a column per task
                                   └▶ normals, pointmap, matte, albedo
 
-Models are those inside the package, or any checkpoints; without any, models with random weights.
+Runs the built-in model or any checkpoints; without either, models with random weights.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run_demo(
         out: The folder; it is created if missing.
         model: ``"builtin"``, the default; a folder that is packed like it; the folder of a training run, with a folder
             for each task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints. If
-            there is no model inside the package, models with random weights, and a warning.
+            there is no built-in model, models with random weights, and a warning.
         detect: People detector, as `open_detector` takes it; by default the model itself if it detects people, else the
             built-in detector.
         device: Device of the models; by default the best one available.
@@ -160,9 +160,8 @@ def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mappi
     if model is not None or hub.has_builtin():
         return _demo_models(hub.BUILTIN if model is None else model)
     warnings.warn(
-        "model: none was named and this installation has none inside, so the demo runs models with random weights: it "
-        "shows the steps from image to files, not their quality. Install vitruvian from a wheel, or name checkpoints "
-        "such as facebook/sapiens2-pose-0.4b.",
+        "model: not given, and this installation has no built-in model, so the demo uses random weights: its results "
+        "mean nothing. Install vitruvian from a wheel, or pass a checkpoint such as facebook/sapiens2-pose-0.4b.",
         VitruvianWarning,
         stacklevel=3,
     )
@@ -235,5 +234,5 @@ def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:
     frames = [frame for frame in read if isinstance(frame, Frame)]
     failures = {frame.name: frame.error for frame in read if isinstance(frame, Failure)}
     if not frames:
-        raise next(iter(failures.values()), InputError("images: expected at least one, got none."))
+        raise next(iter(failures.values()), InputError("images: expected at least one image, got none."))
     return frames, failures

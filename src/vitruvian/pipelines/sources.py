@@ -220,7 +220,7 @@ def glob_files(pattern: str) -> list[Path]:
     if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
         paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not paths:
-        raise InputError(f"{pattern}: expected files that match, got none. Check the pattern and the folder.")
+        raise InputError(f"{pattern}: no file matches. Check the pattern and the folder.")
     return paths
 
 

@@ -74,7 +74,7 @@ class People:
         scores: Confidence of the detector, float32 [P]; 1 for boxes of the caller.
         ids: Identities in a video, int64 [P].
         detector: "given", "whole image", or the name of the detector.
-        note: What a reader should know, for instance that no person was detected and the whole image was used.
+        note: A remark for people, for example that no person was detected and the whole image was used.
         fallback: Whether no one was detected, and the only person is the whole image instead.
     """
 
@@ -191,7 +191,7 @@ class Result:
             raise InputError(f"path: expected a file name or a file object, got {type(stream).__name__}.")
         if format is None:
             known = ", ".join(ending.lstrip(".") for ending in self.endings)
-            raise InputError(f"format: expected one of {known} for a file object, got none. Pass format=…")
+            raise InputError(f"format: required for a file object: {known}. Pass format=…")
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
             stream.write(self.save(Path(folder) / "result", format).read_bytes())
 
@@ -329,7 +329,7 @@ def check_array(name: str, value: object, *, dtype: type[np.generic], shape: tup
     if value.ndim != len(shape) or any(
         isinstance(side, int) and side != length for side, length in zip(shape, value.shape, strict=True)
     ):
-        raise InputError(f"{name}: expected {wanted}, got the shape {list(value.shape)}. Is it of this image?")
+        raise InputError(f"{name}: expected {wanted}, got the shape {list(value.shape)}. Does it belong to this image?")
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:

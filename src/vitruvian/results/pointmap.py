@@ -95,7 +95,7 @@ class Pointmap(CameraMap):
         Args:
             edge_threshold: Points where depth changes by more than this share of it are left out, since they lie
                 between foreground and background; None keeps them.
-            max_points: Sample at most that many, always the same ones.
+            max_points: Write a random subset of at most this many points, chosen with a fixed seed.
         """
         keep = self._usable()
         if edge_threshold is not None:

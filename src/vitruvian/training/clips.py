@@ -1,15 +1,15 @@
 """Training of SAM 2 on clips, with prompts that are simulated from the true masks as in the paper.
 
-    frames [T, 3, H, W] · true masks [T, O, H, W]
+    frames [B, T, 3, H, W] · true masks [B, T, O, H, W]
       first frame: a mask, a box or a click for each object ─┐
       some frames: clicks on the errors of the prediction ───┴─▶ predictions of all frames ─▶ sum of their losses
 
-Frames are processed in order, and gradients flow through the memory.
+Frames are processed in order, those of all clips together, and gradients flow through the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +55,7 @@ class PromptSimulation:
 
 
 class ClipObjective(nn.Module):
-    """The loss of a video model on a clip.
+    """The loss of a video model on clips.
 
     Args:
         model: The model, in training mode.
@@ -73,32 +73,33 @@ class ClipObjective(nn.Module):
         self.model, self.prompts, self.weights = model, prompts or PromptSimulation(), dict(weights or {})
 
     def forward(self, frames: Tensor, masks: Tensor, generator: torch.Generator | None = None) -> LossTerms:
-        """Return the loss of a clip and its terms.
+        """Return the loss of clips and its terms.
 
         Args:
-            frames: Prepared frames [T, 3, H, W].
-            masks: True masks [T, O, H, W] of 0 and 1. Every object is visible in the first frame.
-            generator: Source of random numbers, on the CPU.
+            frames: Prepared frames of a clip [T, 3, H, W], or of several [B, T, 3, H, W].
+            masks: True masks [T, O, H, W] or [B, T, O, H, W] of 0 and 1. Every object is visible in the first frame.
+            generator: Source of random numbers.
         """
-        _check_clip(frames, masks)
-        truth, prompts = masks.to(frames.device) != 0, self.prompts
+        _check_clips(frames, masks)
+        if frames.ndim == 4:
+            frames, masks = frames[None], masks[None]
+        truth = (masks.to(frames.device) != 0).transpose(0, 1).flatten(1, 2)  # [T, B·O, H, W]
+        frames, prompts = frames.transpose(0, 1), self.prompts  # [T, B, 3, H, W]
         session = Sam2VideoInferenceSession(
             frames,
-            frames.shape[2],
             frames.shape[3],
+            frames.shape[4],
             inference_device=frames.device,
             inference_state_device=frames.device,
             video_storage_device=frames.device,
             dtype=frames.dtype,
             options=TrackingOptions(corrections_as_conditioning=True, independent_objects=True),
         )
-        kind = float(torch.rand((), generator=generator))
-        starts_from_masks = kind < prompts.mask
-        for number, mask in enumerate(truth[0]):
-            self._start(session, number, mask, kind, generator)
-        order = torch.randperm(len(frames) - 1, generator=generator) + 1
+        kind = float(_rand((), generator))
+        self._start(session, truth[0], kind, generator)
+        order = _rand((len(frames) - 1,), generator).argsort() + 1
         corrected = {0, *order[: max(0, prompts.corrected_frames - 1)].tolist()} if prompts.corrected_frames else set()
-        corrected -= {0} if starts_from_masks else set()
+        corrected -= {0} if kind < prompts.mask else set()
         predictions: list[tuple[MaskPrediction, Tensor]] = []
         for frame in range(len(frames)):
             clicks = prompts.clicks if frame in corrected else 0
@@ -111,24 +112,28 @@ class ClipObjective(nn.Module):
     def _start(
         self,
         session: Sam2VideoInferenceSession,
-        number: int,
-        mask: Tensor,
+        masks: Tensor,
         kind: float,
         generator: torch.Generator | None,
     ) -> None:
-        """Prompt an object with a mask [H, W] in the first frame."""
-        prompts, index = self.prompts, session.obj_id_to_idx(number)
+        """Prompt objects with masks [O, H, W] in the first frame."""
+        prompts, numbers = self.prompts, list(range(len(masks)))
+        indices = [session.obj_id_to_idx(number) for number in numbers]
         if kind < prompts.mask:
-            session.add_mask_inputs(index, 0, mask[None, None])
+            for index, mask in zip(indices, masks, strict=True):
+                session.add_mask_inputs(index, 0, mask[None, None])
         else:
             if kind < prompts.mask + prompts.box:
-                points = noisy_box(mask, prompts.box_noise, generator).reshape(2, 2)
-                labels = torch.tensor(_BOX_CORNERS, device=mask.device)
+                points = torch.unflatten(noisy_boxes(masks, prompts.box_noise, generator), 1, (2, 2))  # [O, 2, 2]
+                labels = torch.tensor(_BOX_CORNERS, device=masks.device)
             else:
-                points, labels = random_points(mask[None], generator), torch.ones(1, device=mask.device).long()
-            inputs = {"point_coords": points[None, None].to(session.dtype), "point_labels": labels[None, None]}
-            session.add_point_inputs(index, 0, inputs)
-        session.mark_new_inputs([number], 0)
+                points = random_points(masks, generator)[:, None]  # [O, 1, 2]
+                labels = torch.ones(1, dtype=torch.long, device=masks.device)
+            for index, one in zip(indices, points.to(session.dtype), strict=True):
+                session.add_point_inputs(
+                    index, 0, {"point_coords": one[None, None], "point_labels": labels[None, None]}
+                )
+        session.mark_new_inputs(numbers, 0)
 
     def _corrections(
         self, truth: Tensor, clicks: int, generator: torch.Generator | None
@@ -145,7 +150,7 @@ class ClipObjective(nn.Module):
                 logits[None].float(), size=truth.shape[1:], mode="bilinear", align_corners=False
             )[0]
             predicted = large > 0
-            if float(torch.rand((), generator=generator)) < self.prompts.clicks_from_truth:
+            if float(_rand((), generator)) < self.prompts.clicks_from_truth:
                 predicted = torch.zeros_like(truth)  # the whole object is missing
             points, labels = error_points(predicted, truth, generator)
             return points.to(logits.dtype), labels
@@ -159,7 +164,7 @@ def error_points(predicted: Tensor, truth: Tensor, generator: torch.Generator | 
     Args:
         predicted: Predicted masks, bool [O, H, W].
         truth: True masks, bool [O, H, W].
-        generator: Source of random numbers, on the CPU.
+        generator: Source of random numbers.
 
     Returns:
         Points [O, 2] as x and y, and their labels [O]: 1 on the object, 0 off it.
@@ -174,30 +179,36 @@ def error_points(predicted: Tensor, truth: Tensor, generator: torch.Generator | 
 
 def random_points(regions: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw a pixel of each region [O, H, W]: its center, x and y [O, 2]; of an empty region any pixel."""
-    flat = regions.flatten(1).float().cpu()
-    flat = torch.where(flat.any(1, keepdim=True), flat, 1.0)
-    number = torch.multinomial(flat, 1, generator=generator)[:, 0]
+    order = _rand(regions.shape, generator).to(regions.device)
+    number = (order + regions).flatten(1).argmax(dim=1)  # pixels of a region come before all others
     width = regions.shape[2]
-    return torch.stack((number % width, number // width), dim=1).to(regions.device) + 0.5
+    return torch.stack((number % width, number // width), dim=1) + 0.5
 
 
-def noisy_box(mask: Tensor, noise: float, generator: torch.Generator | None) -> Tensor:
-    """Return the bounding box of a mask [H, W] with its sides moved at random: x1, y1, x2, y2 [4]."""
-    rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
-    box = torch.stack((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)).float()
-    sides = (box[2:] - box[:2]).repeat(2)
-    shift = torch.randn(4, generator=generator).to(box.device) * noise * sides
-    limits = box.new_tensor((mask.shape[1], mask.shape[0])).repeat(2)
-    moved = box + shift.clamp(-_MAX_BOX_NOISE, _MAX_BOX_NOISE)
-    return torch.minimum(moved.clamp(min=0), limits)
+def noisy_boxes(masks: Tensor, noise: float, generator: torch.Generator | None) -> Tensor:
+    """Return the bounding boxes of masks [O, H, W] with their sides moved at random: x1, y1, x2, y2 [O, 4]."""
+    rows, columns = masks.any(2).int(), masks.any(1).int()
+    first = torch.stack((columns.argmax(1), rows.argmax(1)), dim=1)  # [O, 2]
+    limits = first.new_tensor((masks.shape[2], masks.shape[1]))
+    last = limits - torch.stack((columns.flip(1).argmax(1), rows.flip(1).argmax(1)), dim=1)
+    boxes = torch.cat((first, last), dim=1).float()
+    shift = _rand(boxes.shape, generator, torch.randn).to(boxes.device) * noise * (last - first).repeat(1, 2)
+    moved = boxes + shift.clamp(-_MAX_BOX_NOISE, _MAX_BOX_NOISE)
+    return torch.minimum(moved.clamp(min=0), limits.repeat(2))
 
 
-def _check_clip(frames: Tensor, masks: Tensor) -> None:
+def _rand(shape: Sequence[int], generator: torch.Generator | None, draw: Callable[..., Tensor] = torch.rand) -> Tensor:
+    """Draw random numbers on the device of the generator."""
+    return draw(shape, generator=generator, device=generator.device if generator else None)
+
+
+def _check_clips(frames: Tensor, masks: Tensor) -> None:
     """Raise `InputError` for clips that cannot be trained on."""
-    if frames.ndim != 4 or masks.ndim != 4 or len(masks) != len(frames) or masks.shape[2:] != frames.shape[2:]:
+    fits = frames.ndim in (4, 5) and masks.ndim == frames.ndim
+    if not fits or masks.shape[:-3] != frames.shape[:-3] or masks.shape[-2:] != frames.shape[-2:]:
         raise InputError(
-            "frames and masks: expected [T, 3, H, W] and [T, O, H, W], "
+            "frames and masks: expected [T, 3, H, W] and [T, O, H, W], or several of them [B, …], "
             f"got {list(frames.shape)} and {list(masks.shape)}."
         )
-    if not masks.shape[1] or not (masks[0] != 0).flatten(1).any(1).all():
+    if not masks.shape[-3] or not (masks.select(-4, 0) != 0).flatten(-2).any(-1).all():
         raise InputError("masks: expected objects that are all visible in the first frame. Drop those that are not.")

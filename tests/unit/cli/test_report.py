@@ -89,7 +89,7 @@ def test_quiet_commands_print_no_warnings(tmp_path: Path, capsys: pytest.Capture
             warnings.simplefilter("always")
             assert run(arguments) == 0
         text = capsys.readouterr().err
-        assert ("Warning: --model: none was named" in text) == (not words)
+        assert ("Warning: --model: not given" in text) == (not words)
         assert text.count("Warning") <= 1
         assert words or "1 done" in text
         assert not words or text == ""

@@ -82,8 +82,8 @@ def test_folders_that_are_no_export(tmp_path: Path, folder: Path) -> None:
         OnnxModel(tmp_path)
     values = json.loads((folder / "export.json").read_text())
     for changed, words in (
-        ({"inputs": values["inputs"]}, "fields of an export"),
-        (values | {"more": 1}, "fields of an export"),
+        ({"inputs": values["inputs"]}, "description of an exported model"),
+        (values | {"more": 1}, "description of an exported model"),
         (values | {"output": "os:system"}, "output class"),
         (values | {"output": "vitruvian.errors:InputError"}, "output class"),
         (values | {"output": "vitruvian.nothing:Output"}, "output class"),

@@ -64,7 +64,7 @@ def test_ends_stay_in_floating_point(folder: Path, tmp_path: Path) -> None:
     assert before[0] not in int8_ones(tmp_path / "b" / "model.xml")
     with pytest.raises(InputError, match="keep: expected names of operations"):
         quantize_int8(folder, tmp_path / "c", [{"pixel_values": pixels()}], keep=["node_none"])
-    with pytest.raises(InputError, match="another folder"):
+    with pytest.raises(InputError, match="the output folder"):
         quantize_int8(folder, folder, [{"pixel_values": pixels()}])
 
 

@@ -99,7 +99,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert (tmp_path / name).exists()
     (tmp_path / "other.json").write_text('{"images": []}')
     assert cli.run(["labels", str(tmp_path / "other.json"), "--to", "cvat", "--out", str(tmp_path / "b.xml")]) == 2
-    assert "expected images, annotations and categories of COCO" in capsys.readouterr().err
+    assert "expected a COCO dataset with images, annotations and categories" in capsys.readouterr().err
     for wrong in ('{"images": [{}], "annotations": [], "categories": []}', "[]", '{"images": [3]'):
         (tmp_path / "other.json").write_text(wrong)
         assert cli.run(["labels", str(tmp_path / "other.json"), "--to", "yolo", "--out", str(tmp_path / "b")]) == 2
@@ -109,7 +109,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_panoptic_datasets_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="panoptic"):
+    with pytest.raises(InputError, match="Panoptic"):
         write_cvat(tmp_path / "a.xml", dataset(tmp_path, sample("panoptic")))
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tests.unit.ops.versions import assert_close, every_version, randn
 from vitruvian.ops.axial_rope import axial_rotation, rotate_pairs
+from vitruvian.ops.dispatch import disable_triton
 
 
 @every_version
@@ -29,3 +30,15 @@ def test_rotate_a_strided_view() -> None:
     x = randn(2, 24, 30)[:, :, ::3][:, :, :8]
     rotation = axial_rotation((4, 6), 8, 100.0, x.device)
     assert torch.equal(rotate_pairs(x, rotation, heads=1), rotate_pairs(x.contiguous(), rotation, heads=1))
+    with torch.no_grad():
+        got = rotate_pairs(x, rotation, heads=1)
+        with disable_triton():
+            assert_close(got, rotate_pairs(x, rotation, heads=1))
+
+
+def test_tokens_without_a_position() -> None:
+    x, rotation = randn(2, 3 * 24 + 5, 16), axial_rotation((4, 6), 8, 100.0, torch.device("cpu"))
+    with torch.no_grad():
+        got = rotate_pairs(x, rotation, heads=2, plain_tokens=5)
+        with disable_triton():
+            assert_close(got, rotate_pairs(x, rotation, heads=2, plain_tokens=5))

@@ -24,9 +24,10 @@ def test_narrow_attention(
     assert_close(narrow_attention(q, k, v, implementation=implementation), want)
 
 
-def test_queries_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_and_keys_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = randn(2, 50, 16), randn(2, 70, 16, seed=1), randn(2, 70, 4, seed=2)
-    monkeypatch.setattr(module, "_CPU_SCORES", 8 * 70)
+    monkeypatch.setattr(module, "_CPU_BLOCK", 16)
+    k[:, 20:] *= 30  # the maximum of the scores rises
     with torch.no_grad():
         assert_close(narrow_attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
 

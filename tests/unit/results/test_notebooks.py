@@ -62,7 +62,7 @@ def test_file_objects(task: str, tmp_path: Path) -> None:
         assert path is not None
         assert ending in (".npz", ".exr") or stream.getvalue() == path.read_bytes()
         assert stream.getbuffer().nbytes > 0
-    with pytest.raises(InputError, match="format: expected one of"):
+    with pytest.raises(InputError, match="format: required for a file object"):
         result.save(io.BytesIO())
     with pytest.raises(InputError, match="file name or a file object, got int"):
         result.save(3)  # type: ignore[call-overload]

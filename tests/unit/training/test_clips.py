@@ -10,8 +10,8 @@ from vitruvian.errors import InputError
 from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss, prompted_mask_loss
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-from vitruvian.training.clips import ClipObjective, PromptSimulation, error_points, noisy_box, random_points
-from vitruvian.training.synthetic.moving_shapes import Clip, draw_clip
+from vitruvian.training.clips import ClipObjective, PromptSimulation, error_points, noisy_boxes, random_points
+from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
 SIDE = 64
 
@@ -33,9 +33,13 @@ def build() -> Sam2VideoModel:
     return model
 
 
-def clip(length: int = 3, seed: int = 0) -> Clip:
-    drawn = draw_clip(torch.Generator().manual_seed(seed), size_hw=(SIDE, SIDE), length=length)
+def clips(length: int = 3, seed: int = 0, count: int = 1) -> Clips:
+    drawn = draw_clips(torch.Generator().manual_seed(seed), count=count, size_hw=(SIDE, SIDE), length=length)
     return drawn._replace(frames=(drawn.frames - 0.5) / 0.25)
+
+
+def clip(length: int = 3, seed: int = 0) -> Clips:
+    return Clips(*(part[0] for part in clips(length, seed)))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,20 @@ def test_gradients_of_a_clip(prompts: PromptSimulation) -> None:
         gradients = [value.grad for value in part.parameters()]
         assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
         assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("kind", ["mask", "box"])
+def test_several_clips_are_as_good_as_one_after_another(kind: str) -> None:
+    model, data = build(), clips(count=3)
+    prompts = PromptSimulation(mask=float(kind == "mask"), box=float(kind == "box"), box_noise=0.0, corrected_frames=0)
+    objective = ClipObjective(model, prompts)
+    together = objective(data.frames, data.masks)
+    apart = [objective(frames, masks) for frames, masks in zip(*data, strict=True)]
+    torch.testing.assert_close(together.total, sum(one.total for one in apart) / 3)
+    weight = model.memory_encoder.projection.weight
+    (whole,) = torch.autograd.grad(together.total, weight)
+    (want,) = torch.autograd.grad(sum(one.total for one in apart) / 3, weight)
+    assert (whole - want).norm() < 0.01 * want.norm()  # memories are rounded to bfloat16
 
 
 def test_corrections_are_predictions_and_make_conditioning_frames() -> None:
@@ -122,9 +140,11 @@ def test_points_on_errors() -> None:
     inside = torch.stack([random_points(truth[:1], generator)[0] for _ in range(50)])
     assert inside.min() >= 2.5
     assert inside.max() <= 5.5
-    assert noisy_box(truth[0], 0.0, generator).tolist() == [2, 2, 6, 6]
-    moved = noisy_box(truth[0], 0.1, generator)
-    assert moved.tolist() != [2, 2, 6, 6]
+    truth[1] = False
+    truth[1, 0, 3:] = True
+    assert noisy_boxes(truth[:2], 0.0, generator).tolist() == [[2, 2, 6, 6], [3, 0, 8, 1]]
+    moved = noisy_boxes(truth, 0.1, generator)
+    assert moved[0].tolist() != [2, 2, 6, 6]
     assert (moved >= 0).all()
     assert (moved <= 8).all()
 
@@ -142,8 +162,12 @@ def test_clips_that_cannot_be_trained_on() -> None:
 
 
 def test_shapes_cross_each_other() -> None:
-    drawn = clip(length=9, seed=4)
-    areas = drawn.masks.flatten(2).sum(2)  # [T, O]
-    assert areas[4, 0] < areas[0, 0]  # behind the second
-    assert (areas[[0, -1]] > 0).all()
-    assert (drawn.masks.sum(1) <= 1).all()
+    drawn = clips(length=9, seed=4, count=32)
+    areas = drawn.masks.flatten(3).sum(3)  # [B, T, O]
+    hidden = areas[:, 2:7].amin(1) < 0.8 * areas[:, 0]  # [B, O]
+    assert hidden[:, 0].float().mean() > 0.7  # behind the second, halfway
+    assert (areas[:, 0] > 0).all()
+    assert (drawn.masks.sum(2) <= 1).all()
+    assert draw_clips(torch.Generator().manual_seed(4), count=32, size_hw=(SIDE, SIDE), length=9).masks.equal(
+        drawn.masks
+    )

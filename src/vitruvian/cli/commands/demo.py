@@ -16,7 +16,7 @@ EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --m
 
 def demo(
     images: Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE", help="Images; by default those inside the package.")
+        list[str] | None, typer.Argument(metavar="SOURCE", help="Images; by default two that come with the package.")
     ] = None,
     model: Annotated[
         list[str] | None,

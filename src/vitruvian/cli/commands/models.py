@@ -30,7 +30,7 @@ def list_models(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the model inside the package and checkpoints on the Hub that are known to work, and which are here."""
+    """List the built-in model and tested checkpoints of the Hub, and which of them are downloaded."""
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table

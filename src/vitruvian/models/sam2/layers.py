@@ -7,6 +7,13 @@ from torch import Tensor, nn
 from vitruvian.layers.mlp import activation
 
 
+def per_object(x: Tensor, objects: int) -> Tensor:
+    """Repeat what B images have for O objects, as many of each image: [B, …] -> [O, …]; no copy if B is 1 or O."""
+    if len(x) == 1:
+        return x.expand(objects, *x.shape[1:])
+    return x if len(x) == objects else x.repeat_interleave(objects // len(x), dim=0)
+
+
 class FeedForward(nn.Module):
     """Linear layers with an activation between them: `proj_in`, `depth` − 2 of `layers`, `proj_out`."""
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.layers import per_object
 from vitruvian.ops.attention import attention
 from vitruvian.ops.axial_rope import Rotation, axial_rotation, rotate_pairs
 from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum
@@ -39,13 +40,13 @@ class MemoryAttention(nn.Module):
         """Condition the features of a frame on the memories of O objects: [O, C, h, w].
 
         Args:
-            features: Features of the frame [1, C, h, w].
+            features: Features of the frame [1, C, h, w], or of the frames of B clips, each with O / B objects.
             memory: Memories of whole frames, then tokens of object pointers [O, K·M + N, C'].
             positions: Positions of the memories [O | 1, K·M + N, C'].
             pointer_tokens: N, the number of tokens of object pointers.
         """
         grid_hw = (features.shape[2], features.shape[3])
-        x = features.flatten(2).transpose(1, 2)  # [1, M, C]
+        x = features.flatten(2).transpose(1, 2)  # [B, M, C]
         x = x + _POSITION_SCALE * sine_positions(grid_hw, x.shape[2], x.dtype, x.device)
         keys = memory + positions  # [O, K·M + N, C']
         rotation = axial_rotation(grid_hw, self.head_dim, self.theta, x.device)
@@ -76,12 +77,12 @@ class MemoryAttentionLayer(nn.Module):
     def forward(
         self, x: Tensor, branch: Tensor | None, keys: Tensor, memory: Tensor, rotation: Rotation, pointer_tokens: int
     ) -> tuple[Tensor, Tensor]:
-        """Map x + branch [O | 1, M, C] to a sum of two [O, M, C]."""
+        """Map x + branch [O | B, M, C] to a sum of two [O, M, C]."""
         x, normed = add_layer_norm(x, branch, self.layer_norm1)
         attended = self.self_attn(normed, normed, normed, rotation, pointer_tokens=0)
         x, normed = add_layer_norm(x, self._dropout(attended), self.layer_norm2)
         attended = self.cross_attn_image(normed, keys, memory, rotation, pointer_tokens=pointer_tokens)  # [O, M, C]
-        x, normed = add_layer_norm(x.expand_as(attended), self._dropout(attended), self.layer_norm3)
+        x, normed = add_layer_norm(per_object(x, len(attended)), self._dropout(attended), self.layer_norm3)
         hidden = self._dropout(self.act(self.linear1(normed)))
         return x, self._dropout(self.linear2(hidden))
 
@@ -106,9 +107,8 @@ class RotaryAttention(nn.Module):
         self.o_proj = nn.Linear(inner, channels)
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, rotation: Rotation, *, pointer_tokens: int) -> Tensor:
-        """Attend from [O | 1, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""
-        objects = max(x.shape[0], keys.shape[0])
-        q = rotate_pairs(self.q_proj(x), rotation, heads=self.heads).expand(objects, -1, -1, -1)  # [O, A, M, D]
+        """Attend from [O | B, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""
+        q = per_object(rotate_pairs(self.q_proj(x), rotation, heads=self.heads), len(keys))  # [O, A, M, D]
         k = rotate_pairs(self.k_proj(keys), rotation, heads=self.heads, plain_tokens=pointer_tokens)
         if self.heads == 1 and not self.training and values.shape[2] < k.shape[3]:
             # The projection of values to more channels commutes with attention.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.layers import ChannelNorm
+from vitruvian.models.sam2.layers import ChannelNorm, per_object
 
 _NORM_EPS = 1e-6
 
@@ -30,8 +30,9 @@ class MemoryEncoder(nn.Module):
         self.projection = nn.Conv2d(channels, config.memory_encoder_output_channels, kernel_size=1)
 
     def forward(self, features: Tensor, masks: Tensor) -> Tensor:
-        """Encode masks [O, 1, H, W] of O objects in a frame with features [1, C, h, w]: [O, C', h, w]."""
-        fused = self.memory_fuser(self.feature_projection(features) + self.mask_downsampler(masks))  # [O, C, h, w]
+        """Encode masks [O, 1, H, W] with features [1, C, h, w] of their frame, or of B frames: [O, C', h, w]."""
+        projected = per_object(self.feature_projection(features), len(masks))
+        fused = self.memory_fuser(projected + self.mask_downsampler(masks))  # [O, C, h, w]
         memory: Tensor = self.projection(fused)  # [O, C', h, w]
         return memory
 

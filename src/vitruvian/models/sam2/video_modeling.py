@@ -265,7 +265,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
 
         Args:
             steps: The objects.
-            levels: The three levels of the frame.
+            levels: The three levels of the frame, or of the frames of B clips; each clip has as many objects.
             conditioned: Features that are conditioned on memories, of the objects that have some: index -> [C, h, w].
         """
         kinds = (
@@ -303,7 +303,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             return self._segment_by_masks(levels, torch.cat(masks))
         finest, finer, image = levels
         if steps[0].obj_idx in conditioned:
-            image = torch.stack([conditioned[step.obj_idx] for step in steps])[None]  # [1, O, C, h, w]
+            image = _by_image(torch.stack([conditioned[step.obj_idx] for step in steps]), len(image))  # [B, P, C, h, w]
         elif self.config.num_maskmem > 0:
             image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
         priors = [step.prior for step in steps if step.prior is not None]
@@ -332,10 +332,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         *,
         multimask_output: bool,
     ) -> _ObjectMasks:
-        """Decode O objects.
+        """Decode O objects, P = O / B of each of B images.
 
         Args:
-            levels: Finer levels [1, …], and features [1, C, h, w] for all objects or [1, O, C, h, w] for each.
+            levels: Finer levels [B, …], and features [B, C, h, w] for all objects or [B, P, C, h, w] for each.
             objects: O.
             points: Points [1, O, N, 2] and labels [1, O, N]; none by default.
             masks: Mask logits [1, O, h, w] as prompts.
@@ -344,21 +344,29 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         if points is None:
             empty = levels[-1].new_zeros(1, objects, 1, 2)
             points = empty, torch.full(empty.shape[:3], NOT_A_POINT, device=empty.device)
-        sparse, dense = self.prompt_encoder(*points, None, masks)
-        decoded = self.mask_decoder(
-            levels, self._cell_positions(), sparse, dense, multimask_output=multimask_output
-        )  # masks [1, O, K, h, w], IoU [1, O, K], scores [1, O, 1], tokens [1, O, K, C]
-        best = decoded.iou_scores[0].argmax(dim=-1)  # [O]
+        images = len(levels[-1])
+        coordinates, labels = (_by_image(part[0], images) for part in points)
+        sparse, dense = self.prompt_encoder(
+            coordinates, labels, None, None if masks is None else _by_image(masks[0], images)
+        )
+        decoded = self.mask_decoder(levels, self._cell_positions(), sparse, dense, multimask_output=multimask_output)
+        candidates, ious, scores, all_tokens = (
+            part.flatten(0, 1) for part in decoded[:4]
+        )  # [O, K, h, w], [O, K], [O, 1], [O, K, C]
+        best = ious.argmax(dim=-1)  # [O]
         index = torch.arange(objects, device=best.device)
-        scores = decoded.object_scores[0]  # [O, 1]
-        low = decoded.masks[0, index, best][:, None]  # [O, 1, h, w]
+        low = candidates[index, best][:, None]  # [O, 1, h, w]
         low = torch.where(scores[..., None, None] > 0, low, _NO_OBJECT_LOGIT)
         # Where one mask is selected by its stability there is one token.
-        tokens = decoded.mask_tokens[0, index, best.clamp(max=decoded.mask_tokens.shape[2] - 1)]  # [O, C]
+        tokens = all_tokens[index, best.clamp(max=all_tokens.shape[1] - 1)]  # [O, C]
         pointers = torch.where(scores > 0, self.object_pointer_proj(tokens), self.no_object_pointer)  # [O, C]
-        candidates = zip(decoded.masks[0], decoded.iou_scores[0], strict=True) if self.training else ()
         return _ObjectMasks(
-            low, self._enlarge(low), pointers, scores, decoded.iou_scores[0, index, best][:, None], tuple(candidates)
+            low=low,
+            high=self._enlarge(low),
+            pointers=pointers,
+            scores=scores,
+            ious=ious[index, best][:, None],
+            candidates=tuple(zip(candidates, ious, strict=True)) if self.training else (),
         )
 
     def _segment_by_masks(self, levels: list[Tensor], masks: Tensor) -> _ObjectMasks:
@@ -418,7 +426,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
                 *join_pointers(several, features, limit),
                 distances,
             )  # [O, C, h, w]
-            conditioned |= {obj_idx: maps[number] for number, (obj_idx, _) in enumerate(group)}
+            conditioned |= dict(zip((obj_idx for obj_idx, _ in group), maps.unbind(), strict=True))
         return conditioned
 
     def _attend_to_memories(
@@ -525,16 +533,17 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             binarize = any(prompted) if len(set(prompted)) == 1 else pinned_copy(torch.tensor(prompted), high.device)
             memories = self.run_captured(self._encode_memory, features, high, masks.scores, binarize)
         low = _clean_logits(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
-        for number, step in enumerate(steps):
-            this = slice(number, number + 1)
-            output = {
-                "pred_masks": low[this],
-                "object_pointer": masks.pointers[None, this],
-                "object_score_logits": masks.scores[None, this],
-                "iou_scores": masks.ious[this],
-            }
-            if memories is not None:
-                output["maskmem_features"] = memories[number][:, None]  # [h·w, 1, C']
+        by_name = {
+            "pred_masks": low[:, None],
+            "object_pointer": masks.pointers[:, None, None],
+            "object_score_logits": masks.scores[:, None, None],
+            "iou_scores": masks.ious[:, None],
+        }
+        if memories is not None:
+            by_name["maskmem_features"] = memories[:, :, None]  # [O, h·w, 1, C']
+        rows = zip(*(value.unbind() for value in by_name.values()), strict=True)
+        for step, row in zip(steps, rows, strict=True):
+            output = dict(zip(by_name, row, strict=True))
             if step.is_prompted:
                 session.mark_inputs_read(step.obj_idx, frame_idx)
                 if options.clear_memory_around_prompts:
@@ -574,6 +583,11 @@ def _prediction(masks: _ObjectMasks) -> MaskPrediction:
     """Return what a loss compares with true masks."""
     candidates, ious = zip(*masks.candidates, strict=True) if masks.candidates else ((), ())
     return MaskPrediction(list(candidates), list(ious), masks.scores)
+
+
+def _by_image(x: Tensor, images: int) -> Tensor:
+    """Cut objects [O, …] into those of B images [B, O / B, …]."""
+    return torch.unflatten(x, 0, (images, -1))
 
 
 def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:

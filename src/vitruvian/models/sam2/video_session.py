@@ -74,7 +74,8 @@ class Sam2VideoInferenceSession:
     """The state of tracking objects through one video.
 
     Args:
-        video: Prepared frames [T, 3, H, W]; None to stream them.
+        video: Prepared frames [T, 3, H, W]; None to stream them. For training also those of B clips, [T, B, 3, H, W],
+            which have equally many objects; the objects of the first clip come first.
         video_height: Height of the original frames.
         video_width: Width of the original frames.
         inference_device: Device of the model.
@@ -299,7 +300,8 @@ class Sam2VideoInferenceSession:
     def features(self, frame_idx: int, compute: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
         """Return the features of a frame, computed unless they are cached."""
         if frame_idx not in self._features:
-            self._features[frame_idx] = compute(self.get_frame(frame_idx)[None])
+            frame = self.get_frame(frame_idx)
+            self._features[frame_idx] = compute(frame if frame.ndim == 4 else frame[None])
         self._features.move_to_end(frame_idx)
         levels = self._features[frame_idx]
         while len(self._features) > self.max_vision_features_cache_size:

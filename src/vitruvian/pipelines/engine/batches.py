@@ -50,7 +50,7 @@ class BatchSize:
                     else "Use a smaller model, a smaller dtype such as bfloat16, or the CPU."
                 )
                 raise InputError(
-                    f"memory: expected enough for a batch of {self.size} on {device}, got too little "
+                    f"out of memory with batch size {self.size} on {device} "
                     f"({' '.join(reason.split())[:160]}). {advice}"
                 )
             self.size //= 2

@@ -98,7 +98,7 @@ class BoxesFile:
         matches = [path for path, length in shared.items() if length == max(shared.values())]
         if len(matches) > 1:
             raise InputError(
-                f"{source}: fits {matches[0]} and {matches[1]} in {self.name} alike. Pass the image with its folder."
+                f"{source}: matches both {matches[0]} and {matches[1]} in {self.name}. Pass the image with its folder."
             )
         return listed[matches[0]]
 

@@ -94,7 +94,7 @@ def open_detector(
     """Open a people detector.
 
     Args:
-        spec: ``None`` or ``"whole"`` for the whole image; ``"builtin"`` for the small model inside the package, or a
+        spec: ``None`` or ``"whole"`` for the whole image; ``"builtin"`` for the built-in model, or a
             folder that is packed like it; a file of boxes (.json, .csv); the records of tracked objects (.jsonl); an
             ONNX detector (.onnx: YOLOX, RTMDet); a folder or Hub name of a Mask2Former or MaskFormer with the class
             person; a function image → boxes; or a detector.
@@ -114,7 +114,7 @@ def open_detector(
             "See open_detector."
         )
     if not str(spec).strip():
-        raise InputError('detect: expected a name or a path, got nothing. Use "whole" for the whole image.')
+        raise InputError('detect: expected a name or a path, got an empty string. Use "whole" for the whole image.')
     suffix = Path(spec).suffix.lower()
     options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     if suffix == ".onnx":
@@ -235,7 +235,7 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
         if not np.isfinite(box).all():
             problem = f"finite numbers, got {row}."
         elif not (box[2:] > box[:2]).all():
-            problem = f"a box with some area, got {row}. Is it in another form?"
+            problem = f"a box with some area, got {row}. Check the order of its numbers."
         elif not (inside[2:] > inside[:2]).all():
             problem = f"a box in the {size_hw[1]}×{size_hw[0]} image, got {row}, which is outside. Use source pixels."
         if problem is not None:

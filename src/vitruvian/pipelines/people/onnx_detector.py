@@ -151,7 +151,7 @@ def _open_session(path: Path, device: Device) -> Any:
     if kind not in (None, "cpu", "cuda", "mps"):
         raise InputError(f"device: expected cpu or cuda for an ONNX detector, got {device!r}.")
     if kind == "cuda" and "CUDAExecutionProvider" not in available:
-        raise InputError("device: expected an onnxruntime with CUDA, got one without. Install onnxruntime-gpu.")
+        raise InputError("device: this onnxruntime has no CUDA support. Install onnxruntime-gpu.")
     wanted = ["CUDAExecutionProvider"] if kind in (None, "cuda") else []
     providers = [provider for provider in [*wanted, "CPUExecutionProvider"] if provider in available]
     options = onnxruntime.SessionOptions()

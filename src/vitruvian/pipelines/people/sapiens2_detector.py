@@ -1,4 +1,4 @@
-"""People detector with Sapiens2: the small model inside the package, or any Sapiens2 with a detection head.
+"""People detector with Sapiens2: the built-in model, or any Sapiens2 with a detection head.
 
     image ── resize to a long side of 384 ── model ──▶ centers and sides ── decode_people ──▶ boxes in source pixels
 
@@ -59,7 +59,7 @@ class Sapiens2Detector:
 
     @classmethod
     def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
-        """Load the model inside the package, or a packed checkpoint with a detection head."""
+        """Load the built-in model, or a packed checkpoint with a detection head."""
         model = Sapiens2ForPeopleDetection.from_pretrained(
             source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )

@@ -1,8 +1,8 @@
 """Which people a task processes: `PeopleOptions`, the detector that they select, and the boxes that a user passes.
 
 boxes            the people in them
-detect           whom that detector returns; "whole" for the whole image
-neither          whom the model itself detects if it can, else whom the built-in detector returns
+detect           the people that this detector finds; "whole" for the whole image
+neither          the people that the model itself detects if it can, else those of the built-in detector
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PeopleOptions(Options):
         if self.max_people is not None and self.max_people < 1:
             raise InputError(f"max_people: expected at least 1, got {self.max_people}. Leave it out to keep everyone.")
         if self.processes_whole_image and self.boxes is not None:
-            raise InputError('boxes and detect: expected one of boxes and "whole", got both. Drop one.')
+            raise InputError('boxes: cannot be combined with detect="whole". Drop one of them.')
 
     @property
     def processes_whole_image(self) -> bool:
@@ -120,7 +120,7 @@ def _boxes_of_image(boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayL
         if key is None:  # names of URLs are redacted
             key = next((name for name in boxes if is_url(name) and redacted_url(name) == frame.name), None)
         if key is None:
-            raise InputError(f"boxes: expected an entry for {frame.name}, got none.{near_matches(names[-1], boxes)}")
+            raise InputError(f"boxes: no entry for {frame.name}.{near_matches(names[-1], boxes)}")
         return boxes[key]
     if nesting_depth(boxes) < 3:
         return boxes  # type: ignore[return-value]  # one level less than a list of them

@@ -81,7 +81,9 @@ class DenseOptions(PeopleOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tile and (self.boxes is not None or (self.detect is not None and not self.processes_whole_image)):
-            raise InputError("tile and people: expected one of them, got both. Tiles are for whole images.")
+            raise InputError(
+                "tile: cannot be combined with boxes or detect, since tiles cover the whole image. Drop one of them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +134,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         self._matting: Sapiens2TaskModel | None = None  # has the encoder of the model; masks the background
         if not processor.do_resize or processor.do_center_crop:
             raise InputError(
-                "processor: expected one that resizes and does not cut (do_resize, no do_center_crop), got another. "
-                "Its maps would not cover the image."
+                "processor: expected do_resize without do_center_crop. Its maps would not cover the image."
             )
 
     @classmethod

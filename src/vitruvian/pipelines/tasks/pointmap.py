@@ -61,7 +61,7 @@ class PointmapOptions(MaskedOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.K is not None and self.fov is not None:
-            raise InputError("K and fov: expected one of them, got both. Drop one.")
+            raise InputError("K and fov: cannot be combined. Drop one of them.")
         if self.fov is not None and not (isinstance(self.fov, int | float) and 0 < self.fov < 180):
             raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov!r}.")
 

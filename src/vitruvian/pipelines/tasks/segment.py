@@ -81,7 +81,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         points, labels, boxes = _nest(options.points, 3), _nest(options.labels, 2), _nest(options.boxes, 2)
         masks = None if options.masks is None else torch.as_tensor(np.asarray(options.masks))
         if points is None and boxes is None and masks is None:
-            raise InputError("prompts: expected points, boxes or masks, got none. Pass points=[[x, y]], say.")
+            raise InputError("prompts: expected points, boxes or masks. Pass, for example, points=[[x, y]].")
         point_batch, label_batch, box_batch = (None if one is None else [one] for one in (points, labels, boxes))
         prompts = self.processor.prompts([size_hw], point_batch, label_batch, box_batch, strict=True)
         if masks is not None:

@@ -188,7 +188,7 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         call = super().for_call(changes)
         if call.options.prompts is None and call.detector is None:
             raise InputError(
-                "prompts: expected prompts or a people detector, got neither. Pass prompts=TrackPrompt(…), say."
+                "prompts: expected prompts or a people detector. Pass, for example, prompts=TrackPrompt(…)."
             )
         call.max_ahead = 0 if call.options.interactive else None
         call.tracker = ObjectTracker(self.model, self.processor, call.options, call.options.prompt_list)

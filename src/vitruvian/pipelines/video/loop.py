@@ -106,7 +106,7 @@ class VideoOptions:
 
     def __post_init__(self) -> None:
         if self.out is None and self.records is None:
-            raise InputError("out, records: expected at least one of them, got none. Say where results shall go.")
+            raise InputError("out, records: expected at least one of them. Pass out=… or records=….")
         if not self.segment_seconds > 0:
             raise InputError(f"segment_seconds: expected seconds above 0, got {self.segment_seconds}.")
 

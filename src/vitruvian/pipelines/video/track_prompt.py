@@ -43,7 +43,7 @@ class TrackPrompt:
             got = " and ".join(given) or "none"
             raise PromptError(f"prompts: expected points, a box or both, or a mask, got {got} for {self._name}.")
         if self.labels is not None and self.points is None:
-            raise PromptError(f"labels: expected points with them, got none for {self._name}.")
+            raise PromptError(f"labels: expected points too for {self._name}.")
         if self.mask is not None and not np.any(self.mask):
             raise PromptError(f"mask: expected pixels of {self._name}, got an empty mask. Leave the prompt out.")
 

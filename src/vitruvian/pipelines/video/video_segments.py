@@ -172,7 +172,7 @@ class SegmentFolder:
         if (self.path / _PLAN).exists():
             shutil.rmtree(self.path)
         elif self.path.is_dir() and any(self.path.iterdir()):
-            raise InputError(f"{self.path}: expected a folder of this program, got another. Move it away.")
+            raise InputError(f"{self.path}: this folder was not made by vitruvian. Move or delete it.")
         if finished:
             for path in (self.out, self.records):
                 if path is not None:
@@ -194,7 +194,7 @@ class SegmentFolder:
             shutil.rmtree(self.path)
             return
         if self.keep.exists() and not (self.keep / _PLAN).exists():
-            raise InputError(f"{self.keep}: expected a folder of this program, got something else. Move it away.")
+            raise InputError(f"{self.keep}: was not made by vitruvian. Move or delete it.")
         shutil.rmtree(self.keep, ignore_errors=True)
         self.path.rename(self.keep)
 

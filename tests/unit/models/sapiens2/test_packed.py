@@ -260,7 +260,7 @@ class TestBuiltin:
         for name in ("./builtin", Path("builtin")):
             found = AutoModelForPoseEstimation.from_pretrained(name)
             assert found.num_parameters() == tiny_task("pose").num_parameters()
-        with pytest.raises(CheckpointError, match="this installation has none"):
+        with pytest.raises(CheckpointError, match="this installation has no built-in"):
             AutoModel.from_pretrained("builtin")
 
     @pytest.mark.parametrize("opener", [*AUTO.values(), "AutoImageProcessor", "AutoConfig", "AutoModel"])

@@ -260,7 +260,7 @@ class TestMemory:
 
     def test_too_little_memory_for_one_image(self) -> None:
         found = results(Doubler(max_units=0), [solid(1), solid(2)], batch=4, fixed=False)
-        assert all("got too little" in one.message for one in found)
+        assert all("out of memory with batch size 1" in one.message for one in found)
         assert all("smaller model" in one.message for one in found)
 
     def test_a_fixed_batch_size_is_not_reduced(self) -> None:

@@ -386,7 +386,7 @@ class TestFiles:
         detector = boxes_file(tmp_path, {"x/1.jpg": [[1, 1, 1, 1]], "y\\1.jpg": [[2, 2, 2, 2]], "2.jpg": []})
         assert boxes_of(detector, "/data/y/1.jpg") == [[2, 2, 4, 4]]
         assert boxes_of(detector, "/data/x/1.jpg") == [[1, 1, 2, 2]]
-        with pytest.raises(InputError, match="alike"):
+        with pytest.raises(InputError, match="matches both"):
             boxes_of(detector, "1.jpg")
 
     def test_a_image_without_a_name(self, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class TestWhoIsLookedAt:
             pipe(sample_image(), on_empty="error")
 
     def test_tiles_and_people(self, task: str) -> None:
-        with pytest.raises(InputError, match="tile and people"):
+        with pytest.raises(InputError, match="tile: cannot be combined"):
             opened(task)(sample_image(), tile=32, boxes=[5, 5, 30, 35])
 
 

@@ -167,7 +167,7 @@ class TestBadInput:
             ({"object_id": 1, "frame": -1, "box": [0, 0, 5, 5]}, "frame: expected a number from 0"),
             ({"object_id": 1}, "expected points, a box or both, or a mask, got none"),
             ({"object_id": 1, "box": [0, 0, 5, 5], "mask": np.ones(HW)}, "got box and mask"),
-            ({"object_id": 1, "labels": [1], "box": [0, 0, 5, 5]}, "labels: expected points with them"),
+            ({"object_id": 1, "labels": [1], "box": [0, 0, 5, 5]}, "labels: expected points too"),
             ({"object_id": 1, "mask": np.zeros(HW)}, "got an empty mask"),
         ],
     )

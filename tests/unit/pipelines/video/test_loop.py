@@ -386,7 +386,7 @@ def test_bad_calls_are_refused(clip: Path, tmp_path: Path) -> None:
     other = tmp_path / "x.jsonl.parts"
     other.mkdir()
     (other / "mine.txt").write_text("keep")
-    with pytest.raises(InputError, match="Move it away"):
+    with pytest.raises(InputError, match="not made by vitruvian"):
         run_video(clip, Task(), records=tmp_path / "x.jsonl", detector=DETECTOR)
     assert (other / "mine.txt").exists()
 
