@@ -150,23 +150,29 @@ def test_a_node_that_is_removed_loses_nothing(cluster: Any, checkpoint: str, ima
     assert len(rows(tmp_path / "out")) == 25
 
 
-class MortalActor(ChunkActor):
-    """Dies while it holds its first chunks, as the files in a folder tell."""
+def read_and_crash(items: Any, folder: str) -> list[str]:
+    """Read a source that ends the process the first four times: Ray runs it twice for each crash that counts."""
+    attempt = len(list(Path(folder).iterdir()))
+    if attempt < 4:
+        (Path(folder) / f"crash-{attempt}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [item.name for item in items]
+
+
+class StuckActor(ChunkActor):
+    """Gets stuck with the first chunk, and tells on which machine."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+        self._machine = Path(folder) / "machine"
 
     def load(self) -> None:
         pass
 
-    def process(self, items: Any, contents: None) -> tuple[bool, list[str]]:
-        attempt = len(list(self._folder.iterdir()))
-        (self._folder / f"{attempt}").write_text(ray.get_runtime_context().get_node_id())
-        if attempt < 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if attempt == 2:
-            time.sleep(1000)  # until its machine is removed
-        return True, [item.name for item in items]
+    def process(self, items: Any, contents: list[str]) -> tuple[bool, list[str]]:
+        if not self._machine.exists():
+            self._machine.write_text(ray.get_runtime_context().get_node_id())
+            time.sleep(1000)  # until the machine is removed
+        return True, contents
 
 
 def list_names(name: str, *results: list[str]) -> ChunkCounts:
@@ -180,14 +186,21 @@ def list_crashed(item: SourceItem, message: str) -> list[str]:
 def test_a_lost_machine_is_not_a_crash(cluster: Any, tmp_path: Path) -> None:
     """Two crashes and a lost machine: with a third crash the source would be set aside."""
     nodes = [cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80_000_000) for _ in range(2)]
-    stages = Stages(actor=MortalActor, arguments=(str(tmp_path),), read=None, write=list_names, crashed=list_crashed)
+    stages = Stages(
+        actor=StuckActor,
+        arguments=(str(tmp_path),),
+        read=read_and_crash,
+        read_arguments=(str(tmp_path),),
+        write=list_names,
+        crashed=list_crashed,
+    )
     runner = ChunkRunner(stages, first_shard=0, placement=Placement(1, 0, 1), rows_per_shard=1)
 
     def remove_machine() -> None:
-        third = tmp_path / "2"
-        while not third.exists() or not third.read_text():
+        machine = tmp_path / "machine"
+        while not machine.exists() or not machine.read_text():
             time.sleep(0.05)
-        lost = next(node for node in nodes if node.node_id == third.read_text())
+        lost = next(node for node in nodes if node.node_id == machine.read_text())
         nodes.remove(lost)
         cluster.remove_node(lost, allow_graceful=False)
 

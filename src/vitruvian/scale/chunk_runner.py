@@ -13,6 +13,7 @@ actors that die, and finds the source that ends them:
 
 from __future__ import annotations
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
@@ -133,10 +134,10 @@ class ChunkRunner:
         self._rows_per_shard, self._crashed = rows_per_shard, stages.crashed
         self._numbers = itertools.count(first_shard)
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
-        task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD")
-        self._read = None if stages.read is None else task(stages.read)
+        task = functools.partial(ray.remote, num_cpus=0, scheduling_strategy="SPREAD")
+        self._read = None if stages.read is None else task(max_retries=1)(stages.read)
         self._read_arguments = stages.read_arguments
-        self._write, self._write_arguments = task(stages.write), stages.write_arguments
+        self._write, self._write_arguments = task(max_retries=3)(stages.write), stages.write_arguments
         actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(stages.actor)
         self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
         self._actors: list[_Actor] = []
