@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from vitruvian.results import Result
 
 SHARDS_ABOVE = 10_000  # sources
-_CHUNK = 16  # images that a worker gets at a time; of videos one
+_MAX_CHUNK = 64  # images that a worker gets at a time; of videos one
+_CHUNKS_PER_WORKER = 4  # at least, so that all workers end at about the same time
 _ADDRESS = "ray://"
 
 
@@ -315,10 +317,11 @@ def _run_files(command: TaskCommand, report: Report, address: str | None) -> Non
             stages = Stages(
                 actor=_CommandActor, arguments=(worker, get_limits()), read=None, write=_collect, crashed=_crashed
             )
-            runner = ChunkRunner(stages, first_shard=0, placement=placement, rows_per_shard=_CHUNK)
+            runner = ChunkRunner(stages, first_shard=0, placement=placement, rows_per_shard=_MAX_CHUNK)
             splits = _Splits(runner)
             finished = 0
-            for counts in runner.run(_chunks(remaining, split=command.split_seconds is not None)):
+            chunks = _chunks(remaining, placement.workers, split=command.split_seconds is not None)
+            for counts in runner.run(chunks):
                 for method, args, kwargs in counts.details:
                     if not splits.follow(method, args):
                         getattr(report, method)(*args, **kwargs)
@@ -326,10 +329,11 @@ def _run_files(command: TaskCommand, report: Report, address: str | None) -> Non
                 bar.update(finished)
 
 
-def _chunks(inputs: Sequence[Input], *, split: bool) -> Iterator[Sequence[Input | _VideoStep]]:
+def _chunks(inputs: Sequence[Input], workers: int, *, split: bool) -> Iterator[Sequence[Input | _VideoStep]]:
     """Divide inputs: images by the dozen, videos one by one."""
     images = [item for item in inputs if item.kind == "image"]
+    size = min(_MAX_CHUNK, math.ceil(len(images) / (_CHUNKS_PER_WORKER * workers)))
     for item in inputs:  # videos first: they take longest
         if item.kind != "image":
             yield [_VideoStep(item, "split") if split else item]
-    yield from (images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK))
+    yield from (images[start : start + size] for start in range(0, len(images), size or 1))
