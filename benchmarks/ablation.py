@@ -54,15 +54,15 @@ WORKLOADS = {
 }
 # family -> names of operations, as `use_triton` takes them
 OPERATIONS = {
-    "sapiens2": ("rms_norm", "rope", "bounded_attention", "swiglu", "instance_norm", "winograd", "pointwise_conv"),
+    "sapiens2": ("rms_norm", "rope", "max_free_attention", "swiglu", "instance_norm", "winograd", "pointwise_conv"),
     "sam2": ("layer_norm", "window_attention", "two_way_attention", "mask_upscaling"),
     "maskformer": ("layer_norm", "window_attention"),
     "mask2former": ("layer_norm", "window_attention", "deformable_attention", "masked_attention"),
-    "sam2_video": ("axial_rope", "narrow_attention"),
+    "sam2_video": ("axial_rope", "narrow_value_attention"),
     "pose_pipeline": ("crop", "heatmap_peaks"),
 }
 # names of operations with a version for the CPU, as `use_cpu` takes them
-CPU_OPERATIONS = {"sapiens2": ("swiglu", "winograd", "pointwise_conv"), "sam2_video": ("narrow_attention",)}
+CPU_OPERATIONS = {"sapiens2": ("swiglu", "winograd", "pointwise_conv"), "sam2_video": ("narrow_value_attention",)}
 GRAPHS, OPTIMIZE, NOTHING = "CUDA graphs", "optimize()", "nothing"
 
 

@@ -57,7 +57,8 @@ def errors(model: Any, truth: Any, images: list[Tensor]) -> dict[str, float]:
 def emulated(model: Any) -> Any:
     """Quantize a model on the CPU, where products of quantized matrices are computed in float32."""
     for layer in model.model.model.layer:
-        layer.prepare_for_inference(fp8=True)
+        layer.join_weights()
+        layer.quantize()
     return model
 
 

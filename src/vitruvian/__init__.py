@@ -74,7 +74,7 @@ _PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
         "Sapiens2NormalEstimatorOutput", "Sapiens2PointmapEstimatorOutput", "Sapiens2PoseEstimatorOutput",
         "Sapiens2PreTrainingOutput", "Sapiens2SemanticSegmenterOutput",
     ),
-    "vitruvian.models.sapiens2.people": ("Sapiens2ForPeopleDetection", "Sapiens2PeopleDetectorOutput"),
+    "vitruvian.models.sapiens2.person_detection": ("Sapiens2ForPeopleDetection", "Sapiens2PeopleDetectorOutput"),
     "vitruvian.models.sapiens2.pretraining": ("Sapiens2ForPreTraining", "SelfDistillation"),
     "vitruvian.models.sapiens2.processing": ("Sapiens2ImageProcessor",),
     "vitruvian.models.swin.configuration": ("MaskFormerSwinConfig", "SwinConfig"),

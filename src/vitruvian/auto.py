@@ -22,8 +22,8 @@ from vitruvian.hub import (
     pin_revision,
     split_hub_options,
 )
+from vitruvian.json_files import read_json_object
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
-from vitruvian.text_files import read_json_object
 
 if TYPE_CHECKING:
     from vitruvian.model import Model

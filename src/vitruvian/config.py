@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from vitruvian.atomic import write_text
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, split_hub_options, upload
+from vitruvian.json_files import read_json_object
 from vitruvian.limits import get_limits
-from vitruvian.text_files import read_json_object
 from vitruvian.version import __version__
 
 _TYPO_RATIO = 0.85  # similarity from which on an unknown name counts as a misspelled field
@@ -35,7 +35,7 @@ _SIZE_LIMITS = (("layers|blocks|depths", "config_layers"), ("label", "config_lab
 
 
 @typing.dataclass_transform(kw_only_default=True)
-def settings(cls: type[T]) -> type[T]:
+def config_dataclass(cls: type[T]) -> type[T]:
     """Decorate a class as a keyword-only dataclass whose constructor accepts aliases and keeps unknown names."""
     built = dataclasses.dataclass(kw_only=True, repr=False, eq=False)(cls)
     build = built.__init__
@@ -84,15 +84,15 @@ def bounded(
     return declared  # type: ignore[no-any-return]
 
 
-@settings
-class Settings:
-    """Typed fields in a JSON file. Subclasses use `@settings` and may normalize their fields in `__post_init__`."""
+@config_dataclass
+class ConfigBase:
+    """Typed fields in a JSON file. Subclasses use `@config_dataclass`; `__post_init__` may normalize their fields."""
 
     file_name: ClassVar[str] = CONFIG_FILE
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra"})
     sizes_are_limited: ClassVar[bool] = False  # whether numbers are checked against `Limits` before anything is built
     attribute_map: ClassVar[dict[str, str]] = {}  # alias -> field
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {}  # field that holds settings -> their class by default
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {}  # field that holds settings -> their class by default
 
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -233,8 +233,8 @@ class Settings:
         return f"{type(self).__name__} {self.to_json_string().rstrip()}"
 
 
-@settings
-class Config(Settings):
+@config_dataclass
+class Config(ConfigBase):
     """The fields of every model configuration.
 
     Fields may change after the constructor, one by one. So `validate` runs where a model is built, rather than in the
@@ -369,7 +369,7 @@ class Config(Settings):
     def validate(self) -> None:
         """Raise `ConfigError` for fields that do not fit each other, here or in a configuration inside."""
         for name in self.sub_configs:
-            if isinstance(part := getattr(self, name), Settings):
+            if isinstance(part := getattr(self, name), ConfigBase):
                 part.validate()
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
@@ -421,14 +421,14 @@ def _set_label_names(config: Config, names: dict[int, str], indices: dict[str, i
     config.__dict__.update(id2label=names, label2id=indices, num_labels=len(names), _built=True)
 
 
-def nested(value: Any, cls: type[Settings]) -> Any:
+def nested(value: Any, cls: type[ConfigBase]) -> Any:
     """Convert a JSON object to a settings class; leave other values to the type check."""
     return cls.from_dict(value) if isinstance(value, Mapping) else value
 
 
 def _to_json(value: Any) -> Any:
     """Convert the value of a field for JSON."""
-    if isinstance(value, Settings):
+    if isinstance(value, ConfigBase):
         return value.to_dict()
     if isinstance(value, Mapping):
         return {str(key): _to_json(item) for key, item in value.items()}
@@ -453,7 +453,7 @@ def _check_size(value: object, limit: str, subject: str) -> None:
             _check_size(item, limit, subject)
 
 
-def _check_types(record: Settings) -> None:
+def _check_types(record: ConfigBase) -> None:
     """Raise `ConfigError` for the first field whose value does not have the annotated type."""
     for name, hint in _type_hints(type(record)).items():  # type: ignore[arg-type]
         value = getattr(record, name)
@@ -462,7 +462,7 @@ def _check_types(record: Settings) -> None:
 
 
 @functools.cache
-def _type_hints(cls: type[Settings]) -> dict[str, Any]:
+def _type_hints(cls: type[ConfigBase]) -> dict[str, Any]:
     """Return the annotation of each field."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

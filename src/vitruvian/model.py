@@ -43,6 +43,7 @@ from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
     KeyMatch,
+    KeyRenames,
     StateDict,
     WeightFiles,
     WeightNames,
@@ -59,10 +60,10 @@ R = TypeVar("R")
 
 
 @runtime_checkable
-class _PreparesForInference(Protocol):
+class _HasOptimizeWeights(Protocol):
     """A part of a model that joins or transforms its weights for `Model.optimize`."""
 
-    def prepare_for_inference(self) -> None: ...
+    def optimize_weights(self) -> None: ...
 
 
 class Model(AdapterMixin, TransformersMixin):
@@ -78,8 +79,8 @@ class Model(AdapterMixin, TransformersMixin):
     main_input_name: ClassVar[str] = "pixel_values"
     no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes whose instances are not split over devices
     resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # regular expressions of names in files -> names here
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()  # the same for saving: names here -> names in files
+    renamed_keys: ClassVar[KeyRenames] = ()  # regular expressions of names in files -> names here
+    saved_keys: ClassVar[KeyRenames] = ()  # the same for saving: names here -> names in files
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
     captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
@@ -440,7 +441,7 @@ class Model(AdapterMixin, TransformersMixin):
             raise InputError(f"optimize: fp8 needs {obstacle}. Leave fp8 out.")
         self.fp8 = fp8
         if not self._has_wrapped_weights():
-            self.prepare_for_inference()
+            self.optimize_weights()
         self.optimized = True
         self.graphs = self.new_graph_cache() if cuda_graphs else None
         # On the instance, so that models without graphs, such as a model inside another, call `forward` directly.
@@ -449,11 +450,11 @@ class Model(AdapterMixin, TransformersMixin):
             self.forward = self._captured_forward
         return self
 
-    def prepare_for_inference(self) -> None:
-        """Join or transform weights for `optimize`: call `prepare_for_inference` of the parts that have it."""
+    def optimize_weights(self) -> None:
+        """Join or transform weights for `optimize`: call `optimize_weights` of the parts that have it."""
         for module in self.modules():
-            if not isinstance(module, Model) and isinstance(module, _PreparesForInference):
-                module.prepare_for_inference()
+            if not isinstance(module, Model) and isinstance(module, _HasOptimizeWeights):
+                module.optimize_weights()
 
     def new_graph_cache(self) -> GraphCache:
         """Return an empty cache of CUDA graphs for `optimize`. Subclasses override it."""

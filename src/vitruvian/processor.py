@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import Settings, settings
+from vitruvian.config import ConfigBase, config_dataclass
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.images import (
     center_on_canvas,
@@ -79,8 +79,8 @@ class ImageOptions(TypedDict, total=False):
     do_convert_rgb: bool | None
 
 
-@settings
-class ImageProcessor(Settings):
+@config_dataclass
+class ImageProcessor(ConfigBase):
     """Options that all image processors share.
 
     `from_pretrained` accepts `use_fast`, `backend` and `trust_remote_code` of transformers, without effect: there is

@@ -46,7 +46,7 @@ def constant(values: tuple[object, ...], device: torch.device) -> Tensor:
 
 
 @contextmanager
-def hold_cached() -> Iterator[list[object]]:
+def keep_alive() -> Iterator[list[object]]:
     """Collect what cached functions return meanwhile.
 
     A CUDA graph reads those tensors on every replay, long after the cache may have dropped them.

@@ -24,7 +24,7 @@ from torch import Tensor
 from vitruvian.atomic import atomic_write, write_text
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
-from vitruvian.text_files import read_json_object
+from vitruvian.json_files import read_json_object
 
 SAVED_FILES = (  # what `save_weights` writes
     "model.safetensors",
@@ -34,6 +34,8 @@ SAVED_FILES = (  # what `save_weights` writes
     "pytorch_model-?????-of-?????.bin",
     "pytorch_model.bin.index.json",
 )
+KeyRenames = tuple[tuple[str, str], ...]  # regular expressions of weight names, and their replacements
+
 _CHUNK_BYTES = 64 * 1024**2
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -368,10 +370,10 @@ def describe_mismatch(
     return "\n  ".join(lines)
 
 
-def join_names(names: list[str], most: int = 6) -> str:
+def join_names(names: list[str], max_names: int = 6) -> str:
     """Join the first names, and count the rest."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + rest
 
 
 def check_finite(name: str, tensor: Tensor, source: str) -> None:

@@ -20,7 +20,7 @@ CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "cpu_threads"),
     ("atomic", "tasks", "limits", "media_files"),
-    ("text_files", "hub", "outputs"),
+    ("json_files", "hub", "outputs"),
     ("config",),
     ("weights",),
     ("devices",),

@@ -21,7 +21,7 @@ from torch import Tensor
 from tests.families import CASES
 from tests.fuzz.mutations import VALUES, mutate_bytes, mutate_json, mutate_json_text
 from tests.tiny import SIZE_HW
-from tests.tiny_packed import tiny_multitask
+from tests.tiny_multitask import tiny_multitask
 from tests.unit.images.samples import encode, photo
 from tests.unit.models.sam2.test_convert import original as original_sam2
 from tests.unit.pipelines.case import opened, parts_of, sample_image
@@ -34,7 +34,7 @@ from vitruvian.files.video import VideoReader
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.convert import convert_checkpoint
 from vitruvian.models.sapiens2.convert import save_converted
-from vitruvian.models.sapiens2.packed import pack_multitask
+from vitruvian.models.sapiens2.multitask import save_multitask
 from vitruvian.pipelines.people.boxes_file import BoxesFile
 from vitruvian.pipelines.sources import open_source
 from vitruvian.training.datasets.folder import ANNOTATIONS_FILE, PeopleFolder
@@ -155,10 +155,10 @@ def checkpoints(folder: Path) -> list[Seed]:
     add("records", "pytorch_model.bin", mutate_zip)
     add("legacy", "pytorch_model.bin", mutate_bytes)
     add("tensors", "pytorch_model.bin", mutate_tensors)
-    pack_multitask(tiny_multitask("pose", "people"), folder / "packed")
+    save_multitask(tiny_multitask("pose", "people"), folder / "packed")
     for name in sorted(path.name for path in (folder / "packed").iterdir() if path.suffix != ".md"):
         mutate = mutate_json_text if name.endswith(".json") else mutate_safetensors
-        pack_multitask(tiny_multitask("pose", "people"), folder / f"packed-{name}")
+        save_multitask(tiny_multitask("pose", "people"), folder / f"packed-{name}")
         content = (folder / "packed" / name).read_bytes()
         seeds.append(Seed(f"packed-{name}/{name}", content, _open_pose, mutate))
     return seeds

@@ -9,7 +9,7 @@ import pytest
 
 import vitruvian.cli as cli
 from tests.integration.cli_case import pixels, save_images
-from tests.tiny_packed import install
+from tests.tiny_multitask import install
 from vitruvian import hub
 from vitruvian.pipelines.demo import DEMO_TASKS
 

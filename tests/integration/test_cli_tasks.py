@@ -15,7 +15,7 @@ from PIL import Image
 
 import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, pixels
-from tests.tiny_packed import install
+from tests.tiny_multitask import install
 from tests.unit.pipelines.case import sample_image, write_clip
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo

@@ -41,7 +41,7 @@ from vitruvian import (
     SwinConfig,
     auto,
 )
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 
 AUTO = {
     "pose": "AutoModelForPoseEstimation",
@@ -198,7 +198,7 @@ class TestMaskFamilies:
             AutoModel.from_pretrained(tmp_path)
 
 
-@settings
+@config_dataclass
 class OwnConfig(Config):
     model_type = "own"
 
@@ -301,11 +301,11 @@ class TestProcessors:
         monkeypatch.setattr(auto, "CLASS_NAMES", {name: dict(family) for name, family in auto.CLASS_NAMES.items()})
         monkeypatch.setattr(auto, "_registered", {})
 
-        @settings
+        @config_dataclass
         class OtherConfig(Config):
             model_type = "other"
 
-        @settings
+        @config_dataclass
         class OtherImageProcessor(Sapiens2ImageProcessor):
             pass
 

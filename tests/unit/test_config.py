@@ -23,12 +23,12 @@ from vitruvian import (
     SwinConfig,
     use_limits,
 )
-from vitruvian.config import Settings, bounded, nested, settings
-from vitruvian.text_files import read_json_object
+from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
+from vitruvian.json_files import read_json_object
 
 
-@settings
-class Lamp(Settings):
+@config_dataclass
+class Lamp(ConfigBase):
     watts: int = 5
     glow: float = 1.0
     name: str | None = None
@@ -40,7 +40,7 @@ class Lamp(Settings):
     switched: bool = False
 
 
-@settings
+@config_dataclass
 class Room(Config):
     model_type = "room"
 
@@ -242,11 +242,11 @@ class TestUnknownKeywords:
         assert (values["doors"], others) == (1, {"windows": 3})
 
 
-@settings
+@config_dataclass
 class House(Config):
     model_type = "house"
 
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {"room": Room}
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {"room": Room}
 
     room: Room = None  # type: ignore[assignment]
 
@@ -420,7 +420,7 @@ class TestLimits:
             (Sapiens2ImageProcessor, "size", {"height": 60_000, "width": 60_000}),
         ],
     )
-    def test_sizes_are_checked_before_anything_is_built(self, cls: type[Settings], name: str, value: Any) -> None:
+    def test_sizes_are_checked_before_anything_is_built(self, cls: type[ConfigBase], name: str, value: Any) -> None:
         with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{name}: expected at most .* raise the limit"):
             cls.from_dict({name: value})
 

@@ -32,7 +32,7 @@ from vitruvian import (
     WeightsError,
     devices,
 )
-from vitruvian.config import Config, settings
+from vitruvian.config import Config, config_dataclass
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ class TestOpening:
         with pytest.raises(ConfigError, match="expected model_type 'sapiens2', got 'swin'"):
             Sapiens2Model.from_pretrained(tmp_path)
 
-        @settings
+        @config_dataclass
         class Other(Config):
             model_type = "other"
 

@@ -23,12 +23,12 @@ from vitruvian import (
     Sapiens2ImageProcessor,
     processor,
 )
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 
 FAMILIES = (Sapiens2ImageProcessor, Sam2ImageProcessor, MaskFormerImageProcessor, Mask2FormerImageProcessor)
 
 
-@settings
+@config_dataclass
 class Plain(ImageProcessor):
     """Stacks images after rescaling and normalising."""
 

@@ -1,6 +1,6 @@
 import torch
 
-from vitruvian.tensor_cache import cached_tensors, hold_cached
+from vitruvian.tensor_cache import cached_tensors, keep_alive
 
 
 def test_builds_once_for_the_same_arguments() -> None:
@@ -60,7 +60,7 @@ def test_what_is_given_can_be_held_longer_than_it_is_remembered() -> None:
         return list(range(count))
 
     first = numbers(3)
-    with hold_cached() as held:
+    with keep_alive() as held:
         assert numbers(3) is first
         numbers(4)
     assert held == [[0, 1, 2], [0, 1, 2, 3]]

@@ -10,8 +10,8 @@ from typing import Any
 
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
+from vitruvian.json_files import read_json
 from vitruvian.results import Result
-from vitruvian.text_files import read_json
 
 _Record = dict[str, Any]  # of JSON
 

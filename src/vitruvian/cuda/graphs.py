@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from vitruvian.errors import VitruvianWarning
-from vitruvian.tensor_cache import hold_cached
+from vitruvian.tensor_cache import keep_alive
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -193,7 +193,7 @@ class CapturePool:
         # own stream in place of the caller's, which the outer context restores.
         capture = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
         try:
-            with hold_cached() as constants, torch.cuda.stream(torch.cuda.current_stream()), capture:
+            with keep_alive() as constants, torch.cuda.stream(torch.cuda.current_stream()), capture:
                 result = function(*args, **kwargs)
         except RuntimeError:
             self._release()

@@ -26,11 +26,11 @@ from torch import Tensor
 from vitruvian.auto import AutoConfig, AutoProcessor, find_class
 from vitruvian.config import Config
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.json_files import read_json_object
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines import pipeline_class
 from vitruvian.tasks import find_task
-from vitruvian.text_files import read_json_object
 
 SIGNATURE_FILE = "export.json"
 ONNX_FILE = "model.onnx"

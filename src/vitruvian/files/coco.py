@@ -26,7 +26,7 @@ from vitruvian.files.images import write_image
 from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, rle_area, rle_box_xywh
-from vitruvian.text_files import JsonObject, json_text
+from vitruvian.json_files import JsonObject, json_text
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1

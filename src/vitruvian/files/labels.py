@@ -17,7 +17,7 @@ from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import decode_rle
-from vitruvian.text_files import JsonObject, json_text
+from vitruvian.json_files import JsonObject, json_text
 
 _YOLO_VISIBLE = 2
 

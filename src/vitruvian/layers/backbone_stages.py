@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitruvian.config import Config, settings
+from vitruvian.config import Config, config_dataclass
 from vitruvian.errors import ConfigError, InputError, near_matches
 
 if TYPE_CHECKING:  # configurations import no torch
@@ -72,7 +72,7 @@ def _align_stages(
     return [names[stage] for stage in stages], stages
 
 
-@settings
+@config_dataclass
 class BackboneConfig(Config):
     """Fields of backbones that return the maps of chosen stages. Setting either field sets the other too.
 

@@ -1,12 +1,14 @@
-"""Losses of pose heatmaps: weighted squared error, and the divergence of their peaks."""
+"""Losses of pose heatmaps: weighted squared error, and the divergence of their peaks; `draw_heatmaps` draws targets."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.losses.terms import LossTerms, weighted_mean
+from vitruvian.tensor_cache import constant
 
 MSE_WEIGHT = 10.0  # of the published recipe, for heatmaps that peak at 1
 
@@ -65,3 +67,33 @@ def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: f
     log_p, log_q = ((sharpness * maps.float()).flatten(2).log_softmax(dim=2) for maps in (target, pred))  # [B, J, H·W]
     divergence = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(dim=2)  # [B, J]
     return weighted_mean(divergence, weights)
+
+
+def draw_heatmaps(
+    points_xy: Tensor, visible: Tensor, *, size_hw: tuple[int, int], sigma: float
+) -> tuple[Tensor, Tensor]:
+    """Draw UDP targets: a Gaussian of height 1 around each point, truncated at three sigma.
+
+    Args:
+        points_xy: Points in heatmap pixels [N, J, 2].
+        visible: Which of them to draw [N, J].
+        size_hw: Height and width of the heatmaps.
+        sigma: Standard deviation of the Gaussian in heatmap pixels.
+
+    Returns:
+        Heatmaps [N, J, H, W] and weights [N, J]: 0 where a point is not visible or too far outside.
+    """
+    height, width = size_hw
+    radius = int(sigma * 3)
+    center = (points_xy + 0.5).long()  # [N, J, 2]
+    limit = constant((width, height), points_xy.device)
+    outside = ((center - radius >= limit) | (center + radius + 1 < 0)).any(-1)  # [N, J]
+    weights = visible.bool() & ~outside  # [N, J]
+    profiles = []
+    for axis, side in ((0, width), (1, height)):
+        pixels = torch.arange(side, device=points_xy.device)
+        distance = pixels - points_xy[..., axis, None]  # [N, J, side]
+        near = (pixels - center[..., axis, None]).abs() <= radius
+        profiles.append(torch.exp(-distance.square() / (2 * sigma**2)) * near)
+    across, down = profiles
+    return torch.einsum("njy,njx->njyx", down * weights[..., None], across), weights.float()

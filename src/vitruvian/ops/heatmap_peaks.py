@@ -249,9 +249,9 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     low = tl.minimum(tl.minimum(tl.minimum(right, left), tl.minimum(below, above)), tl.minimum(far, near))
     high = tl.maximum(tl.maximum(tl.maximum(right, left), tl.maximum(below, above)), tl.maximum(far, near))
     low, high = tl.minimum(low, center), tl.maximum(high, center)
-    most = tl.maximum(peak / tl.maximum(center, 1e-12), 1.0)
+    max_ratio = tl.maximum(peak / tl.maximum(center, 1e-12), 1.0)
     scale = tl.full([], 1.0, tl.float32)
-    if (low <= _MIN) | (high * most >= _MAX):
+    if (low <= _MIN) | (high * max_ratio >= _MAX):
         c = tl.arange(0, columns)
         a0 = tl.zeros([columns], tl.float32)  # partial sum of the row that this one completes
         a1 = tl.zeros([columns], tl.float32)

@@ -10,7 +10,7 @@ from torch import Tensor, unflatten
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.split_softmax import merge_splits, split_keys
+from vitruvian.ops.split_kv_merge import merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -59,7 +59,7 @@ def _masked_attention_triton(q: Tensor, k: Tensor, v: Tensor, mask_logits: Tenso
     head_dim = C // heads
     block_m, block_n = max(16, min(64, triton.next_power_of_2(Q))), 64
     blocks = triton.cdiv(Q, block_m)
-    splits, split_size = split_keys(N, B * heads * blocks, multiple=block_n, least=2 * block_n)
+    splits, split_size = split_keys(N, B * heads * blocks, multiple=block_n, min_keys=2 * block_n)
     parts = torch.empty(splits, B * Q * heads, head_dim, device=q.device, dtype=torch.float32)
     log_sums = torch.empty(splits, B * Q * heads, device=q.device, dtype=torch.float32)
     _masked_attention_kernel[(blocks, splits, B * heads)](

@@ -1,6 +1,10 @@
-"""Rotary position embeddings of patch grids, as in DINOv3, and their fusion with the RMS norm of queries and keys.
+"""Rotary position embeddings of grids.
 
-Patch centers in [-1, 1] (y, x) -> angles [N, D/2] (first y, then x) -> cos, sin -> rotated queries and keys.
+As in DINOv3, fused with the RMS norm of queries and keys: patch centers in [-1, 1] (y, x) -> angles [N, D/2] (first y,
+then x) -> cos, sin -> rotated queries and keys. Channels j and j + D/2 of a token are a pair.
+
+As in SAM 2's memory attention: x, then y of the cells of a grid. Channels 2j and 2j + 1 are a pair. Memories of several
+frames repeat the positions of one grid; tokens after them, such as object pointers, have none.
 """
 
 from __future__ import annotations
@@ -9,17 +13,18 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, unflatten
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
 from vitruvian.ops.rms_norm import rms_norm
+from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
 
-Rope = tuple[Tensor, Tensor]  # cosines and sines [N, D/2] in float32
+RopeTables = tuple[Tensor, Tensor]  # cosines and sines [N, D/2] in float32
 
 
 def patch_centers(grid_hw: tuple[int, int], device: torch.device | None = None) -> Tensor:
@@ -42,7 +47,7 @@ def augment_centers(
     return centers
 
 
-def rope_tables(centers: Tensor, *, head_dim: int, theta: float, prefix: int = 0) -> Rope:
+def rope_tables(centers: Tensor, *, head_dim: int, theta: float, prefix: int = 0) -> RopeTables:
     """Return cosines and sines of coordinates [N, 2], each [P + N, D/2] in float32; D must be a multiple of 4.
 
     The first `prefix` rows are for tokens without a position and rotate nothing.
@@ -53,7 +58,9 @@ def rope_tables(centers: Tensor, *, head_dim: int, theta: float, prefix: int = 0
     return angles.cos(), angles.sin()
 
 
-def rms_norm_rope(x: Tensor, weight: Tensor | None, rope: Rope, *, eps: float = 0.0, scale: float = 1.0) -> Tensor:
+def rms_norm_rope(
+    x: Tensor, weight: Tensor | None, rope: RopeTables, *, eps: float = 0.0, scale: float = 1.0
+) -> Tensor:
     """Normalize and rotate the heads of queries or keys: [B, N, A, D] -> [B, A, N, D].
 
     Channel j is paired with j + D/2.
@@ -73,17 +80,70 @@ def rms_norm_rope(x: Tensor, weight: Tensor | None, rope: Rope, *, eps: float = 
     return out if scale == 1.0 else out * scale
 
 
-def _rotate(x: Tensor, rope: Rope) -> Tensor:
+def _rotate(x: Tensor, rope: RopeTables) -> Tensor:
     """Rotate tokens [..., N, D]."""
     cos, sin = (table.to(x.dtype) for table in rope)
     left, right = x.chunk(2, dim=-1)  # [..., N, D/2] each
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
+@cached_tensors
+def axial_rope_tables(grid_hw: tuple[int, int], head_dim: int, theta: float, device: torch.device) -> RopeTables:
+    """Cosines and sines of the cells of a grid, row by row [h·w, D/2]: the x half first, then y."""
+    steps = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=device) / (head_dim // 2)  # [D/4]
+    y, x = (torch.arange(side, dtype=torch.float32, device=device)[:, None] * theta**-steps for side in grid_hw)
+    height, width = grid_hw
+    angles = torch.cat((x.expand(height, -1, -1), y[:, None].expand(-1, width, -1)), dim=-1).flatten(0, 1)
+    return angles.cos(), angles.sin()
+
+
+def rotate_pairs(x: Tensor, rotation: RopeTables, *, heads: int, plain_tokens: int = 0) -> Tensor:
+    """Cut tokens [B, N, A·D] into heads and rotate them: [B, A, N, D].
+
+    Args:
+        x: Queries or keys of N = K·M + P tokens.
+        rotation: Cosines and sines of M cells [M, D/2].
+        heads: A.
+        plain_tokens: P, the number of tokens at the end that are not rotated.
+    """
+    if use_triton("axial_rope", x):
+        return _rotate_pairs_triton(x, rotation, heads=heads, plain_tokens=plain_tokens)
+    if use_cpu("axial_rope", x):
+        return _rotate_pairs_cpu(x, rotation, heads=heads, plain_tokens=plain_tokens)
+    split = unflatten(x, 2, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
+    cells = split.shape[2] - plain_tokens
+    rotated = _rotate_neighbors(unflatten(split[:, :, :cells], 2, (-1, len(rotation[0]))), rotation).flatten(2, 3)
+    return torch.cat((rotated, split[:, :, cells:]), dim=2) if plain_tokens else rotated
+
+
+def _rotate_pairs_cpu(x: Tensor, rotation: RopeTables, *, heads: int, plain_tokens: int) -> Tensor:
+    """Rotate pairs as complex numbers, in one pass over them."""
+    split = unflatten(x.contiguous(), 2, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
+    out = torch.empty_like(split, memory_format=torch.contiguous_format)
+    cells = split.shape[2] - plain_tokens
+    source, target = (_as_complex(part[:, :, :cells], len(rotation[0])) for part in (split, out))
+    torch.mul(source, torch.complex(*rotation), out=target)
+    out[:, :, cells:] = split[:, :, cells:]
+    return out
+
+
+def _as_complex(x: Tensor, cells: int) -> Tensor:
+    """View pairs of channels as complex numbers: [B, A, K·M, D] -> [B, A, K, M, D/2]."""
+    return torch.view_as_complex(unflatten(unflatten(x, -1, (-1, 2)), 2, (-1, cells)))
+
+
+def _rotate_neighbors(x: Tensor, rotation: RopeTables) -> Tensor:
+    """Rotate pairs of neighboring channels of [..., M, D]; in float32, as the model was trained."""
+    cos, sin = rotation
+    even, odd = unflatten(x.float(), -1, (-1, 2)).unbind(-1)  # [..., M, D/2] each
+    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+    return rotated.to(x.dtype)  # [..., M, D]
+
+
 # ---------------------------------------------------------------------------------------------------------- Triton
 
 
-def _rms_norm_rope_triton(x: Tensor, weight: Tensor | None, rope: Rope, eps: float, scale: float) -> Tensor:
+def _rms_norm_rope_triton(x: Tensor, weight: Tensor | None, rope: RopeTables, eps: float, scale: float) -> Tensor:
     B, N, A, D = x.shape
     if x.stride()[2:] != (D, 1) or x.stride(0) != N * x.stride(1):
         x = x.contiguous()
@@ -124,3 +184,38 @@ def _rms_norm_rope_kernel(  # type: ignore[no-untyped-def]
     target = out_ptr + ((image * heads + head) * tokens + (row % tokens)[:, None]) * (2 * half) + channel[None, :]
     tl.store(target, ((left * cos - right * sin) * scale).to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(target + half, ((right * cos + left * sin) * scale).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _rotate_pairs_triton(x: Tensor, rotation: RopeTables, *, heads: int, plain_tokens: int) -> Tensor:
+    x = x if x.stride(2) == 1 else x.contiguous()
+    B, N, width = x.shape
+    half = width // heads // 2
+    out = torch.empty(B, heads, N, 2 * half, device=x.device, dtype=x.dtype)
+    block_rows = 16
+    _rotate_pairs_kernel[(triton.cdiv(N, block_rows), heads, B)](
+        x, out, *rotation, N, N - plain_tokens, len(rotation[0]), *x.stride()[:2],
+        heads=heads, half=half, padded_half=triton.next_power_of_2(half), block_rows=block_rows, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton_jit
+def _rotate_pairs_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, cos_ptr, sin_ptr, tokens, rotated_tokens, cells, x_batch, x_token,
+    heads: tl.constexpr, half: tl.constexpr, padded_half: tl.constexpr, block_rows: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    pair = tl.arange(0, padded_half)
+    inside = (row < tokens)[:, None] & (pair < half)[None, :]
+    source = x_ptr + batch * x_batch + row[:, None] * x_token + head * (2 * half) + 2 * pair[None, :]
+    even = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    odd = tl.load(source + 1, mask=inside, other=0.0).to(tl.float32)
+    angle = (row % cells)[:, None] * half + pair[None, :]
+    is_rotated = inside & (row < rotated_tokens)[:, None]
+    cos = tl.load(cos_ptr + angle, mask=is_rotated, other=1.0)
+    sin = tl.load(sin_ptr + angle, mask=is_rotated, other=0.0)
+    target = out_ptr + ((batch * heads + head) * tokens + row[:, None]) * (2 * half) + 2 * pair[None, :]
+    tl.store(target, (even * cos - odd * sin).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(target + 1, (even * sin + odd * cos).to(out_ptr.dtype.element_ty), mask=inside)

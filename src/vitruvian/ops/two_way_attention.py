@@ -19,14 +19,14 @@ from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, is_wrapped, triton_jit, use_triton
-from vitruvian.ops.split_softmax import merge_splits, split_keys
+from vitruvian.ops.split_kv_merge import merge_splits, split_keys
 from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
 
-_MOST_COLUMNS = 128  # heads × tokens of a prompt that fit the registers
+_MAX_COLUMNS = 128  # heads × tokens of a prompt that fit the registers
 _CHANNELS = (32, 64, 128, 256)
 
 
@@ -267,7 +267,7 @@ def _use_triton(heads: int, tokens: int, image: Tensor, *tensors: Tensor) -> boo
     if not use_triton("two_way_attention", image, *tensors):
         return False
     columns = heads * _padded_tokens(tokens)
-    return heads & (heads - 1) == 0 and 16 <= columns <= _MOST_COLUMNS and image.shape[-1] in _CHANNELS
+    return heads & (heads - 1) == 0 and 16 <= columns <= _MAX_COLUMNS and image.shape[-1] in _CHANNELS
 
 
 def _padded_tokens(tokens: int) -> int:
@@ -280,7 +280,7 @@ def _tokens_to_image_triton(folded: Tensor, image: Tensor, positions: Tensor) ->
     (B, P, R, C), M = folded.shape, image.shape[2]
     block_rows, block_cells = max(16, min(64, triton.next_power_of_2(R))), 32
     row_blocks = triton.cdiv(R, block_rows)
-    splits, size = split_keys(M, B * P * row_blocks, multiple=block_cells, least=8 * block_cells)
+    splits, size = split_keys(M, B * P * row_blocks, multiple=block_cells, min_keys=8 * block_cells)
     dtype = folded.dtype if splits == 1 else torch.float32
     parts = torch.empty(splits, B * P * R, C, device=folded.device, dtype=dtype)
     log_sums = torch.empty(splits, B * P * R, device=folded.device, dtype=torch.float32)

@@ -159,9 +159,9 @@ class WinogradConv:
             (B, len(self.unit), s * H, s * W), device=x.device, dtype=self.dtype, memory_format=torch.channels_last
         )
         row_bytes = self.weight.element_size() * columns * len(self.weight) * sum(self.weight.shape[1:])
-        most = max(1, _bytes_at_a_time(self.weight.nbytes, batch or B) // row_bytes)
+        max_rows = max(1, _bytes_at_a_time(self.weight.nbytes, batch or B) // row_bytes)
         if use_triton("winograd", x):
-            return self._convolve_triton(maps, out, _rows_at_a_time(B * rows, columns, most=most))
+            return self._convolve_triton(maps, out, _rows_at_a_time(B * rows, columns, max_rows=max_rows))
         statistics = MapStatistics()
         for image in range(B):
             self._convolve_torch(maps, image, out[image].permute(1, 2, 0), statistics, max(1, _CPU_TILES // columns))
@@ -293,9 +293,9 @@ def _bytes_at_a_time(weight_bytes: int, batch: int) -> int:
     return min(_MAX_BYTES, max(weight_bytes, batch * _MAX_BYTES // 4))
 
 
-def _rows_at_a_time(rows: int, columns: int, *, most: int) -> int:
+def _rows_at_a_time(rows: int, columns: int, *, max_rows: int) -> int:
     """Split rows of tiles evenly into about `most` each; if that changes little, into whole blocks of products."""
-    even = -(-rows // -(-rows // most))
+    even = -(-rows // -(-rows // max_rows))
     block = _BLOCK_ROWS // math.gcd(columns, _BLOCK_ROWS)
     return min(rows, -(-even // block) * block) if 2 * block <= even else even
 

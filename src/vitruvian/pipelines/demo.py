@@ -26,7 +26,7 @@ from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_image
 from vitruvian.files.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.images.types import RgbImage
-from vitruvian.models.sapiens2.packed import local_packed_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.saving import save_as
@@ -74,7 +74,7 @@ def run_demo(
     Args:
         images: Any source of images; by default those that ship with the package.
         out: The folder; it is created if missing.
-        model: ``"builtin"``, the default; a folder that is packed like it; the folder of a training run, with a folder
+        model: ``"builtin"``, the default; a folder of the same format; the folder of a training run, with a folder
             for each task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints. If
             there is no built-in model, models with random weights, and a warning.
         detect: People detector, as `open_detector` takes it; by default the model itself if it detects people, else the
@@ -88,7 +88,9 @@ def run_demo(
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
     models = _choose_models(model)
     if detect is None:
-        detect = next((one for one in models.values() if one is not None and "people" in local_packed_tasks(one)), None)
+        detect = next(
+            (name for name in models.values() if name is not None and "people" in local_checkpoint_tasks(name)), None
+        )
     if detect is None and hub.has_builtin():
         detect = hub.BUILTIN
     detector = None if detect is None else open_detector(detect, device=device, dtype=dtype)
@@ -176,7 +178,7 @@ def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Chec
             if task not in DEMO_TASKS:
                 near = near_matches(task, DEMO_TASKS)
                 raise InputError(f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near}")
-    elif heads := local_packed_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
+    elif heads := local_checkpoint_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
         models = {task: model for task in DEMO_TASKS if TASKS[task].sapiens2_head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)
@@ -194,7 +196,7 @@ def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
 
 
 def _tasks_of_checkpoint(model: Checkpoint) -> list[str]:
-    """Return the tasks of a checkpoint that is not packed, from its architectures."""
+    """Return the tasks of a checkpoint for one task, from its architectures."""
     named = [str(name) for name in AutoConfig.from_pretrained(model).to_dict().get("architectures") or []]
     return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts())]
 

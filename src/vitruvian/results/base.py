@@ -27,7 +27,7 @@ from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
 from vitruvian.files.labels import write_png_zip
 from vitruvian.images.types import RgbImage
-from vitruvian.text_files import JsonObject, json_text, write_json
+from vitruvian.json_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels

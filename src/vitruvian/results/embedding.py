@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitruvian.draw import principal_colors
 from vitruvian.errors import InputError
+from vitruvian.json_files import JsonObject
 from vitruvian.results.base import Result, array_of
-from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

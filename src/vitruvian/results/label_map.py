@@ -17,8 +17,8 @@ from vitruvian.files.images import write_label_png
 from vitruvian.images.class_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.images.types import RgbImage
+from vitruvian.json_files import JsonObject
 from vitruvian.results.base import Result
-from vitruvian.text_files import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

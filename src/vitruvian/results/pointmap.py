@@ -19,9 +19,9 @@ from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
 from vitruvian.images.types import RgbImage
+from vitruvian.json_files import JsonObject
 from vitruvian.results.base import array_of, check_choice, with_format
 from vitruvian.results.camera import CameraMap
-from vitruvian.text_files import JsonObject
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated", "assumed"]
 _EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
+from vitruvian.json_files import JsonObject
 from vitruvian.results.base import accept_earlier_names, array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
-from vitruvian.text_files import JsonObject
 
 _MAX_ID = 65535  # of a pixel in a 16-bit PNG
 

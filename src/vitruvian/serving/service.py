@@ -13,7 +13,7 @@ import torch
 from fastapi import Request
 
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
-from vitruvian.models.sapiens2.packed import local_packed_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
@@ -57,7 +57,7 @@ class Service:
         self._clicks_waiting = 0
         self._open_lock, device_lock = threading.Lock(), threading.Lock()
         self._loaded: dict[object, tuple[Any, Any]] = {}  # models and processors, by checkpoint and class
-        self._encoders: dict[str, Any] = {}  # of packed checkpoints
+        self._encoders: dict[str, Any] = {}  # of multi-task checkpoints
         self._detectors: dict[str, PeopleDetector] = {}
         self.queues = {
             task: ModelQueue(
@@ -105,15 +105,15 @@ class Service:
     def _open(self, task: str) -> TaskPipeline[Any, Any]:
         """Open the pipeline of a task. What several tasks have in common is in memory once.
 
-        Tasks with the same checkpoint and class share the model; tasks of a packed checkpoint the people detector, and
-        on a CPU the encoder. Models of a device run one at a time.
+        Tasks with the same checkpoint and class share the model; tasks of a multi-task checkpoint share the people
+        detector, and on a CPU the encoder. Models of a device run one at a time.
         """
         settings, cls = self.settings, pipeline_class(task)
         checkpoint = settings.models[task]
         options: dict[str, Any] = {}
         with self._open_lock:
             if issubclass(cls.options_class, PeopleOptions):
-                own = checkpoint if "people" in local_packed_tasks(checkpoint) else None
+                own = checkpoint if "people" in local_checkpoint_tasks(checkpoint) else None
                 detector = detector_spec(PeopleOptions(detect=settings.detector), own)
                 if isinstance(detector, str):
                     if detector not in self._detectors:
@@ -125,7 +125,7 @@ class Service:
             opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
             self._loaded[checkpoint, cls.auto] = opened.model, opened.processor
             if (
-                local_packed_tasks(checkpoint)
+                local_checkpoint_tasks(checkpoint)
                 and isinstance(opened.model, Sapiens2TaskModel)
                 and opened.device.type == "cpu"
             ):

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.text_files import read_json_object
+from vitruvian.json_files import read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
 from vitruvian.training.synthetic.rng import derive_seed

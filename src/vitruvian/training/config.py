@@ -17,16 +17,16 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian import tasks
 from vitruvian.atomic import write_text
-from vitruvian.config import Settings, bounded, settings
+from vitruvian.config import ConfigBase, bounded, config_dataclass
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.text_files import read_json_object, read_text
+from vitruvian.json_files import read_json_object, read_text
 
 # Tasks under the names that Sapiens2 has for them.
 TASKS = tuple(task.sapiens2_head for task in tasks.TASKS.values() if task.sapiens2_head is not None)
 
 
-@settings
-class ConfigTable(Settings):
+@config_dataclass
+class ConfigTable(ConfigBase):
     """A table of a training configuration. Unknown names raise `ConfigError`."""
 
     @classmethod
@@ -36,7 +36,7 @@ class ConfigTable(Settings):
         return built
 
 
-@settings
+@config_dataclass
 class ModelConfig(ConfigTable):
     """What is trained.
 
@@ -89,7 +89,7 @@ class ModelConfig(ConfigTable):
             raise ConfigError(f"model.image_size: expected [height, width], got {self.image_size}.")
 
 
-@settings
+@config_dataclass
 class AugmentConfig(ConfigTable):
     """Random changes of images. Zero everywhere disables them.
 
@@ -110,7 +110,7 @@ class AugmentConfig(ConfigTable):
     gray: float = bounded(0.05, ge=0, le=1)
 
 
-@settings
+@config_dataclass
 class StreamConfig(ConfigTable):
     """Synthetic people that are rendered while training: see `vitruvian.training.datasets.stream`.
 
@@ -138,7 +138,7 @@ class StreamConfig(ConfigTable):
             raise ConfigError(f"data.stream.size: expected [height, width], got {self.size}.")
 
 
-@settings
+@config_dataclass
 class DataConfig(ConfigTable):
     """Where batches come from.
 
@@ -179,7 +179,7 @@ class DataConfig(ConfigTable):
             )
 
 
-@settings
+@config_dataclass
 class OptimizerConfig(ConfigTable):
     """AdamW or Muon; the defaults are those of the published recipes.
 
@@ -203,7 +203,7 @@ class OptimizerConfig(ConfigTable):
     clip: float | None = bounded(2.0, gt=0)
 
 
-@settings
+@config_dataclass
 class ScheduleConfig(ConfigTable):
     """The schedule of the learning rate.
 
@@ -222,7 +222,7 @@ class ScheduleConfig(ConfigTable):
     final: float = bounded(0.0, ge=0, le=1)
 
 
-@settings
+@config_dataclass
 class EMAConfig(ConfigTable):
     """The exponential moving average of weights (EMA), which is evaluated and saved.
 
@@ -235,7 +235,7 @@ class EMAConfig(ConfigTable):
     warmup: int = bounded(10, ge=0)
 
 
-@settings
+@config_dataclass
 class CheckpointConfig(ConfigTable):
     """Checkpoints to resume from.
 
@@ -253,7 +253,7 @@ class CheckpointConfig(ConfigTable):
     resume: str = "auto"
 
 
-@settings
+@config_dataclass
 class LogConfig(ConfigTable):
     """Logging.
 
@@ -268,7 +268,7 @@ class LogConfig(ConfigTable):
     tensorboard: bool = True
 
 
-@settings
+@config_dataclass
 class EvaluationConfig(ConfigTable):
     """When to evaluate.
 
@@ -285,7 +285,7 @@ class EvaluationConfig(ConfigTable):
     batch_size: int = bounded(16, ge=1)
 
 
-@settings
+@config_dataclass
 class TrainConfig(ConfigTable):
     """A training run.
 

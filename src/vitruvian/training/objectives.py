@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vitruvian.errors import ConfigError
 from vitruvian.human import GROUPS
 from vitruvian.losses.dense import cross_entropy, dice_loss
+from vitruvian.losses.detection import draw_people, people_loss
 from vitruvian.losses.heatmap import MSE_WEIGHT, heatmap_peaks
-from vitruvian.losses.people import draw_people, people_loss
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitruvian.config import Settings
+from vitruvian.config import ConfigBase
 from vitruvian.errors import CheckpointError, ConfigError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
-from vitruvian.models.sapiens2.encoder import Layer
+from vitruvian.models.sapiens2.encoder import Sapiens2Layer
 from vitruvian.models.sapiens2.heads import DecodeHead
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
-from vitruvian.models.sapiens2.packed import read_packed_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import read_checkpoint_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.training.config import ModelConfig
 
@@ -58,7 +58,7 @@ def _open_pretrained(
     source: str, tasks: list[str], common: dict[str, Any]
 ) -> tuple[Sapiens2Config, Sapiens2Model, dict[str, Sapiens2TaskModel]]:
     """Open a checkpoint of one or several tasks: its configuration with `common`, its encoder, those of `tasks`."""
-    packed = read_packed_tasks(source, HubOptions())
+    packed = read_checkpoint_tasks(source, HubOptions())
     if packed is not None:
         opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in tasks if task in packed])
         stored = {task: opened.task_model(task) for task in opened.tasks}
@@ -82,7 +82,7 @@ def compile_parts(model: nn.Module, *, heads: bool) -> None:
     # One graph for each kind of layer or head and each batch shape.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for module in model.modules():
-        if isinstance(module, Layer) or (heads and isinstance(module, DecodeHead)):
+        if isinstance(module, Sapiens2Layer) or (heads and isinstance(module, DecodeHead)):
             module.compile(dynamic=False)
 
 
@@ -122,7 +122,7 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
     return fields
 
 
-def _check_names(changes: dict[str, Any], config_class: type[Settings]) -> None:
+def _check_names(changes: dict[str, Any], config_class: type[ConfigBase]) -> None:
     """Raise `ConfigError` for a name that is no field: configurations themselves keep unknown names."""
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     for name in changes.keys() - known:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.tiny_packed import tiny_multitask
+from tests.tiny_multitask import tiny_multitask
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian import cli
 from vitruvian.cli.commands.export import export
@@ -18,7 +18,7 @@ from vitruvian.errors import InputError
 from vitruvian.export import OnnxModel, OpenVinoModel
 from vitruvian.export.int8 import held_out
 from vitruvian.export.runtime import Signature
-from vitruvian.models.sapiens2.packed import pack_multitask
+from vitruvian.models.sapiens2.multitask import save_multitask
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
 
@@ -55,7 +55,7 @@ def test_int8_prints_its_cost(checkpoint: Path, tmp_path: Path, capsys: pytest.C
 
 def test_a_task_of_several(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    pack_multitask(tiny_multitask("seg", "normal"), tmp_path / "packed")
+    save_multitask(tiny_multitask("seg", "normal"), tmp_path / "packed")
     export(str(tmp_path / "packed"), tmp_path / "out", task="normals", check=False)
     assert Signature.read(tmp_path / "out").model == "Sapiens2ForNormalEstimation"
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.losses import heatmap_loss, heatmap_mse, heatmap_peaks
-from vitruvian.models.sapiens2.processing import draw_heatmaps
+from vitruvian.losses.heatmap import draw_heatmaps
 
 torch_has_weights = pytest.mark.skipif(
     "weight" not in inspect.signature(F.mse_loss).parameters, reason="this torch has no mse_loss(weight=)"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.unit.ops.versions import every_version
 from vitruvian.errors import InputError
-from vitruvian.models.sapiens2.processing import draw_heatmaps
+from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.ops import dispatch, heatmap_peaks
 from vitruvian.ops.heatmap_peaks import _blur, _gaussian, decode_heatmaps, decodes_without_sync
 

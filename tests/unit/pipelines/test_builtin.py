@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.tiny_packed import install, tiny_multitask
+from tests.tiny_multitask import install, tiny_multitask
 from tests.unit.pipelines.case import sample_image
 from vitruvian import InputError, VitruvianWarning, hub, pipeline
 from vitruvian.errors import CheckpointError
 from vitruvian.images.types import RgbImage
-from vitruvian.models.sapiens2.packed import pack_multitask
-from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
+from vitruvian.models.sapiens2.multitask import save_multitask
+from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines import _warn_about_builtin, default_model
 from vitruvian.pipelines.demo import DEMO_TASKS, _demo_images, _demo_models, random_pipeline, run_demo
@@ -33,7 +33,7 @@ DENSE = ("parts", "normals", "pointmap", "matte", "albedo")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of all tasks."""
     folder = tmp_path_factory.mktemp("packed") / "mine"
-    pack_multitask(tiny_multitask(), folder)
+    save_multitask(tiny_multitask(), folder)
     return folder
 
 
@@ -141,14 +141,14 @@ class TestDefaults:
         assert found.people.detector == "mine"
 
     def test_without_people_among_its_tasks(self, tmp_path: Path) -> None:
-        pack_multitask(tiny_multitask("pose", "seg"), tmp_path)
+        save_multitask(tiny_multitask("pose", "seg"), tmp_path)
         for task in ("pose", "parts"):
             assert pipeline(task, tmp_path)(sample_image()).people.detector == "builtin"
 
 
 @pytest.mark.parametrize("task", ["normals", "pointmap", "albedo"])
 class TestMaskedBackground:
-    """A packed model with mattes masks what is no person."""
+    """A multi-task model with mattes masks what is no person."""
 
     @pytest.mark.parametrize("options", [{"people": "whole"}, {"boxes": [[3, 4, 30, 38]]}, {"tile": 32}])
     def test_by_the_matte(self, task: str, options: dict[str, Any], packed: Path) -> None:
@@ -168,7 +168,7 @@ class TestMaskedBackground:
 
     def test_without_mattes_the_map_is_whole(self, task: str, tmp_path: Path) -> None:
         head = str(find_task(task).sapiens2_head)
-        pack_multitask(tiny_multitask(head, "people"), tmp_path)
+        save_multitask(tiny_multitask(head, "people"), tmp_path)
         result = pipeline(task, tmp_path, device="cpu")(sample_image(), detect="whole")
         assert result.mask is None or result.mask.any()
 
@@ -308,7 +308,7 @@ class TestDemo:
 
     def test_which_models_are_run(self, packed: Path, tmp_path: Path) -> None:
         assert _demo_models(packed) == dict.fromkeys(DEMO_TASKS, packed)
-        pack_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
+        save_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
         assert _demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
         model = tiny_multitask("matting").task_model("matting")
         model.save_pretrained(tmp_path / "run" / "model" / "matting")

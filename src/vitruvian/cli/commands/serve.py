@@ -226,7 +226,7 @@ def _read_models(texts: Sequence[str]) -> dict[str, str]:
     """Return the checkpoint of each task, in the order of the table of tasks."""
     from vitruvian.cli.checkpoints import check_model
     from vitruvian.hub import BUILTIN, has_builtin
-    from vitruvian.models.sapiens2.packed import local_packed_tasks
+    from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 
     models: dict[str, str] = {}
     for text in texts or ([BUILTIN] if has_builtin() else []):
@@ -238,7 +238,7 @@ def _read_models(texts: Sequence[str]) -> dict[str, str]:
             check_model(_absolute(checkpoint), TASKS[_task(name)])
             continue
         checkpoint = _absolute(text)
-        heads = local_packed_tasks(checkpoint)
+        heads = local_checkpoint_tasks(checkpoint)
         served = [
             row.name
             for row in TASKS.values()
@@ -246,7 +246,7 @@ def _read_models(texts: Sequence[str]) -> dict[str, str]:
         ]
         if not heads:
             raise InputError(
-                f"--model: expected TASK=CHECKPOINT, got {text!r}, which is no packed model. Try --model pose={text}."
+                f"--model: expected TASK=CHECKPOINT, got {text!r}, which has one task. Try --model pose={text}."
             )
         models |= {task: models.get(task, checkpoint) for task in served}
     if not models:

@@ -26,7 +26,7 @@ from vitruvian.cli.options import (
 )
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
-from vitruvian.text_files import read_json
+from vitruvian.json_files import read_json
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from vitruvian.cli.options import HoleArea, IslandArea, Opacity, read_numbers, r
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
-from vitruvian.text_files import read_json
+from vitruvian.json_files import read_json
 
 if TYPE_CHECKING:
     from vitruvian.pipelines.video.track_prompt import TrackPrompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import bounded, settings
+from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
@@ -13,7 +13,7 @@ from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.swin.configuration import SwinConfig
 
 
-@settings
+@config_dataclass
 class Mask2FormerConfig(MaskClassificationConfig):
     """Mask2Former. The defaults are those of facebook/mask2former-swin-small-coco-instance, but for its labels.
 

@@ -1,6 +1,6 @@
 """The public Mask2Former models.
 
-pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 ─▶ TransformerModule ─▶ queries [B, Q, C] ─▶ classes
+pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ maps at 1/32 … 1/8 ─▶ decoder ─▶ queries [B, Q, C] ─▶ classes
                                               └▶ pixel embeddings [B, M, H/4, W/4] ──────┴▶ masks [B, Q, H/4, W/4]
 """
 
@@ -14,17 +14,18 @@ from torch import Tensor, nn
 
 from vitruvian.config import Config
 from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointComparison
+from vitruvian.models.mask2former.checkpoint_keys import RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import build_pixel_level
-from vitruvian.models.mask2former.transformer_decoder import TransformerModule
+from vitruvian.models.mask2former.transformer_decoder import Mask2FormerTransformerModule
 from vitruvian.models.mask_classification.modeling import (
     MaskClassificationForSegmentation,
     MaskClassificationModel,
     MaskClassificationPreTrainedModel,
 )
 from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
-from vitruvian.models.swin.encoder import NAMES_FROM_FILES, NAMES_TO_FILES
 from vitruvian.outputs import OutputFlags
+from vitruvian.weights import KeyRenames
 
 
 @dataclass
@@ -63,14 +64,8 @@ class Mask2FormerPreTrainedModel(MaskClassificationPreTrainedModel):
 
     config_class: ClassVar[type[Config]] = Mask2FormerConfig
     config: Mask2FormerConfig
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *NAMES_FROM_FILES,
-        (r"(pixel_level_module\.encoder)\.(embeddings|encoder\.layers)\.", r"\1.swin.\2."),
-    )
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *NAMES_TO_FILES,
-        (r"(pixel_level_module\.encoder)\.swin\.", r"\1."),
-    )
+    renamed_keys: ClassVar[KeyRenames] = RENAMED_KEYS
+    saved_keys: ClassVar[KeyRenames] = SAVED_KEYS
     # The last norm of the bare Swin is not part of the backbone.
     ignored_keys: ClassVar[tuple[str, ...]] = (
         *MaskClassificationPreTrainedModel.ignored_keys,
@@ -84,7 +79,7 @@ class Mask2FormerModel(MaskClassificationModel, Mask2FormerPreTrainedModel):
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
-        self.transformer_module = TransformerModule(config)
+        self.transformer_module = Mask2FormerTransformerModule(config)
         self.post_init()
 
     def build_output(

@@ -42,14 +42,14 @@ def build_pixel_level(config: Mask2FormerConfig) -> PixelLevelModule:
             f"Mask2FormerConfig: expected a stage in backbone_config.out_features for each of the feature_strides "
             f"{config.feature_strides}, and at least {LEVELS}, got {encoder.out_features}."
         )
-    decoder = PixelDecoder(config, encoder.channels)
+    decoder = Mask2FormerPixelDecoder(config, encoder.channels)
     strides = encoder.strides_hw
     pixel_stride_hw = strides[len(strides) - LEVELS - decoder.laterals]
     levels = strides[: -LEVELS - 1 : -1]
     return PixelLevelModule(encoder, decoder, level_strides_hw=levels, pixel_stride_hw=pixel_stride_hw)
 
 
-class PixelDecoder(nn.Module):
+class Mask2FormerPixelDecoder(nn.Module):
     """Deformable attention over the coarse maps, then a feature pyramid for the fine ones."""
 
     def __init__(self, config: Mask2FormerConfig, inputs: Sequence[int]) -> None:
@@ -160,7 +160,7 @@ class DeformableAttention(nn.Module):
         out: Tensor = self.output_proj(sampled)
         return out
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the projections to offsets and scores."""
         self._joined = JoinedLinear([self.sampling_offsets, self.attention_weights])
 

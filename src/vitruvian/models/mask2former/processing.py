@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.images.types import SizeHW
-from vitruvian.models.mask_classification.processing import MaskProcessor
+from vitruvian.models.mask_classification.processing import MaskClassificationImageProcessor
 
 
-@settings
-class Mask2FormerImageProcessor(MaskProcessor):
-    """Preprocesses images for Mask2Former and turns its outputs into segmentations; see `MaskProcessor`."""
+@config_dataclass
+class Mask2FormerImageProcessor(MaskClassificationImageProcessor):
+    """Preprocesses images for Mask2Former and turns its outputs into segmentations."""
 
     legacy_grid_hw: ClassVar[SizeHW | None] = (384, 384)
 

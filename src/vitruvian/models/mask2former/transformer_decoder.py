@@ -25,7 +25,7 @@ from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.masked_attention import masked_attention
 
 
-class TransformerModule(nn.Module):
+class Mask2FormerTransformerModule(nn.Module):
     """Learned queries and the decoder."""
 
     def __init__(self, config: Mask2FormerConfig) -> None:
@@ -38,7 +38,7 @@ class TransformerModule(nn.Module):
             with_init(nn.Conv2d(config.feature_size, channels, 1), "xavier") if project else nn.Identity()
             for _ in range(LEVELS)
         )
-        self.decoder = Decoder(config)
+        self.decoder = Mask2FormerDecoder(config)
         self.level_embed = nn.Embedding(LEVELS, channels)
 
     def forward(
@@ -65,12 +65,12 @@ class TransformerModule(nn.Module):
         return output
 
 
-class Decoder(nn.Module):
+class Mask2FormerDecoder(nn.Module):
     """The layers, and the norm and mask head of every prediction."""
 
     def __init__(self, config: Mask2FormerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers - 1))
+        self.layers = nn.ModuleList(Mask2FormerDecoderLayer(config) for _ in range(config.decoder_layers - 1))
         self.layernorm = nn.LayerNorm(config.hidden_dim)
         # The nesting is that of the checkpoints.
         mask_embedder = mask_head(config.hidden_dim, config.mask_feature_size, init="normal")
@@ -122,7 +122,7 @@ class Decoder(nn.Module):
         return embeddings
 
 
-class DecoderLayer(CheckpointedLayer):
+class Mask2FormerDecoderLayer(CheckpointedLayer):
     """Masked attention to a map, attention of the queries to each other, feed-forward."""
 
     def __init__(self, config: Mask2FormerConfig) -> None:

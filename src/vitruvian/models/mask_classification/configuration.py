@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import Config, Settings, bounded, read_config_dict, settings
+from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, read_config_dict
 from vitruvian.errors import ConfigError
 from vitruvian.hub import HubOptions
 from vitruvian.models.resnet.configuration import ResNetConfig
@@ -14,7 +14,7 @@ from vitruvian.models.swin.configuration import SwinConfig
 ALL_STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 
-@settings
+@config_dataclass
 class MaskClassificationConfig(Config):
     """The fields that `MaskFormerConfig` and `Mask2FormerConfig` share.
 
@@ -39,7 +39,7 @@ class MaskClassificationConfig(Config):
 
     written_unless_default: ClassVar[frozenset[str]] = Config.written_unless_default | {"use_pixel_mask"}
     backbone_types: ClassVar[dict[str, type[SwinConfig] | type[ResNetConfig]]]
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {"backbone_config": SwinConfig}
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {"backbone_config": SwinConfig}
 
     backbone_config: SwinConfig | ResNetConfig = None  # type: ignore[assignment]  # the constructor replaces None
     mask_feature_size: int = bounded(256, ge=1)

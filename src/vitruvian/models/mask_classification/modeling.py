@@ -73,7 +73,8 @@ class MaskClassificationPreTrainedModel(Model):
     config: MaskClassificationConfig
     base_model_prefix: ClassVar[str] = "model"
     no_split_modules: ClassVar[tuple[str, ...]] = (
-        "Embeddings", "SwinLayer", "MaskFormerSwinLayer", "Block", "PixelDecoder", "TransformerModule",
+        "SwinEmbeddings", "SwinLayer", "MaskFormerSwinLayer", "ResNetBlock", "MaskFormerPixelDecoder",
+        "MaskFormerTransformerModule", "Mask2FormerPixelDecoder", "Mask2FormerTransformerModule",
     )  # fmt: skip
     # Class weights follow from the configuration, whatever a file says.
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)

@@ -1,11 +1,11 @@
-"""`MaskProcessor`: the base of the image processors of MaskFormer and Mask2Former.
+"""`MaskClassificationImageProcessor`: the base of the image processors of MaskFormer and Mask2Former.
 
     images, maps ── resize ─ normalize ─ pad ──▶ pixel_values, pixel_mask, mask_labels, class_labels ──▶ model
     model outputs ── padding removed, masks resized once ──▶ semantic, instance or panoptic results in target pixels
 
 How padding is removed: the processor's size rule gives the size of each image before padding, and the model's mask grid
 (one cell for 4×4 input pixels) gives the size of the padded batch. If both agree, only the cells of the image are used;
-see `MaskProcessor.mask_grids`.
+see `MaskClassificationImageProcessor.mask_grids`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.images import (
     ResizeMode,
@@ -35,16 +35,16 @@ from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
 from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
-from vitruvian.models.mask_classification.mask_grid import MaskGrid, cells_from_pixel_mask, cells_from_sizes
-from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
-from vitruvian.models.mask_classification.reference_results import (
+from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,
     reference_instances,
     reference_panoptic,
     reference_semantic,
 )
+from vitruvian.models.mask_classification.mask_grid import MaskGrid, cells_from_pixel_mask, cells_from_sizes
+from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
 from vitruvian.models.mask_classification.segments import (
-    Segment,
+    SegmentInfo,
     Thresholds,
     instance_map,
     instance_masks,
@@ -76,7 +76,7 @@ _DEFAULT_LONGEST_EDGE = 1333
 
 
 class MaskImageOptions(ImageOptions, total=False):
-    """Options that a call of `MaskProcessor.preprocess` may override."""
+    """Options that a call of `MaskClassificationImageProcessor.preprocess` may override."""
 
     size_divisor: int | None
     do_center_crop: bool | None
@@ -88,8 +88,8 @@ class MaskImageOptions(ImageOptions, total=False):
     pad_size: SizeOption | None
 
 
-@settings
-class MaskProcessor(ImageProcessor):
+@config_dataclass
+class MaskClassificationImageProcessor(ImageProcessor):
     """Preprocesses images and segmentation maps, and turns mask queries into segmentations.
 
     `ImageProcessor` documents the other options.
@@ -491,7 +491,7 @@ class MaskProcessor(ImageProcessor):
         ]
 
 
-def _with_segments(segmentation: object, segments: Sequence[Segment]) -> SegmentationResult:
+def _with_segments(segmentation: object, segments: Sequence[SegmentInfo]) -> SegmentationResult:
     """Return the result of an image."""
     return SegmentationResult(segmentation=segmentation, segments_info=[segment.info() for segment in segments])
 

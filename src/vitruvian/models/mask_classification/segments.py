@@ -54,7 +54,7 @@ class Thresholds:
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
+class SegmentInfo:
     """One object or region."""
 
     id: int
@@ -69,7 +69,7 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedMask:
+class BitMask:
     """A mask of a large image, stored as packed bits of its window."""
 
     window: Window
@@ -77,7 +77,7 @@ class PackedMask:
     area: int
 
     @classmethod
-    def make(cls, window: Window, mask: npt.NDArray[np.bool_]) -> PackedMask:
+    def make(cls, window: Window, mask: npt.NDArray[np.bool_]) -> BitMask:
         """Pack the mask [bottom - top, right - left] of a window."""
         return cls(window, np.packbits(mask, axis=1), int(mask.sum()))
 
@@ -106,7 +106,7 @@ class PackedMask:
 
 def panoptic_segments(
     class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds, label_ids_to_fuse: Collection[int] = ()
-) -> tuple[Tensor, list[Segment]]:
+) -> tuple[Tensor, list[SegmentInfo]]:
     """Assign each pixel to at most one segment: int32 [H, W] of ids from 1, 0 for none, and the segments.
 
     A pixel goes to the query with the highest class score × mask probability, if its mask probability reaches
@@ -119,7 +119,7 @@ def panoptic_segments(
     return _segment_map(grid, rows, thresholds, empty_id=0, fuse=label_ids_to_fuse)
 
 
-def instance_map(class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds) -> tuple[Tensor, list[Segment]]:
+def instance_map(class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds) -> tuple[Tensor, list[SegmentInfo]]:
     """Assign each pixel to at most one instance: int32 [H, W] of ids from 0, -1 for none, and the instances.
 
     The score of an instance is its class score × the mean probability of its mask. Pixels are assigned and overlaps
@@ -138,11 +138,11 @@ def _segment_map(
     *,
     empty_id: int,
     fuse: Collection[int] = (),
-) -> tuple[Tensor, list[Segment]]:
+) -> tuple[Tensor, list[SegmentInfo]]:
     """Let queries, rows of (query, label, score), compete for pixels; the first segment has the id `empty_id` + 1."""
     owner, areas = _assign_pixels(grid, rows, thresholds.mask_threshold)
     new_ids = [empty_id]
-    segments: list[Segment] = []
+    segments: list[SegmentInfo] = []
     fused: dict[int, int] = {}  # label: index in segments
     for (_, label, score), area, visible_area in zip(rows, areas, _count_pixels(owner, len(rows)), strict=True):
         if not thresholds.accepts_area(visible_area, area):
@@ -154,7 +154,7 @@ def _segment_map(
         else:
             if label in fuse:
                 fused[label] = len(segments)
-            segments.append(Segment(empty_id + 1 + len(segments), label, score, label in fuse))
+            segments.append(SegmentInfo(empty_id + 1 + len(segments), label, score, label in fuse))
             new_ids.append(segments[-1].id)
     return _replace_ids(owner, new_ids), segments
 
@@ -221,7 +221,7 @@ def _replace_ids(owner: Tensor, new_ids: list[int]) -> Tensor:
 
 def instance_masks(
     class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
-) -> tuple[list[PackedMask], list[Segment]]:
+) -> tuple[list[BitMask], list[SegmentInfo]]:
     """Return the masks of instances, which may overlap, and the instances, best first.
 
     As `instance_map`, except that instances of different labels do not compete: an instance is dropped where better
@@ -230,8 +230,8 @@ def instance_masks(
     scored = _scored_masks(class_logits, grid, thresholds)
     repeated = [label for label, count in Counter(label for _, label, _, _ in scored).items() if count > 1]
     covered_by_label = {label: np.zeros(grid.size_hw, dtype=np.bool_) for label in repeated}
-    masks: list[PackedMask] = []
-    segments: list[Segment] = []
+    masks: list[BitMask] = []
+    segments: list[SegmentInfo] = []
     for _, label, score, mask in scored:
         if label in covered_by_label:
             top, bottom, left, right = mask.window
@@ -240,13 +240,13 @@ def instance_masks(
                 continue
             covered |= pixels
         masks.append(mask)
-        segments.append(Segment(len(segments), label, score))
+        segments.append(SegmentInfo(len(segments), label, score))
     return masks, segments
 
 
 def _scored_masks(
     class_logits: Tensor, grid: MaskGrid, thresholds: Thresholds
-) -> list[tuple[int, int, float, PackedMask]]:
+) -> list[tuple[int, int, float, BitMask]]:
     """Return (query, label, score, mask) of at most Q that reach the threshold and have pixels, best first.
 
     A query may have several labels. The score is class score × mean mask probability, so the mask of a query whose
@@ -268,7 +268,7 @@ def _scored_masks(
 
 def _resample_masks(
     grid: MaskGrid, queries: Collection[int], mask_threshold: float
-) -> Iterator[tuple[int, float, PackedMask]]:
+) -> Iterator[tuple[int, float, BitMask]]:
     """Yield each distinct query with the mean probability inside its mask (0 where it is empty) and the mask."""
     distinct = list(dict.fromkeys(queries))
     # Bounded: in float32 the sigmoid of 17 is 1.
@@ -283,11 +283,11 @@ def _resample_masks(
             inside = probability >= mask_threshold
             total += float((probability * inside).sum())
             pixels[strip[0] - top : strip[1] - top] = inside.cpu().numpy()
-        mask = PackedMask.make(window, pixels)
+        mask = BitMask.make(window, pixels)
         yield query, total / max(mask.area, 1), mask
 
 
-def stack_masks(masks: list[PackedMask], size_hw: SizeHW, device: torch.device | None = None) -> Tensor:
+def stack_masks(masks: list[BitMask], size_hw: SizeHW, device: torch.device | None = None) -> Tensor:
     """Return masks as one bool tensor [N, H, W]."""
     planes = torch.zeros((len(masks), *size_hw), dtype=torch.bool, device=device)
     for plane, mask in zip(planes, masks, strict=True):

@@ -61,8 +61,8 @@ def _class_bounds(shares: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
     """
     least = _two_by_two(cells, torch.minimum).sigmoid_()  # [Q, h, w]
     sure, best = torch.einsum("qk,qhw->khw", shares, least).max(0)  # [h, w]
-    most = _two_by_two(cells, torch.maximum).sigmoid_()  # [Q, h, w]
-    return best, torch.einsum("qk,qhw->khw", shares, most) >= sure - MARGIN  # [h, w], [K, h, w]
+    highest = _two_by_two(cells, torch.maximum).sigmoid_()  # [Q, h, w]
+    return best, torch.einsum("qk,qhw->khw", shares, highest) >= sure - MARGIN  # [h, w], [K, h, w]
 
 
 def _two_by_two(cells: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

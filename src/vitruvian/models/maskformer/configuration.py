@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from vitruvian.config import Config, Settings, bounded, nested, settings
+from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
@@ -13,7 +13,7 @@ from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 
 
-@settings
+@config_dataclass
 class DetrConfig(Config):
     """DETR, of which MaskFormer uses the decoder; the other fields are read from and written to files.
 
@@ -115,7 +115,7 @@ class DetrConfig(Config):
         return {key: value for key, value in values.items() if key not in unset or value is not None}
 
 
-@settings
+@config_dataclass
 class MaskFormerConfig(MaskClassificationConfig):
     """MaskFormer. The defaults are those of facebook/maskformer-swin-base-ade, but for its labels.
 
@@ -142,7 +142,7 @@ class MaskFormerConfig(MaskClassificationConfig):
         "resnet": ResNetConfig,
     }
     attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "mask_feature_size"}
-    sub_configs: ClassVar[dict[str, type[Settings]]] = MaskClassificationConfig.sub_configs | {
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = MaskClassificationConfig.sub_configs | {
         "decoder_config": DetrConfig
     }
 

@@ -1,6 +1,6 @@
 """The public MaskFormer models.
 
-pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ coarse map ─▶ TransformerModule ─▶ queries [B, Q, C] ─▶ classes
+pixel_values [B, 3, H, W] ─▶ PixelLevelModule ─▶ coarse map ─▶ transformer decoder ─▶ queries [B, Q, C] ─▶ classes
                                               └▶ pixel embeddings [B, M, H/4, W/4] ──────┴▶ masks [B, Q, H/4, W/4]
 """
 
@@ -21,11 +21,12 @@ from vitruvian.models.mask_classification.modeling import (
 )
 from vitruvian.models.mask_classification.outputs import DecoderOutput, HiddenStates, PixelFeatures, QueryPredictions
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT
+from vitruvian.models.maskformer.checkpoint_keys import RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.maskformer.pixel_decoder import build_pixel_level
-from vitruvian.models.maskformer.transformer_decoder import TransformerModule
-from vitruvian.models.swin.encoder import NAMES_TO_FILES
+from vitruvian.models.maskformer.transformer_decoder import MaskFormerTransformerModule
 from vitruvian.outputs import OutputFlags
+from vitruvian.weights import KeyRenames
 
 
 @dataclass
@@ -66,15 +67,8 @@ class MaskFormerPreTrainedModel(MaskClassificationPreTrainedModel):
 
     config_class: ClassVar[type[Config]] = MaskFormerConfig
     config: MaskFormerConfig
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *NAMES_TO_FILES,  # the backbone has the names of files in memory too
-        (r"(decoder\.layers\.\d+\.\w+_attn)\.out_proj\.", r"\1.o_proj."),
-        (r"(decoder\.layers\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
-    )
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        (r"(decoder\.layers\.\d+\.\w+_attn)\.o_proj\.", r"\1.out_proj."),
-        (r"(decoder\.layers\.\d+)\.mlp\.(fc[12])\.", r"\1.\2."),
-    )
+    renamed_keys: ClassVar[KeyRenames] = RENAMED_KEYS
+    saved_keys: ClassVar[KeyRenames] = SAVED_KEYS
 
 
 class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
@@ -84,7 +78,7 @@ class MaskFormerModel(MaskClassificationModel, MaskFormerPreTrainedModel):
         super().__init__(config)
         self.pixel_level_module = build_pixel_level(config)
         coarsest = self.pixel_level_module.encoder.channels[-1]
-        self.transformer_module = TransformerModule(coarsest, config.decoder_config)
+        self.transformer_module = MaskFormerTransformerModule(coarsest, config.decoder_config)
         self.post_init()
 
     def build_output(

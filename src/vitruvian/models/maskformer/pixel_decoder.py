@@ -37,17 +37,17 @@ def build_pixel_level(config: MaskFormerConfig) -> PixelLevelModule:
             f"got {encoder.out_features}."
         )
     *lateral, last = encoder.channels
-    decoder = PixelDecoder(last, lateral, channels=config.fpn_feature_size, outputs=config.mask_feature_size)
+    decoder = MaskFormerPixelDecoder(last, lateral, channels=config.fpn_feature_size, outputs=config.mask_feature_size)
     strides = encoder.strides_hw
     return PixelLevelModule(encoder, decoder, level_strides_hw=strides[-2::-1], pixel_stride_hw=strides[0])
 
 
-class PixelDecoder(nn.Module):
+class MaskFormerPixelDecoder(nn.Module):
     """A feature pyramid and a projection to pixel embeddings."""
 
     def __init__(self, inputs: int, lateral: Sequence[int], *, channels: int, outputs: int) -> None:
         super().__init__()
-        self.fpn = FeaturePyramid(inputs, lateral, channels)
+        self.fpn = MaskFormerFeaturePyramid(inputs, lateral, channels)
         self.mask_projection = nn.Conv2d(channels, outputs, 3, padding=1)
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -56,13 +56,13 @@ class PixelDecoder(nn.Module):
         return pyramid, self.mask_projection(pyramid[-1])
 
 
-class FeaturePyramid(nn.Module):
+class MaskFormerFeaturePyramid(nn.Module):
     """From the coarsest map, one layer for each finer one."""
 
     def __init__(self, inputs: int, lateral: Sequence[int], channels: int) -> None:
         super().__init__()
         self.stem = conv_norm_relu(inputs, channels, init="xavier")
-        self.layers = nn.ModuleList(PyramidLayer(channels, width) for width in reversed(lateral))
+        self.layers = nn.ModuleList(MaskFormerPyramidLayer(channels, width) for width in reversed(lateral))
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map the backbone's maps, fine to coarse, to maps of `channels` channels, coarse to fine."""
@@ -74,7 +74,7 @@ class FeaturePyramid(nn.Module):
         return levels
 
 
-class PyramidLayer(nn.Module):
+class MaskFormerPyramidLayer(nn.Module):
     """Add a lateral map to the coarser one, upsampled, and smooth the sum."""
 
     def __init__(self, channels: int, lateral: int) -> None:

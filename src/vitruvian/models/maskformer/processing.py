@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vitruvian.config import settings
-from vitruvian.models.mask_classification.processing import MaskProcessor
+from vitruvian.config import config_dataclass
+from vitruvian.models.mask_classification.processing import MaskClassificationImageProcessor
 
 
-@settings
-class MaskFormerImageProcessor(MaskProcessor):
-    """Preprocesses images for MaskFormer and turns its outputs into segmentations; see `MaskProcessor`."""
+@config_dataclass
+class MaskFormerImageProcessor(MaskClassificationImageProcessor):
+    """Preprocesses images for MaskFormer and turns its outputs into segmentations."""
 
 
 MaskFormerImageProcessorFast = MaskFormerImageProcessor

@@ -21,7 +21,7 @@ from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.pointwise_conv import conv1x1
 
 
-class TransformerModule(nn.Module):
+class MaskFormerTransformerModule(nn.Module):
     """Learned queries and the decoder."""
 
     def __init__(self, inputs: int, config: DetrConfig) -> None:
@@ -30,7 +30,7 @@ class TransformerModule(nn.Module):
         channels = config.d_model
         self.queries_embedder = nn.Embedding(config.num_queries, channels)
         self.input_projection = with_init(nn.Conv2d(inputs, channels, 1), "xavier") if inputs != channels else None
-        self.decoder = Decoder(config)
+        self.decoder = MaskFormerDecoder(config)
 
     def forward(self, features: Tensor, *, norm_all: bool, need_weights: bool) -> DecoderOutput:
         """Attend from the queries to a map [B, C', h, w]; with `norm_all`, norm the queries of every layer."""
@@ -46,12 +46,14 @@ class TransformerModule(nn.Module):
         return output
 
 
-class Decoder(nn.Module):
+class MaskFormerDecoder(nn.Module):
     """The layers, and the norm of every prediction."""
 
     def __init__(self, config: DetrConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config, first=number == 0) for number in range(config.decoder_layers))
+        self.layers = nn.ModuleList(
+            MaskFormerDecoderLayer(config, first=number == 0) for number in range(config.decoder_layers)
+        )
         self.layernorm = nn.LayerNorm(config.d_model)
 
     def forward(
@@ -70,7 +72,7 @@ class Decoder(nn.Module):
         return output
 
 
-class DecoderLayer(CheckpointedLayer):
+class MaskFormerDecoderLayer(CheckpointedLayer):
     """Queries attend to each other, then to the image, then a feed-forward layer; a norm after each."""
 
     def __init__(self, config: DetrConfig, *, first: bool) -> None:

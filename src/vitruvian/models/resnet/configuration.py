@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar, Literal
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.errors import ConfigError
 from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 from vitruvian.layers.mlp import activation
 
 
-@settings
+@config_dataclass
 class ResNetConfig(BackboneConfig):
     """ResNet. The defaults are those of microsoft/resnet-50.
 

@@ -24,14 +24,14 @@ class ResNetBackbone(BackboneMixin, Model):
     config_class: ClassVar[type[Config]] = ResNetConfig
     config: ResNetConfig
     base_model_prefix: ClassVar[str] = "resnet"
-    no_split_modules: ClassVar[tuple[str, ...]] = ("ConvLayer",)
+    no_split_modules: ClassVar[tuple[str, ...]] = ("ResNetConvLayer",)
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^classifier\.",)
     optional_keys: ClassVar[tuple[str, ...]] = ("num_batches_tracked",)
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
-        self.embedder = Stem(config)
-        self.encoder = Encoder(config)
+        self.embedder = ResNetStem(config)
+        self.encoder = ResNetEncoder(config)
         self.post_init()
 
     def init_module(self, module: nn.Module) -> None:
@@ -57,7 +57,7 @@ class ResNetBackbone(BackboneMixin, Model):
         return self.format_output(output, flags.return_dict)
 
 
-class ConvLayer(nn.Module):
+class ResNetConvLayer(nn.Module):
     """Convolution, batch norm and, unless it closes a block, an activation."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, act: str | None) -> None:
@@ -73,12 +73,12 @@ class ConvLayer(nn.Module):
         return out if self.act is None else self.act(out)
 
 
-class Stem(nn.Module):
+class ResNetStem(nn.Module):
     """A large convolution and a pooling: a quarter of the resolution."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
-        self.embedder = ConvLayer(config.num_channels, config.embedding_size, 7, stride=2, act=config.hidden_act)
+        self.embedder = ResNetConvLayer(config.num_channels, config.embedding_size, 7, stride=2, act=config.hidden_act)
         self.pooler = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -88,25 +88,25 @@ class Stem(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class ResNetBlock(nn.Module):
     """Convolutions on a residual branch, and a projection beside them where the shape changes."""
 
     def __init__(self, config: ResNetConfig, inputs: int, outputs: int, *, stride: int = 1) -> None:
         super().__init__()
         changes_shape = inputs != outputs or stride != 1
-        self.shortcut = ConvLayer(inputs, outputs, 1, stride=stride, act=None) if changes_shape else None
+        self.shortcut = ResNetConvLayer(inputs, outputs, 1, stride=stride, act=None) if changes_shape else None
         if config.layer_type == "basic":
             layers = [
-                ConvLayer(inputs, outputs, 3, stride=stride, act="relu"),
-                ConvLayer(outputs, outputs, 3, act=None),
+                ResNetConvLayer(inputs, outputs, 3, stride=stride, act="relu"),
+                ResNetConvLayer(outputs, outputs, 3, act=None),
             ]
         else:
             inner = outputs // _REDUCTION
             first, second = (stride, 1) if config.downsample_in_bottleneck else (1, stride)
             layers = [
-                ConvLayer(inputs, inner, 1, stride=first, act="relu"),
-                ConvLayer(inner, inner, 3, stride=second, act="relu"),
-                ConvLayer(inner, outputs, 1, act=None),
+                ResNetConvLayer(inputs, inner, 1, stride=first, act="relu"),
+                ResNetConvLayer(inner, inner, 3, stride=second, act="relu"),
+                ResNetConvLayer(inner, outputs, 1, act=None),
             ]
         self.layer = nn.Sequential(*layers)
         self.act = activation(config.hidden_act)
@@ -116,13 +116,13 @@ class Block(nn.Module):
         return self.act(self.layer(x) + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class Stage(nn.Module):
+class ResNetStage(nn.Module):
     """Blocks at one resolution, of which the first may halve it."""
 
     def __init__(self, config: ResNetConfig, inputs: int, outputs: int, *, depth: int, stride: int) -> None:
         super().__init__()
-        first = Block(config, inputs, outputs, stride=stride)
-        self.layers = nn.Sequential(first, *(Block(config, outputs, outputs) for _ in range(depth - 1)))
+        first = ResNetBlock(config, inputs, outputs, stride=stride)
+        self.layers = nn.Sequential(first, *(ResNetBlock(config, outputs, outputs) for _ in range(depth - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, h, w] to [B, C', h/stride, w/stride]."""
@@ -130,7 +130,7 @@ class Stage(nn.Module):
         return out
 
 
-class Encoder(nn.Module):
+class ResNetEncoder(nn.Module):
     """The stages."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -138,7 +138,7 @@ class Encoder(nn.Module):
         sizes = [config.embedding_size, *config.hidden_sizes]
         strides = [2 if config.downsample_in_first_stage else 1] + [2] * (len(config.depths) - 1)
         self.stages = nn.ModuleList(
-            Stage(config, sizes[i], sizes[i + 1], depth=depth, stride=stride)
+            ResNetStage(config, sizes[i], sizes[i + 1], depth=depth, stride=stride)
             for i, (depth, stride) in enumerate(zip(config.depths, strides, strict=True))
         )
 

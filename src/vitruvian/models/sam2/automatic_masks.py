@@ -21,7 +21,7 @@ from torch import Tensor
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
-from vitruvian.models.sam2.crops import CropXYXY, is_cut, overlapping_crops, point_grid
+from vitruvian.models.sam2.crops import CropXYXY, overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor, fill_holes_and_remove_islands
@@ -207,7 +207,7 @@ def _filter(
     scale = torch.tensor(((x2 - x1) / logits.shape[-1], (y2 - y1) / logits.shape[-2]), device=logits.device).tile(2)
     boxes = small * scale + torch.tensor((x1, y1, x1, y1), device=logits.device)  # [N, 4], pixels of the image
     keep = (stability > options.stability_score_thresh) & (small[:, 2] > small[:, 0])
-    keep &= ~is_cut(boxes, crop, size_hw)
+    keep &= ~touches_crop_edge(boxes, crop, size_hw)
     crops = torch.tensor(crop, device=logits.device).expand(len(boxes), -1)
     # Half precision suffices for logits that are interpolated once and compared with a threshold.
     return _Candidates(logits.half(), scores, stability, boxes, points_xy, crops).select(keep)

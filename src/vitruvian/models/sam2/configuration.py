@@ -16,21 +16,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
-from vitruvian.config import Config, Settings, bounded, nested, settings
+from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, near_matches
 from vitruvian.layers.backbone_stages import Size, as_hw
 
-SettingsT = TypeVar("SettingsT", bound=Settings)
+ConfigT = TypeVar("ConfigT", bound=ConfigBase)
 
 
-def positional_fields(*names: str) -> Callable[[type[SettingsT]], type[SettingsT]]:
+def positional_fields(*names: str) -> Callable[[type[ConfigT]], type[ConfigT]]:
     """Decorate a settings class to accept its first fields as positional arguments, as the published examples do."""
 
-    def decorate(cls: type[SettingsT]) -> type[SettingsT]:
+    def decorate(cls: type[ConfigT]) -> type[ConfigT]:
         build = cls.__init__
 
         @functools.wraps(build)
-        def init(self: SettingsT, *values: object, **named: object) -> None:
+        def init(self: ConfigT, *values: object, **named: object) -> None:
             if len(values) > len(names):
                 raise ConfigError(
                     f"{cls.__name__}: expected at most {len(names)} values by position ({', '.join(names)})."
@@ -50,7 +50,7 @@ def _default(*values: int) -> Any:
     return field(default_factory=lambda: list(values))
 
 
-@settings
+@config_dataclass
 class _Sam2PartConfig(Config):
     """Base of all configurations of SAM 2: None means the default."""
 
@@ -69,7 +69,7 @@ class _Sam2PartConfig(Config):
         return super().upgrade(dict(values))
 
 
-@settings
+@config_dataclass
 class Sam2HieraDetConfig(_Sam2PartConfig):
     """The Hiera backbone: a pyramid of windowed attention with a few global blocks.
 
@@ -168,7 +168,7 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
         return sh * math.lcm(window, qh**times), sw * math.lcm(window, qw**times)
 
 
-@settings
+@config_dataclass
 class Sam2VisionConfig(_Sam2PartConfig):
     """The vision encoder: a backbone and the feature pyramid on it.
 
@@ -188,7 +188,7 @@ class Sam2VisionConfig(_Sam2PartConfig):
     """
 
     model_type: ClassVar[str] = "sam2_vision_model"
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {"backbone_config": Sam2HieraDetConfig}
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {"backbone_config": Sam2HieraDetConfig}
 
     backbone_config: Sam2HieraDetConfig = field(default_factory=Sam2HieraDetConfig)
     backbone_channel_list: list[int] = _default(768, 384, 192, 96)
@@ -229,7 +229,7 @@ class Sam2VisionConfig(_Sam2PartConfig):
             raise ConfigError(f"fpn_top_down_levels: expected numbers below {levels}, got {self.fpn_top_down_levels}.")
 
 
-@settings
+@config_dataclass
 class Sam2PromptEncoderConfig(_Sam2PartConfig):
     """The prompt encoder: points, boxes and masks to embeddings.
 
@@ -281,7 +281,7 @@ class Sam2PromptEncoderConfig(_Sam2PartConfig):
         return height // ph, width // pw
 
 
-@settings
+@config_dataclass
 class Sam2MaskDecoderConfig(_Sam2PartConfig):
     """The mask decoder: a two-way transformer between prompts and image, and the heads on it.
 
@@ -327,7 +327,7 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
 
 
 @positional_fields("vision_config", "prompt_encoder_config", "mask_decoder_config")
-@settings
+@config_dataclass
 class Sam2Config(_Sam2PartConfig):
     """SAM 2 for images. The first three fields may be positional arguments.
 
@@ -339,7 +339,7 @@ class Sam2Config(_Sam2PartConfig):
     """
 
     model_type: ClassVar[str] = "sam2"
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {
         "vision_config": Sam2VisionConfig,
         "prompt_encoder_config": Sam2PromptEncoderConfig,
         "mask_decoder_config": Sam2MaskDecoderConfig,
@@ -412,14 +412,14 @@ class Sam2Config(_Sam2PartConfig):
             )
 
 
-@settings
+@config_dataclass
 class Sam2VideoPromptEncoderConfig(Sam2PromptEncoderConfig):
     """The prompt encoder of the video model; fields are those of `Sam2PromptEncoderConfig`."""
 
     model_type: ClassVar[str] = "sam2_video_prompt_encoder"
 
 
-@settings
+@config_dataclass
 class Sam2VideoMaskDecoderConfig(Sam2MaskDecoderConfig):
     """The mask decoder of the video model; fields are those of `Sam2MaskDecoderConfig`."""
 
@@ -427,7 +427,7 @@ class Sam2VideoMaskDecoderConfig(Sam2MaskDecoderConfig):
 
 
 @positional_fields("vision_config", "prompt_encoder_config", "mask_decoder_config")
-@settings
+@config_dataclass
 class Sam2VideoConfig(Sam2Config):
     """SAM 2 for videos. Defaults are those of the SAM 2.1 checkpoints; the first three fields may be positional.
 

@@ -34,8 +34,8 @@ def point_grid(side: int) -> Tensor:
     return torch.stack((x, y), dim=-1).flatten(0, 1)  # [side², 2]
 
 
-def is_cut(boxes_xyxy: Tensor, crop: CropXYXY, size_hw: tuple[int, int]) -> Tensor:
-    """Tell which boxes [N, 4] touch an edge of their crop that is not an edge of the image: [N]."""
+def touches_crop_edge(boxes_xyxy: Tensor, crop: CropXYXY, size_hw: tuple[int, int]) -> Tensor:
+    """Return which boxes [N, 4] touch an edge of their crop that is not an edge of the image: [N]."""
     at_crop = (boxes_xyxy - boxes_xyxy.new_tensor(crop)).abs() <= _EDGE
     at_image = (boxes_xyxy - boxes_xyxy.new_tensor((0, 0, size_hw[1], size_hw[0]))).abs() <= _EDGE
     return (at_crop & ~at_image).any(dim=-1)

@@ -15,25 +15,20 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
-from torch.nn import init
 
 from vitruvian.errors import InputError
 from vitruvian.layers.backbone_stages import as_hw
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
-from vitruvian.model import Model
-from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig, check_image_size
-from vitruvian.models.sam2.layers import FeedForward
+from vitruvian.models.sam2.checkpoint_keys import HIERA_IGNORED_KEYS, HIERA_RENAMED_KEYS
+from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size
+from vitruvian.models.sam2.layers import Sam2MLP
+from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
 from vitruvian.outputs import ModelOutput, OutputOptions
 
-# Keys of the video model's memory, which checkpoints on the Hub include and models for images ignore.
-VIDEO_KEYS = (
-    r"^(memory_|mask_downsample|object_pointer_proj|temporal_positional_encoding_projection_layer)",
-    r"^(no_memory_positional_encoding|no_object_pointer|occlusion_spatial_embedding_parameter)",
-)
 _CPU_STRIP_BYTES = 6 << 20  # widest tensor of a strip of rows that stays in the cache of a CPU
 
 
@@ -54,29 +49,14 @@ class Sam2HieraDetModelOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class Sam2PreTrainedModel(Model):
-    """Base of the SAM 2 models."""
-
-    config: Sam2HieraDetConfig | Sam2VisionConfig | Sam2Config
-
-    def init_module(self, module: nn.Module) -> None:
-        """Initialize the parameters of `module` itself."""
-        init_weights(module, self.config.initializer_range)
-
-
 class Sam2HieraDetModel(Sam2PreTrainedModel):
     """The Hiera backbone."""
 
     config_class = Sam2HieraDetConfig
     config: Sam2HieraDetConfig
     no_split_modules = ("HieraBlock",)
-    renamed_keys = ((r"^(vision_encoder\.)?backbone\.", ""),)
-    # Other parts of a whole SAM 2.
-    ignored_keys = (
-        r"^(vision_encoder\.)?neck\.",
-        r"^(shared_image_embedding|prompt_encoder|mask_decoder|no_memory_embedding)\b",
-        *VIDEO_KEYS,
-    )
+    renamed_keys = HIERA_RENAMED_KEYS
+    ignored_keys = HIERA_IGNORED_KEYS
 
     def __init__(self, config: Sam2HieraDetConfig) -> None:
         super().__init__(config)
@@ -90,6 +70,11 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
         )
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
         self.post_init()
+
+    def init_parameters(self, *, gain: float) -> None:
+        """Set the positions to zero."""
+        nn.init.zeros_(self.pos_embed)
+        nn.init.zeros_(self.pos_embed_window)
 
     def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
@@ -162,7 +147,7 @@ class HieraBlock(CheckpointedLayer):
         self.layer_norm1 = nn.LayerNorm(dim, eps=config.layer_norm_eps)
         self.attn = HieraAttention(dim, dim_out, heads=heads, window=self.window, stride=self.stride)
         self.layer_norm2 = nn.LayerNorm(dim_out, eps=config.layer_norm_eps)
-        self.mlp = FeedForward(dim_out, int(dim_out * config.mlp_ratio), dim_out, depth=2, act=config.hidden_act)
+        self.mlp = Sam2MLP(dim_out, int(dim_out * config.mlp_ratio), dim_out, depth=2, act=config.hidden_act)
         self.proj = nn.Linear(dim, dim_out) if dim != dim_out else None
 
     def forward(
@@ -250,19 +235,6 @@ def max_pool(x: Tensor, stride: tuple[int, int]) -> Tensor:
     # Comparing slices is several times as fast on a CPU as a reduction over two dimensions.
     rows = functools.reduce(torch.maximum, (x[:, i :: stride[0]] for i in range(stride[0])))  # [B, h/s, w, C]
     return functools.reduce(torch.maximum, (rows[:, :, i :: stride[1]] for i in range(stride[1])))  # [B, h/s, w/s, C]
-
-
-def init_weights(module: nn.Module, std: float) -> None:
-    """Initialize the parameters of `module` itself: matrices at random, biases and position tables with zeros."""
-    if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding)):
-        init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-    if isinstance(module, nn.LayerNorm):
-        init.ones_(module.weight)
-    if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.LayerNorm)) and module.bias is not None:
-        init.zeros_(module.bias)
-    if isinstance(module, Sam2HieraDetModel):
-        init.zeros_(module.pos_embed)
-        init.zeros_(module.pos_embed_window)
 
 
 def _bicubic_matrix(source: int, target: int, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ def per_object(x: Tensor, objects: int) -> Tensor:
     return x if len(x) == objects else x.repeat_interleave(objects // len(x), dim=0)
 
 
-class FeedForward(nn.Module):
+class Sam2MLP(nn.Module):
     """Linear layers with an activation between them: `proj_in`, `depth` − 2 of `layers`, `proj_out`."""
 
     def __init__(self, channels: int, hidden: int, out: int, *, depth: int, act: str = "relu") -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
-from vitruvian.models.sam2.layers import FeedForward
+from vitruvian.models.sam2.layers import Sam2MLP
 from vitruvian.models.sam2.two_way_transformer import TwoWayTransformer
 from vitruvian.ops.dispatch import use_triton
 from vitruvian.ops.mask_upscaling import UpscalingLayers, pixels_by_cell, upscale_masks
@@ -96,13 +96,13 @@ class MaskDecoder(nn.Module):
         self.upscale_layer_norm = nn.LayerNorm(channels // 4, eps=1e-6)
         self.act = activation(config.hidden_act)
         self.output_hypernetworks_mlps = nn.ModuleList(
-            FeedForward(channels, channels, channels // 8, depth=3) for _ in range(count)
+            Sam2MLP(channels, channels, channels // 8, depth=3) for _ in range(count)
         )
-        self.iou_prediction_head = FeedForward(channels, config.iou_head_hidden_dim, count, depth=config.iou_head_depth)
+        self.iou_prediction_head = Sam2MLP(channels, config.iou_head_hidden_dim, count, depth=config.iou_head_depth)
         self.conv_s0 = nn.Conv2d(channels, channels // 8, kernel_size=1)
         self.conv_s1 = nn.Conv2d(channels, channels // 4, kernel_size=1)
         self.obj_score_token = nn.Embedding(1, channels)
-        self.pred_obj_score_head = FeedForward(channels, channels, 1, depth=3)
+        self.pred_obj_score_head = Sam2MLP(channels, channels, 1, depth=3)
 
     def project_levels(self, levels: Sequence[Tensor]) -> list[Tensor]:
         """Project the finer levels for `forward`: [B, C/8, 4h, 4w], [B, C/4, 2h, 2w], [B, C, h, w] from [B, C, …]."""

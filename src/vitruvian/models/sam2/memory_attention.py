@@ -17,9 +17,9 @@ from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import per_object
 from vitruvian.ops.attention import attention
-from vitruvian.ops.axial_rope import Rotation, axial_rotation, rotate_pairs
 from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum
-from vitruvian.ops.narrow_attention import narrow_attention
+from vitruvian.ops.narrow_value_attention import narrow_value_attention
+from vitruvian.ops.rope import RopeTables, axial_rope_tables, rotate_pairs
 
 _POSITION_SCALE = 0.1  # of the sine positions that are added to the features
 
@@ -49,7 +49,7 @@ class MemoryAttention(nn.Module):
         x = features.flatten(2).transpose(1, 2)  # [B, M, C]
         x = x + _POSITION_SCALE * sine_positions(grid_hw, x.shape[2], x.dtype, x.device)
         keys = memory + positions  # [O, K·M + N, C']
-        rotation = axial_rotation(grid_hw, self.head_dim, self.theta, x.device)
+        rotation = axial_rope_tables(grid_hw, self.head_dim, self.theta, x.device)
         branch: Tensor | None = None
         for layer in self.layers:
             x, branch = layer(x, branch, keys, memory, rotation, pointer_tokens)
@@ -75,7 +75,7 @@ class MemoryAttentionLayer(nn.Module):
         self.dropout = config.memory_attention_dropout
 
     def forward(
-        self, x: Tensor, branch: Tensor | None, keys: Tensor, memory: Tensor, rotation: Rotation, pointer_tokens: int
+        self, x: Tensor, branch: Tensor | None, keys: Tensor, memory: Tensor, rotation: RopeTables, pointer_tokens: int
     ) -> tuple[Tensor, Tensor]:
         """Map x + branch [O | B, M, C] to a sum of two [O, M, C]."""
         x, normed = add_layer_norm(x, branch, self.layer_norm1)
@@ -106,13 +106,15 @@ class RotaryAttention(nn.Module):
         self.v_proj = nn.Linear(source_channels, inner)
         self.o_proj = nn.Linear(inner, channels)
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, rotation: Rotation, *, pointer_tokens: int) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, rotation: RopeTables, *, pointer_tokens: int) -> Tensor:
         """Attend from [O | B, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""
         q = per_object(rotate_pairs(self.q_proj(x), rotation, heads=self.heads), len(keys))  # [O, A, M, D]
         k = rotate_pairs(self.k_proj(keys), rotation, heads=self.heads, plain_tokens=pointer_tokens)
         if self.heads == 1 and not self.training and values.shape[2] < k.shape[3]:
             # The projection of values to more channels commutes with attention.
-            mean = narrow_attention(q[:, 0], k[:, 0], values, implementation=self.attn_implementation)  # [O, M, C']
+            mean = narrow_value_attention(
+                q[:, 0], k[:, 0], values, implementation=self.attn_implementation
+            )  # [O, M, C']
             attended: Tensor = self.o_proj(self.v_proj(mean))
             return attended
         v = unflatten(self.v_proj(values), 2, (self.heads, -1)).transpose(1, 2)  # [O, A, K·M + N, D]

@@ -17,9 +17,10 @@ from torch.nn import init
 
 from vitruvian.errors import InputError
 from vitruvian.losses.prompted_masks import prompted_mask_loss
+from vitruvian.models.sam2.checkpoint_keys import MEMORY_KEYS
 from vitruvian.models.sam2.configuration import Sam2Config
-from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2PreTrainedModel
 from vitruvian.models.sam2.mask_decoder import ConfidentMasks, MaskDecoder, MaskDecoderOutput
+from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
 from vitruvian.models.sam2.prompt_encoder import (
     NOT_A_POINT,
     PADDING,
@@ -167,7 +168,7 @@ class Sam2BaseModel(Sam2PreTrainedModel):
 class Sam2Model(Sam2BaseModel):
     """Segment Anything Model 2 for images: masks from points, boxes, earlier masks, or no prompt at all."""
 
-    ignored_keys = VIDEO_KEYS
+    ignored_keys = MEMORY_KEYS
 
     def __init__(self, config: Sam2Config) -> None:
         super().__init__(config)

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import Settings, nested, read_config_dict, settings
+from vitruvian.config import ConfigBase, config_dataclass, nested, read_config_dict
 from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
@@ -32,7 +32,7 @@ from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
-from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
+from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
 from vitruvian.models.sam2.prompts import read_boxes, read_points
@@ -110,7 +110,7 @@ class MaskPostProcessing:
         return processed
 
 
-@settings
+@config_dataclass
 class FixedSizeProcessor(ImageProcessor):
     """Resizes images to one size, whatever their aspect ratio, and normalizes them.
 
@@ -133,7 +133,7 @@ class FixedSizeProcessor(ImageProcessor):
         return self.normalize_pixels(pixels)
 
 
-@settings
+@config_dataclass
 class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
     """Images to the input of SAM 2, and masks back to the size of the images.
 
@@ -293,7 +293,7 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
         pixels = logits > mask_threshold  # [N, h, w]
         boxes = mask_boxes(pixels)  # [N, 4], pixels of the crop
         in_image = boxes + boxes.new_tensor((x1, y1, x1, y1))
-        keep = (boxes[:, 2] > boxes[:, 0]) & ~is_cut(in_image, (x1, y1, x2, y2), (height, width))
+        keep = (boxes[:, 2] > boxes[:, 0]) & ~touches_crop_edge(in_image, (x1, y1, x2, y2), (height, width))
         if pred_iou_thresh > 0:
             keep &= scores > pred_iou_thresh
         if stability_score_thresh > 0:
@@ -329,8 +329,8 @@ Sam2ImageProcessorFast = Sam2ImageProcessor
 
 
 @positional_fields("image_processor", "target_size", "point_pad_value")
-@settings
-class Sam2Processor(MaskPostProcessing, Settings):
+@config_dataclass
+class Sam2Processor(MaskPostProcessing, ConfigBase):
     """Images and prompts to inputs of SAM 2. Fields may be positional arguments.
 
     Args:

@@ -52,9 +52,9 @@ def read_points(
     """
     nested_points, nested_labels = _match_labels(points, labels, len(sizes_hw))
     objects = max(len(image) for image in nested_points)
-    most = max(len(item) for image in nested_points for item in image)
-    coordinates = np.full((len(nested_points), objects, most, 2), pad, dtype=np.float32)
-    kinds = np.full((len(nested_points), objects, most), PADDING, dtype=np.int64)
+    max_points = max(len(item) for image in nested_points for item in image)
+    coordinates = np.full((len(nested_points), objects, max_points, 2), pad, dtype=np.float32)
+    kinds = np.full((len(nested_points), objects, max_points), PADDING, dtype=np.int64)
     for i, (height, width) in enumerate(sizes_hw):
         for j, item in enumerate(nested_points[i]):
             item_labels = [1] * len(item) if nested_labels is None else nested_labels[i][j]
@@ -125,15 +125,15 @@ def _match_labels(points: object, labels: object, images: int) -> tuple[list[lis
 def _interpretations(value: object, name: str, form: str, images: int) -> list[list[Any]]:
     """Return all ways to read prompts as nested lists of a form that has one entry for each image."""
     nested_lists, depth = cast(tuple[list[Any], int], _to_lists(value, name))
-    levels, most, size = depth - 1, form.count("]["), form.count(",") + 1
-    if not 0 <= levels <= most:
-        raise InputError(f"{name}: expected {form}, at most {most + 1} levels, got {depth}.")
+    levels, max_levels, size = depth - 1, form.count("]["), form.count(",") + 1
+    if not 0 <= levels <= max_levels:
+        raise InputError(f"{name}: expected {form}, at most {max_levels + 1} levels, got {depth}.")
     for prompt in _flatten(nested_lists, levels):
         if len(prompt) != size:
             raise InputError(f"{name}: expected {size} numbers in each innermost list, got {prompt}. Use {form}.")
         if not all(abs(number) <= sys.float_info.max for number in prompt):  # also of integers
             raise InputError(f"{name}: expected finite numbers, got {prompt}.")
-    readings = [reading for reading in _insert_levels(nested_lists, levels, most) if len(reading) == images]
+    readings = [reading for reading in _insert_levels(nested_lists, levels, max_levels) if len(reading) == images]
     if not readings:
         raise InputError(
             f"{name}: expected {form} for {images} images, got {depth} levels with {len(nested_lists)} entries in the "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
-from vitruvian.models.sam2.layers import FeedForward
+from vitruvian.models.sam2.layers import Sam2MLP
 from vitruvian.ops.attention import attention
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.two_way_attention import ImageCells, image_to_tokens, project_cells, tokens_to_image
@@ -77,7 +77,7 @@ class TwoWayLayer(CheckpointedLayer):
         self.layer_norm1 = nn.LayerNorm(channels)
         self.cross_attn_token_to_image = CrossAttention(config)
         self.layer_norm2 = nn.LayerNorm(channels)
-        self.mlp = FeedForward(channels, config.mlp_dim, channels, depth=config.num_hidden_layers)
+        self.mlp = Sam2MLP(channels, config.mlp_dim, channels, depth=config.num_hidden_layers)
         self.layer_norm3 = nn.LayerNorm(channels)
         self.layer_norm4 = nn.LayerNorm(channels)
         self.cross_attn_image_to_token = CrossAttention(config)

@@ -24,7 +24,7 @@ from vitruvian.errors import InputError
 from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
 from vitruvian.losses.prompted_masks import MaskPrediction
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.layers import FeedForward
+from vitruvian.models.sam2.layers import Sam2MLP
 from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
@@ -116,7 +116,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         self.no_memory_positional_encoding = nn.Parameter(torch.zeros(1, 1, channels))  # in checkpoints, and not used
         self.no_object_pointer = nn.Parameter(torch.zeros(1, channels))
         self.mask_downsample = nn.Conv2d(1, 1, kernel_size=4, stride=4)
-        self.object_pointer_proj = FeedForward(channels, channels, channels, depth=3)
+        self.object_pointer_proj = Sam2MLP(channels, channels, channels, depth=3)
         self.temporal_positional_encoding_projection_layer: nn.Module = nn.Identity()
         if config.enable_temporal_pos_encoding_for_object_pointers:
             self.temporal_positional_encoding_projection_layer = nn.Linear(channels, memory_channels)

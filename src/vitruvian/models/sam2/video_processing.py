@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import nested, read_config_dict, settings
+from vitruvian.config import config_dataclass, nested, read_config_dict
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.layers.backbone_stages import as_hw
@@ -37,7 +37,7 @@ from vitruvian.processor import (
 )
 
 
-@settings
+@config_dataclass
 class Sam2VideoVideoProcessor(FixedSizeProcessor):
     """Videos to the input of SAM 2: every frame is resized and normalized.
 
@@ -131,7 +131,7 @@ class Sam2VideoVideoProcessor(FixedSizeProcessor):
 
 
 @positional_fields("image_processor", "video_processor", "target_size", "point_pad_value")
-@settings
+@config_dataclass
 class Sam2VideoProcessor(Sam2Processor):
     """Videos, images and prompts to inputs of SAM 2. Fields may be positional arguments.
 

@@ -17,8 +17,10 @@ from vitruvian.config import Config
 from vitruvian.layers.init import no_init_weights
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
+from vitruvian.models.sam2.checkpoint_keys import VISION_IGNORED_KEYS, VISION_RENAMED_KEYS
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
-from vitruvian.models.sam2.hiera import VIDEO_KEYS, Sam2HieraDetModel, Sam2PreTrainedModel
+from vitruvian.models.sam2.hiera import Sam2HieraDetModel
+from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
 from vitruvian.outputs import BaseModelOutputWithPooling, OutputFlags, OutputOptions
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -47,14 +49,13 @@ class Sam2VisionModel(Sam2PreTrainedModel):
     config_class = Sam2VisionConfig
     config: Sam2VisionConfig
     no_split_modules = ("HieraBlock",)
-    renamed_keys = ((r"^vision_encoder\.", ""),)
-    # Other parts of a whole SAM 2.
-    ignored_keys = (r"^(shared_image_embedding|prompt_encoder|mask_decoder|no_memory_embedding)\b", *VIDEO_KEYS)
+    renamed_keys = VISION_RENAMED_KEYS
+    ignored_keys = VISION_IGNORED_KEYS
 
     def __init__(self, config: Sam2VisionConfig) -> None:
         super().__init__(config)
         self.backbone = build_uninitialized(Sam2HieraDetModel, config.backbone_config)
-        self.neck = FeaturePyramid(config)
+        self.neck = Sam2FeaturePyramid(config)
         self.post_init()
 
     def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
@@ -77,7 +78,7 @@ class Sam2VisionModel(Sam2PreTrainedModel):
         )
 
 
-class FeaturePyramid(nn.Module):
+class Sam2FeaturePyramid(nn.Module):
     """A convolution for each stage, coarsest first, and upsampled coarse levels added to finer ones."""
 
     def __init__(self, config: Sam2VisionConfig) -> None:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
-from vitruvian.config import Settings, bounded, nested, settings
+from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
+# Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
+# of pointmaps: x right, y down, z forward.
+NORMAL_AXES = (1.0, -1.0, -1.0)
+CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the image
 
-@settings
-class Sapiens2HeadConfig(Settings):
+
+@config_dataclass
+class Sapiens2HeadConfig(ConfigBase):
     """A decode head: upsampling blocks, refinement convolutions, a 1×1 predictor, and optionally a scale branch.
 
     Args:
@@ -96,7 +101,7 @@ class Sapiens2HeadConfig(Settings):
         return grid_hw
 
 
-@settings
+@config_dataclass
 class Sapiens2Config(BackboneConfig):
     """Sapiens2. The defaults are those of facebook/sapiens2-pretrain-0.4b, at another image size.
 
@@ -149,7 +154,7 @@ class Sapiens2Config(BackboneConfig):
     """
 
     model_type: ClassVar[str] = "sapiens2"
-    sub_configs: ClassVar[dict[str, type[Settings]]] = {"head_config": Sapiens2HeadConfig}
+    sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {"head_config": Sapiens2HeadConfig}
     extra_fields: ClassVar[tuple[str, ...]] = (
         "use_tokenizer",
         "tokenizer_window_size",
@@ -272,7 +277,7 @@ class Sapiens2Config(BackboneConfig):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop the table of packed checkpoints."""
+        """Drop the table of multi-task checkpoints."""
         values.pop("packed", None)
         return super().upgrade(values)
 

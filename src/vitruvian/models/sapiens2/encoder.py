@@ -20,7 +20,6 @@ from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import DropPath, LayerScale
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.ops.attention import attention
-from vitruvian.ops.bounded_attention import bounded_attention, has_bounded_scores, query_scale
 from vitruvian.ops.dispatch import is_tracing, use_triton, wants_grad
 from vitruvian.ops.fp8 import (
     FP8_MAX,
@@ -31,8 +30,9 @@ from vitruvian.ops.fp8 import (
     linear_fp8,
     quantize_rows,
 )
+from vitruvian.ops.max_free_attention import has_bounded_scores, max_free_attention, query_scale
 from vitruvian.ops.rms_norm import add_rms_norm
-from vitruvian.ops.rope import Rope, augment_centers, patch_centers, rms_norm_rope, rope_tables
+from vitruvian.ops.rope import RopeTables, augment_centers, patch_centers, rms_norm_rope, rope_tables
 from vitruvian.tensor_cache import WeightCache, cached_tensors
 
 
@@ -48,7 +48,7 @@ class Fp8Weights(NamedTuple):
     down: Fp8Rows  # divided by `hidden_scale`
 
 
-class Embeddings(nn.Module):
+class Sapiens2Embeddings(nn.Module):
     """Class token, register tokens and patch embeddings."""
 
     def __init__(self, config: Sapiens2Config) -> None:
@@ -109,7 +109,7 @@ class WindowTokenizer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, channels))
         self.position_embeddings = nn.Parameter(torch.zeros(1, 1 + self.window**2, channels))
         self.layer = nn.ModuleList(
-            Layer(config, kv_heads=config.num_attention_heads, hidden=4 * channels, plain=True)
+            Sapiens2Layer(config, kv_heads=config.num_attention_heads, hidden=4 * channels, plain=True)
             for _ in range(config.num_tokenizer_layers)
         )
 
@@ -128,28 +128,28 @@ class WindowTokenizer(nn.Module):
         return tokens.view(batch, -1, channels)  # [B, h·w, C]
 
 
-class Encoder(nn.Module):
+class Sapiens2Encoder(nn.Module):
     """The transformer layers. `Sapiens2Model` runs them."""
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__()
         heads = config.num_key_value_heads_per_layer or []
-        self.layer = nn.ModuleList(Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
+        self.layer = nn.ModuleList(Sapiens2Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the weights of all layers on CUDA."""
         for layer in self.layer:
-            if isinstance(layer, Layer) and layer.norm1.weight.is_cuda:
+            if isinstance(layer, Sapiens2Layer) and layer.norm1.weight.is_cuda:
                 layer.join_weights()
 
     def quantize(self) -> None:
         """Quantize the joined weights of all layers to fp8."""
         for layer in self.layer:
-            if isinstance(layer, Layer):
+            if isinstance(layer, Sapiens2Layer):
                 layer.quantize()
 
 
-class Layer(CheckpointedLayer):
+class Sapiens2Layer(CheckpointedLayer):
     """Attention and feed-forward in carried-residual form: a layer adds the last branch and returns its own.
 
     `plain` omits qk-norm and layer scale.
@@ -162,7 +162,7 @@ class Layer(CheckpointedLayer):
         super().__init__()
         channels, eps = config.hidden_size, config.rms_norm_eps
         self.norm1 = RMSNorm(channels, eps=eps)
-        self.attention = Attention(config, kv_heads=kv_heads, qk_norm=config.use_qk_norm and not plain)
+        self.attention = Sapiens2Attention(config, kv_heads=kv_heads, qk_norm=config.use_qk_norm and not plain)
         self.layer_scale1 = nn.Identity() if plain else LayerScale(channels, value=config.layerscale_value)
         self.norm2 = RMSNorm(channels, eps=eps)
         mlp = GatedMLP if config.use_gated_mlp else MLP
@@ -171,7 +171,7 @@ class Layer(CheckpointedLayer):
         self.fp8: Fp8Weights | None = None
 
     def forward(
-        self, x: Tensor, branch: Tensor | None, rope: Rope | None, need_weights: bool = False
+        self, x: Tensor, branch: Tensor | None, rope: RopeTables | None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Add the branch of the last layer to x, attend and feed forward.
 
@@ -225,7 +225,7 @@ class Layer(CheckpointedLayer):
         return linear_fp8(hidden, fp8.down, self.mlp.down_proj.bias, dtype=dtype)
 
 
-class Attention(nn.Module):
+class Sapiens2Attention(nn.Module):
     """Grouped-query self-attention with normalized, rotated queries and keys.
 
     Attributes:
@@ -248,17 +248,21 @@ class Attention(nn.Module):
         self._has_bounded_scores: WeightCache[bool] = WeightCache()
 
     def forward(
-        self, tokens: Tensor | Fp8Rows, rope: Rope | None, need_weights: bool = False, fp8: Fp8Weights | None = None
+        self,
+        tokens: Tensor | Fp8Rows,
+        rope: RopeTables | None,
+        need_weights: bool = False,
+        fp8: Fp8Weights | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend within [B, N, C]; in fp8, tokens are `Fp8Rows`. Return the weights [B, A, N, N] too on demand."""
         q, k, v = self._project(tokens, fp8)  # [B, N, heads, D] each
-        bounded = not need_weights and self._uses_bounded_attention(q)
-        q = _normalize_and_rotate(q, self.q_norm, rope, scale=query_scale(self.head_dim) if bounded else 1.0)
+        max_free = not need_weights and self._uses_max_free_attention(q)
+        q = _normalize_and_rotate(q, self.q_norm, rope, scale=query_scale(self.head_dim) if max_free else 1.0)
         k = _normalize_and_rotate(k, self.k_norm, rope)  # [B, G, N, D]
         v = v.transpose(1, 2)  # [B, G, N, D]
         weights: Tensor | None = None
-        if bounded:
-            out = bounded_attention(q, k, v).flatten(2)  # [B, N, C]
+        if max_free:
+            out = max_free_attention(q, k, v).flatten(2)  # [B, N, C]
         else:
             dropout = self.dropout if self.training else 0.0
             out, weights = attention(
@@ -287,18 +291,18 @@ class Attention(nn.Module):
             parts = list(torch.split(joined, [linear.out_features for linear in linears], dim=-1))
         return [part.view(*part.shape[:2], -1, self.head_dim) for part in parts]
 
-    def _uses_bounded_attention(self, q: Tensor) -> bool:
+    def _uses_max_free_attention(self, q: Tensor) -> bool:
         """Return whether the kernel without a running maximum may attend with queries like these."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
             return False
-        if not use_triton("bounded_attention", q, q_norm.weight) or (self.training and self.dropout):
+        if not use_triton("max_free_attention", q, q_norm.weight) or (self.training and self.dropout):
             return False
         weights = q_norm.weight, k_norm.weight
         return self._has_bounded_scores.get(weights, lambda: has_bounded_scores(*weights))
 
 
-def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: Rope | None, *, scale: float = 1.0) -> Tensor:
+def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: RopeTables | None, *, scale: float = 1.0) -> Tensor:
     """Normalize and rotate heads: [B, N, A, D] -> [B, A, N, D]."""
     if rope is None:
         normed: Tensor = norm(x)
@@ -308,7 +312,7 @@ def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: Rope | None, *, scal
     return rms_norm_rope(x, norm.weight, rope, eps=norm.eps, scale=scale)
 
 
-def token_rope(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> Rope:
+def token_rope(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> RopeTables:
     """Return the rotary tables of all tokens [1 + R + h·w, D/2], augmented in training as the configuration says."""
     head_dim, prefix = config.hidden_size // config.num_attention_heads, 1 + config.num_register_tokens
     if not training:
@@ -325,7 +329,7 @@ def token_rope(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torc
 @cached_tensors
 def _cached_rope_tables(
     grid_hw: tuple[int, int], device: torch.device, head_dim: int, theta: float, prefix: int
-) -> Rope:
+) -> RopeTables:
     return rope_tables(patch_centers(grid_hw, device), head_dim=head_dim, theta=theta, prefix=prefix)
 
 

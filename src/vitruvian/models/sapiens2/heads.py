@@ -94,7 +94,7 @@ class DecodeHead(nn.Module):
             largest = max(largest, size * block.channels)
         return 2 if largest > _LARGE_MAP else 4
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Allow Winograd convolutions, whose weights take memory, and on CUDA store weights with channels last."""
         for block in self._blocks():
             block.allow_winograd()

@@ -23,9 +23,16 @@ from vitruvian.losses.pointmap import canonical_scales, pointmap_loss
 from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
-from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.encoder import Embeddings, Encoder, WindowTokenizer, checked_grid_hw, token_rope
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, Sapiens2Config
+from vitruvian.models.sapiens2.encoder import (
+    Sapiens2Embeddings,
+    Sapiens2Encoder,
+    WindowTokenizer,
+    checked_grid_hw,
+    token_rope,
+)
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
+from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_checkpoint_tasks
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
     Sapiens2BackboneOutput,
@@ -35,7 +42,6 @@ from vitruvian.models.sapiens2.outputs import (
     Sapiens2PoseEstimatorOutput,
     Sapiens2SemanticSegmenterOutput,
 )
-from vitruvian.models.sapiens2.packed import packed_config, packed_files, read_packed_tasks
 from vitruvian.ops.fp8 import fp8_obstacle
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
 from vitruvian.weights import WeightFiles
@@ -45,10 +51,6 @@ PART_LOSS_WEIGHTS = (
     *(0.1, 10.0, 10.0, 3.0, 2.0, 4.0, 4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 4.0),
     *(4.0, 2.0, 2.0, 6.0, 10.0, 3.0, 3.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0, 10.0),
 )
-# Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
-# of pointmaps: x right, y down, z forward.
-NORMAL_AXES = (1.0, -1.0, -1.0)
-CANONICAL_FOCAL = 768 / 1024  # focal length of the canonical camera over the height of the image
 
 
 class Sapiens2PreTrainedModel(Model):
@@ -57,30 +59,30 @@ class Sapiens2PreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = Sapiens2Config
     config: Sapiens2Config
     base_model_prefix: ClassVar[str] = "model"
-    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "Layer")
+    no_split_modules: ClassVar[tuple[str, ...]] = ("Sapiens2Embeddings", "Sapiens2Layer")
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
     optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
-    packed_task: ClassVar[str | None] = None  # name of the task in packed checkpoints
+    checkpoint_task: ClassVar[str | None] = None  # name of the task in multi-task checkpoints
 
     @classmethod
     def read_config(
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
-        """Return the configuration of the model; of its task, in a packed checkpoint."""
-        tasks = read_packed_tasks(source, options) if config is None else None
+        """Return the configuration of the model; of its task, in a multi-task checkpoint."""
+        tasks = read_checkpoint_tasks(source, options) if config is None else None
         if tasks is not None:
-            config = packed_config(source, tasks, cls.packed_task, options)
+            config = multitask_config(source, tasks, cls.checkpoint_task, options)
         return super().read_config(source, config, options, overrides)
 
     @classmethod
     def open_files(
         cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
-        """Open the weights; those of the encoder and the task, in a packed checkpoint."""
-        tasks = read_packed_tasks(source, options)
+        """Open the weights; those of the encoder and the task, in a multi-task checkpoint."""
+        tasks = read_checkpoint_tasks(source, options)
         if tasks is None:
             return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
-        return packed_files(source, tasks, cls.packed_task, options)
+        return multitask_files(source, tasks, cls.checkpoint_task, options)
 
     @classmethod
     def adapt_files(cls, files: WeightFiles) -> WeightFiles:
@@ -103,11 +105,11 @@ class Sapiens2PreTrainedModel(Model):
             return f"a gated feed-forward with SiLU, got {config.hidden_act}"
         return fp8_obstacle(weight.device, weight.dtype)
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the weights of layers, quantize them for fp8, and allow Winograd convolutions in heads."""
-        super().prepare_for_inference()
+        super().optimize_weights()
         for module in self.modules():
-            if self.fp8 and isinstance(module, Encoder):
+            if self.fp8 and isinstance(module, Sapiens2Encoder):
                 module.quantize()
 
     @torch.no_grad()
@@ -124,7 +126,7 @@ class Sapiens2PreTrainedModel(Model):
                 nn.init.trunc_normal_(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, Embeddings):
+        elif isinstance(module, Sapiens2Embeddings):
             nn.init.trunc_normal_(module.cls_token, std=std)
             nn.init.trunc_normal_(module.register_tokens, std=std)
             if module.mask_token is not None:
@@ -143,8 +145,8 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
 
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config)
-        self.model = Encoder(config)
+        self.embeddings = Sapiens2Embeddings(config)
+        self.model = Sapiens2Encoder(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
@@ -156,7 +158,7 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
         Args:
             pixel_values: Prepared images [B, 3, H, W], with sides that are multiples of the patch size.
             bool_masked_pos: Patches to replace by the mask token, [B, number of patches].
-            kwargs: See `OutputOptions`. Attention weights are [B, A, N, N].
+            kwargs: See `OutputOptions`. Sapiens2Attention weights are [B, A, N, N].
         """
         flags = self.output_flags(**kwargs)
         grid_hw = checked_grid_hw(pixel_values, self.config)
@@ -225,7 +227,7 @@ def patch_map(tokens: Tensor, config: Sapiens2Config, pixel_values: Tensor) -> T
     return torch.unflatten(patches, 1, (height, width)).permute(0, 3, 1, 2)  # [B, C, h, w]
 
 
-class TaskOptions(OutputOptions, total=False):
+class ForwardOptions(OutputOptions, total=False):
     """Keyword arguments of the `forward` of all task models: those of `OutputOptions`, and one more.
 
     Attributes:
@@ -278,7 +280,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
     """Heatmaps of keypoints."""
 
-    packed_task = "pose"
+    checkpoint_task = "pose"
 
     def forward(
         self,
@@ -286,7 +288,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
         flip_pairs: Tensor | None = None,
         labels: Tensor | None = None,
         label_weights: Tensor | None = None,
-        **kwargs: Unpack[TaskOptions],
+        **kwargs: Unpack[ForwardOptions],
     ) -> Sapiens2PoseEstimatorOutput:
         """Predict heatmaps of people, one in each image.
 
@@ -296,7 +298,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
                 swapped.
             labels: Target heatmaps [B, J, H/4, W/4], as the image processor draws them.
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
@@ -313,17 +315,17 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     """Scores of body parts for each pixel."""
 
-    packed_task = "seg"
+    checkpoint_task = "seg"
 
     def forward(
-        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[TaskOptions]
+        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[ForwardOptions]
     ) -> Sapiens2SemanticSegmenterOutput:
         """Predict class scores.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
             labels: Class of each pixel [B, H, W]; `semantic_loss_ignore_index` is left out of the loss.
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
@@ -357,7 +359,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
         pixel_values: Tensor,
         labels: Tensor | None = None,
         label_mask: Tensor | None = None,
-        **kwargs: Unpack[TaskOptions],
+        **kwargs: Unpack[ForwardOptions],
     ) -> ModelOutput:
         """Predict maps of images.
 
@@ -365,7 +367,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
             pixel_values: Prepared images [B, 3, H, W].
             labels: Maps [B, K, H, W] as the description of the class says.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)
@@ -394,7 +396,7 @@ class Sapiens2ForNormalEstimation(Sapiens2MapModel):
     the loss.
     """
 
-    packed_task = "normal"
+    checkpoint_task = "normal"
     pixel_loss = staticmethod(normal_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2NormalEstimatorOutput:
@@ -405,7 +407,7 @@ class Sapiens2ForNormalEstimation(Sapiens2MapModel):
 class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
     """Color without light and shadow. Labels are albedo [B, 3, H, W] in [0, 1]."""
 
-    packed_task = "albedo"
+    checkpoint_task = "albedo"
     pixel_loss = staticmethod(albedo_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2AlbedoEstimatorOutput:
@@ -416,7 +418,7 @@ class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
 class Sapiens2ForImageMatting(Sapiens2MapModel):
     """Alpha and premultiplied foreground color. Labels are premultiplied RGB, then alpha [B, 4, H, W], in [0, 1]."""
 
-    packed_task = "matting"
+    checkpoint_task = "matting"
     pixel_loss = staticmethod(matting_loss)
 
     def activate(self, maps: Tensor) -> Tensor:
@@ -431,7 +433,7 @@ class Sapiens2ForImageMatting(Sapiens2MapModel):
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     """A point in space for each pixel, and the scale that makes it metric."""
 
-    packed_task = "pointmap"
+    checkpoint_task = "pointmap"
     scale_head: ScaleHead | None
 
     def build_other_heads(self) -> None:
@@ -446,7 +448,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
         label_scales: Tensor | None = None,
         label_intrinsics: Tensor | None = None,
         label_mask: Tensor | None = None,
-        **kwargs: Unpack[TaskOptions],
+        **kwargs: Unpack[ForwardOptions],
     ) -> Sapiens2PointmapEstimatorOutput:
         """Predict points in the canonical camera.
 
@@ -457,7 +459,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
             label_intrinsics: Camera matrices [B, 3, 3] for images of the labels' size; adds the consistency term.
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
-            kwargs: See `TaskOptions`.
+            kwargs: See `ForwardOptions`.
         """
         encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
         features = self.feature_map(encoded, pixel_values)

@@ -29,14 +29,15 @@ from vitruvian.models.sapiens2.modeling import (
     Sapiens2Model,
     Sapiens2TaskModel,
 )
-from vitruvian.models.sapiens2.packed import read_multitask
-from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection
+from vitruvian.models.sapiens2.multitask_checkpoint import read_multitask, write_multitask
+from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import describe_mismatch, match_keys
 
-# Name of a task in packed checkpoints -> its class.
+# Name of a task in checkpoints -> its class.
 TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
-    str(cls.packed_task): cls
+    str(cls.checkpoint_task): cls
     for cls in (
         Sapiens2ForPoseEstimation,
         Sapiens2ForSemanticSegmentation,
@@ -85,10 +86,10 @@ class Sapiens2MultiTask(nn.Module):
         device: str | torch.device | int = "cpu",
         **hub_options: Any,
     ) -> Self:
-        """Load a packed model, for example ``"builtin"``, in evaluation mode.
+        """Load a multi-task checkpoint, for example ``"builtin"``, in evaluation mode.
 
         Args:
-            pretrained_model_name_or_path: ``"builtin"``, a folder of `pack_multitask`, or a Hub name.
+            pretrained_model_name_or_path: ``"builtin"``, a folder of `save_multitask`, or a Hub name.
             tasks: Tasks to load; by default all.
             dtype: Data type of the weights.
             device: Device of the weights.
@@ -107,7 +108,7 @@ class Sapiens2MultiTask(nn.Module):
         if match.missing or match.unexpected or match.mismatched:
             raise WeightsError(
                 f"{source}: its weights do not match its configuration.\n"
-                f"  {describe_mismatch(match.missing, match.unexpected, match.mismatched)}\nPack the model again."
+                f"  {describe_mismatch(match.missing, match.unexpected, match.mismatched)}\nSave the model again."
             )
         devices = {"": checked_device(device)}
         load_weights(model, files, match, weight_dtype, devices, source=str(source))
@@ -154,6 +155,25 @@ class Sapiens2MultiTask(nn.Module):
             if name.startswith("encoder.")
         }
         self.load_state_dict({**weights, **shared}, assign=assign)
+
+
+def save_multitask(
+    model: Sapiens2MultiTask, folder: str | Path, *, processor: Sapiens2ImageProcessor | None = None
+) -> list[Path]:
+    """Write a model of several tasks as a multi-task checkpoint, and return the files.
+
+    Args:
+        model: The tasks over one encoder.
+        folder: Where to write; created if needed.
+        processor: Its image processor; by default for the image size of the encoder.
+    """
+    if processor is None:
+        height, width = model.config.image_hw
+        processor = Sapiens2ImageProcessor(
+            size={"height": height, "width": width}, keypoint_heatmap_sigma=6 * height / 1024
+        )
+    task_models = {task: model.task_model(task) for task in model.tasks}
+    return write_multitask(Path(folder).expanduser(), model.encoder, task_models, processor)
 
 
 def _is_shared(name: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import settings
+from vitruvian.config import config_dataclass
 from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.images import (
     ResizeMode,
@@ -27,6 +27,7 @@ from vitruvian.images import (
 )
 from vitruvian.images.class_maps import resized_argmax
 from vitruvian.images.data_format import channels_first, in_data_format
+from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
@@ -43,7 +44,6 @@ from vitruvian.processor import (
     size_list,
     size_table,
 )
-from vitruvian.tensor_cache import constant
 
 _NEAREST = 0
 
@@ -60,7 +60,7 @@ class Sapiens2ImageOptions(ImageOptions, total=False):
     label_resample: int | None
 
 
-@settings
+@config_dataclass
 class Sapiens2ImageProcessor(ImageProcessor):
     """Prepare images for Sapiens2, and decode the outputs of its models.
 
@@ -414,36 +414,6 @@ class Sapiens2ImageProcessor(ImageProcessor):
                 one = crop_padding(one, sources[index], self.size_hw)
             results.append(one if targets is None else bilinear(one, targets[index]))
         return results
-
-
-def draw_heatmaps(
-    points_xy: Tensor, visible: Tensor, *, size_hw: tuple[int, int], sigma: float
-) -> tuple[Tensor, Tensor]:
-    """Draw UDP targets: a Gaussian of height 1 around each point, truncated at three sigma.
-
-    Args:
-        points_xy: Points in heatmap pixels [N, J, 2].
-        visible: Which of them to draw [N, J].
-        size_hw: Height and width of the heatmaps.
-        sigma: Standard deviation of the Gaussian in heatmap pixels.
-
-    Returns:
-        Heatmaps [N, J, H, W] and weights [N, J]: 0 where a point is not visible or too far outside.
-    """
-    height, width = size_hw
-    radius = int(sigma * 3)
-    center = (points_xy + 0.5).long()  # [N, J, 2]
-    limit = constant((width, height), points_xy.device)
-    outside = ((center - radius >= limit) | (center + radius + 1 < 0)).any(-1)  # [N, J]
-    weights = visible.bool() & ~outside  # [N, J]
-    profiles = []
-    for axis, side in ((0, width), (1, height)):
-        pixels = torch.arange(side, device=points_xy.device)
-        distance = pixels - points_xy[..., axis, None]  # [N, J, side]
-        near = (pixels - center[..., axis, None]).abs() <= radius
-        profiles.append(torch.exp(-distance.square() / (2 * sigma**2)) * near)
-    across, down = profiles
-    return torch.einsum("njy,njx->njyx", down * weights[..., None], across), weights.float()
 
 
 def crop_padding(one: Tensor, source_hw: tuple[int, int], size_hw: tuple[int, int]) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar
 
-from vitruvian.config import bounded, settings
+from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 from vitruvian.layers.mlp import activation
 
 
-@settings
+@config_dataclass
 class SwinConfig(BackboneConfig):
     """Swin. The defaults are those of microsoft/swin-tiny-patch4-window7-224.
 
@@ -117,7 +117,7 @@ class SwinConfig(BackboneConfig):
         return height // self.patch_hw[0], width // self.patch_hw[1]
 
 
-@settings
+@config_dataclass
 class MaskFormerSwinConfig(SwinConfig):
     """Swin under the name that MaskFormer checkpoints use; see `SwinConfig` for the fields."""
 

@@ -1,6 +1,6 @@
 """The parts of Swin: patch embeddings, stages of windowed attention, patch merging.
 
-pixels [B, 3, H, W] ─▶ Embeddings ─▶ tokens [B, h·w, C] ─▶ Stage ─▶ [B, h·w, C] ─▶ Merging ─▶ [B, h·w/4, 2C] ─▶ Stage …
+pixels [B, 3, H, W] ─▶ embeddings ─▶ tokens [B, h·w, C] ─▶ stage ─▶ [B, h·w, C] ─▶ merging ─▶ [B, h·w/4, 2C] ─▶ stage …
 
 Every other layer shifts the windows by half their side. Grids that are not whole windows are padded with zeros. Blocks
 are in carried-residual form: a layer returns the tokens and its last branch, which the next norm adds.
@@ -26,26 +26,7 @@ from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
-
-# Regular expressions of names of weights in files -> names in memory, which are those of transformers 5, and back.
-NAMES_FROM_FILES = (
-    (r"\.attention\.self\.query\.", ".attention.q_proj."),
-    (r"\.attention\.self\.key\.", ".attention.k_proj."),
-    (r"\.attention\.self\.value\.", ".attention.v_proj."),
-    (r"\.attention\.self\.relative_position_", ".attention.relative_position_bias.relative_position_"),
-    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
-    (r"(blocks\.\d+)\.intermediate\.dense\.", r"\1.mlp.fc1."),
-    (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
-)
-NAMES_TO_FILES = (
-    (r"\.attention\.q_proj\.", ".attention.self.query."),
-    (r"\.attention\.k_proj\.", ".attention.self.key."),
-    (r"\.attention\.v_proj\.", ".attention.self.value."),
-    (r"\.attention\.relative_position_bias\.", ".attention.self."),
-    (r"\.attention\.o_proj\.", ".attention.output.dense."),
-    (r"(blocks\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
-    (r"(blocks\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
-)
+from vitruvian.tensor_cache import WeightCache
 
 Grid = tuple[int, int]
 
@@ -62,7 +43,7 @@ class TokenGrid(NamedTuple):
 
 
 @dataclass
-class EncoderOutput:
+class SwinEncoderOutput:
     """Tokens of each stage before and after patch merging, and on demand two more.
 
     Those are the tokens [B, h·w, C] before and after each of its layers, and the attention weights of its last layer.
@@ -74,7 +55,7 @@ class EncoderOutput:
     attentions: list[Tensor] = field(default_factory=list)
 
 
-class PatchEmbeddings(nn.Module):
+class SwinPatchEmbeddings(nn.Module):
     """Patch embedding by a strided convolution; the image is padded to whole patches."""
 
     def __init__(self, config: SwinConfig) -> None:
@@ -91,7 +72,7 @@ class PatchEmbeddings(nn.Module):
         return patches
 
 
-class Embeddings(nn.Module):
+class SwinEmbeddings(nn.Module):
     """Normalized patch tokens with, where the model has them, mask tokens and positions."""
 
     mask_token: nn.Parameter | None
@@ -100,7 +81,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: SwinConfig, *, use_mask_token: bool = False) -> None:
         super().__init__()
         self.grid_hw = config.grid_hw
-        self.patch_embeddings = PatchEmbeddings(config)
+        self.patch_embeddings = SwinPatchEmbeddings(config)
         self.norm = nn.LayerNorm(config.embed_dim)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.embed_dim)) if use_mask_token else None
@@ -154,24 +135,25 @@ class RelativePositionBias(nn.Module):
         tokens = window**2
         index = torch.empty(tokens, tokens, dtype=torch.int64)  # set by `init_parameters`, or from files
         self.register_buffer("relative_position_index", index)
-        self._cached_bias: tuple[int, Tensor] | None = None  # version of the table, and its bias [A, N, N]
+        self._cached_bias: WeightCache[Tensor] | None = None  # [A, N, N]; None until `optimize_weights`
 
     def position_bias(self) -> Tensor:
         """Bias of every head for every pair of tokens in a window [A, N, N]; cached for inference."""
         table = self.relative_position_bias_table
-        cached = None if wants_grad(table) or is_tracing() else self._cached_bias
-        return cached[1] if cached is not None and cached[0] == table._version else self._compute_bias()
+        if self._cached_bias is None or wants_grad(table) or is_tracing():
+            return self._compute_bias()
+        with torch.inference_mode(False), torch.no_grad():  # an ordinary tensor, which autograd can save
+            return self._cached_bias.get([table], lambda: self._compute_bias().contiguous())
 
     def _compute_bias(self) -> Tensor:
         rows = F.embedding(self.relative_position_index.flatten(), self.relative_position_bias_table)  # [N·N, A]
         return unflatten(rows.t(), 1, self.relative_position_index.shape)  # [A, N, N]
 
-    @torch.no_grad()
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Cache the position bias until the table changes."""
-        table = self.relative_position_bias_table
-        if not table.is_inference():  # inference tensors have no version counter
-            self._cached_bias = (table._version, self._compute_bias().contiguous())
+        self._cached_bias = WeightCache()
+        with torch.no_grad():
+            self.position_bias()
 
     def init_parameters(self, *, gain: float) -> None:
         """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
@@ -189,7 +171,7 @@ class AttentionParts(NamedTuple):
     output: nn.Linear
 
 
-class WindowAttention(nn.Module):
+class SwinWindowAttention(nn.Module):
     """Attention among the tokens of a window, with a learned bias for every relative position."""
 
     def __init__(self, config: SwinConfig, channels: int, heads: int) -> None:
@@ -229,14 +211,14 @@ class WindowAttention(nn.Module):
         )  # fmt: skip
         return output(out), weights
 
-    def prepare_for_inference(self) -> None:
+    def optimize_weights(self) -> None:
         """Join the projections."""
         query, key, value, *_ = self.parts()
         self._joined_qkv = JoinedLinear([query, key, value])
 
 
-class MaskFormerWindowAttention(WindowAttention):
-    """`WindowAttention` with the parameter names of MaskFormer: `self.query`, …, `output.dense`."""
+class MaskFormerWindowAttention(SwinWindowAttention):
+    """`SwinWindowAttention` with the parameter names of MaskFormer: `self.query`, …, `output.dense`."""
 
     def add_layers(self, config: SwinConfig, channels: int) -> None:
         """Make the layers."""
@@ -282,7 +264,7 @@ class Dense(nn.Module):
 class SwinLayer(CheckpointedLayer):
     """Window attention and a feed-forward layer, each on a residual branch."""
 
-    attention: WindowAttention
+    attention: SwinWindowAttention
 
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_path: float) -> None:
         super().__init__()
@@ -294,7 +276,7 @@ class SwinLayer(CheckpointedLayer):
 
     def add_layers(self, config: SwinConfig, channels: int, heads: int) -> None:
         """Make the attention and the feed-forward layer. Subclasses give their parameters other names."""
-        self.attention = WindowAttention(config, channels, heads)
+        self.attention = SwinWindowAttention(config, channels, heads)
         self.mlp = FeedForward(channels, int(config.mlp_ratio * channels), act=config.hidden_act)
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -330,7 +312,7 @@ class MaskFormerSwinLayer(SwinLayer):
         return out
 
 
-class PatchMerging(nn.Module):
+class SwinPatchMerging(nn.Module):
     """Merge 2 × 2 tokens into one with twice the channels."""
 
     def __init__(self, channels: int) -> None:
@@ -349,7 +331,7 @@ class PatchMerging(nn.Module):
         return out
 
 
-class Stage(nn.Module):
+class SwinStage(nn.Module):
     """Layers at one resolution, then patch merging, except in the last stage."""
 
     def __init__(self, config: SwinConfig, channels: int, heads: int, *, drop_paths: list[float], merge: bool) -> None:
@@ -357,7 +339,7 @@ class Stage(nn.Module):
         self.window = config.window_size
         layer = MaskFormerSwinLayer if isinstance(config, MaskFormerSwinConfig) else SwinLayer
         self.blocks = nn.ModuleList(layer(config, channels, heads, drop_path=rate) for rate in drop_paths)
-        self.downsample = PatchMerging(channels) if merge else None
+        self.downsample = SwinPatchMerging(channels) if merge else None
 
     def forward(
         self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool, states: list[Tensor] | None = None
@@ -385,7 +367,7 @@ class Stage(nn.Module):
         return output, TokenGrid(self.downsample(*output), half_hw), weights
 
 
-class Encoder(nn.Module):
+class SwinEncoder(nn.Module):
     """The stages."""
 
     def __init__(self, config: SwinConfig) -> None:
@@ -394,18 +376,18 @@ class Encoder(nn.Module):
         rates = iter([config.drop_path_rate * layer / max(total - 1, 1) for layer in range(total)])
         stages = zip(config.stage_channels, config.num_heads, config.depths, strict=True)
         self.layers = nn.ModuleList(
-            Stage(config, channels, heads, drop_paths=list(islice(rates, depth)), merge=number < config.num_layers)
+            SwinStage(config, channels, heads, drop_paths=list(islice(rates, depth)), merge=number < config.num_layers)
             for number, (channels, heads, depth) in enumerate(stages, start=1)
         )
 
     def forward(
         self, inputs: TokenGrid, *, always_shift: bool, need_weights: bool = False, need_block_states: bool = False
-    ) -> EncoderOutput:
+    ) -> SwinEncoderOutput:
         """Run embeddings [B, h·w, C] through all stages.
 
         With `always_shift`, windows are shifted even if one window covers the grid, as backbones were trained.
         """
-        output = EncoderOutput()
+        output = SwinEncoderOutput()
         for stage in self.layers:
             states: list[Tensor] | None = [] if need_block_states else None
             before, inputs, weights = stage(inputs, always_shift=always_shift, need_weights=need_weights, states=states)

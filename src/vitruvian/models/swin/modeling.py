@@ -15,17 +15,21 @@ from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
+from vitruvian.models.swin.checkpoint_keys import (
+    BACKBONE_RENAMED_KEYS,
+    BACKBONE_SAVED_KEYS,
+    RENAMED_KEYS,
+    SAVED_KEYS,
+)
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.encoder import (
-    NAMES_FROM_FILES,
-    NAMES_TO_FILES,
-    Embeddings,
-    Encoder,
-    EncoderOutput,
+    SwinEmbeddings,
+    SwinEncoder,
+    SwinEncoderOutput,
     TokenGrid,
 )
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
-from vitruvian.weights import KeyMatch
+from vitruvian.weights import KeyMatch, KeyRenames
 
 
 @dataclass
@@ -83,9 +87,9 @@ class SwinPreTrainedModel(Model):
     config_class: ClassVar[type[Config]] = SwinConfig
     config: SwinConfig
     base_model_prefix: ClassVar[str] = "swin"
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_FROM_FILES
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
-    no_split_modules: ClassVar[tuple[str, ...]] = ("Embeddings", "SwinLayer", "MaskFormerSwinLayer")
+    renamed_keys: ClassVar[KeyRenames] = RENAMED_KEYS
+    saved_keys: ClassVar[KeyRenames] = SAVED_KEYS
+    no_split_modules: ClassVar[tuple[str, ...]] = ("SwinEmbeddings", "SwinLayer", "MaskFormerSwinLayer")
     optional_keys: ClassVar[tuple[str, ...]] = ("relative_position_index", "mask_token")
 
     def post_init(self) -> None:
@@ -112,7 +116,7 @@ class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
         height, width = self.config.patch_hw
         return [(height << level, width << level) for level in levels]
 
-    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+    def parts(self) -> tuple[SwinEmbeddings, SwinEncoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs; norms by the name of their stage."""
         raise NotImplementedError
 
@@ -136,7 +140,7 @@ class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
         )
         return self.format_output(result, flags.return_dict)
 
-    def _hidden_states(self, states: list[TokenGrid], output: EncoderOutput) -> tuple[Any, ...]:
+    def _hidden_states(self, states: list[TokenGrid], output: SwinEncoderOutput) -> tuple[Any, ...]:
         """Return the maps of the stem and of each stage, or the tokens before and after each layer."""
         if self.returns_block_states:
             return (states[0].tokens, *output.block_states)
@@ -155,8 +159,8 @@ class SwinModel(SwinPreTrainedModel):
     def __init__(self, config: SwinConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
         super().__init__(config)
         self.pooled = add_pooling_layer
-        self.embeddings = Embeddings(config, use_mask_token=use_mask_token)
-        self.encoder = Encoder(config)
+        self.embeddings = SwinEmbeddings(config, use_mask_token=use_mask_token)
+        self.encoder = SwinEncoder(config)
         self.layernorm: nn.Module = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.post_init()
 
@@ -290,11 +294,8 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
 class SwinBackbone(_SwinBackboneBase):
     """Swin as a backbone: the feature maps of the stages in `out_features`, before merging, each with its norm."""
 
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = (
-        *NAMES_FROM_FILES,
-        (r"^(embeddings|encoder)\.", r"swin.\1."),
-    )
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = (*NAMES_TO_FILES, (r"^swin\.", ""))
+    renamed_keys: ClassVar[KeyRenames] = BACKBONE_RENAMED_KEYS
+    saved_keys: ClassVar[KeyRenames] = BACKBONE_SAVED_KEYS
     ignored_keys: ClassVar[tuple[str, ...]] = (r"^(swin\.)?layernorm\.", r"^classifier\.")
 
     def __init__(self, config: SwinConfig) -> None:
@@ -311,7 +312,7 @@ class SwinBackbone(_SwinBackboneBase):
         unexpected = [name for name in match.unexpected if not name.startswith("hidden_states_norms.")]
         super().check_keys(replace(match, unexpected=unexpected), source, new_head=new_head, strict=strict)
 
-    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+    def parts(self) -> tuple[SwinEmbeddings, SwinEncoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
         return self.swin.embeddings, self.swin.encoder, dict(self.hidden_states_norms.items())
 
@@ -320,8 +321,8 @@ class MaskFormerSwinModel(SwinModel):
     """`SwinModel` as MaskFormer checkpoints have it: hidden states of every layer, and windows that always shift."""
 
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES  # the names of files in memory too
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[KeyRenames] = SAVED_KEYS  # the names of files in memory too
+    saved_keys: ClassVar[KeyRenames] = ()
 
     def forward(  # type: ignore[override]
         self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **kwargs: Unpack[OutputOptions]
@@ -354,8 +355,8 @@ class MaskFormerSwinBackbone(_SwinBackboneBase):
     returns_block_states: ClassVar[bool] = True
     config_class: ClassVar[type[Config]] = MaskFormerSwinConfig
     base_model_prefix: ClassVar[str] = "model"
-    renamed_keys: ClassVar[tuple[tuple[str, str], ...]] = NAMES_TO_FILES
-    saved_keys: ClassVar[tuple[tuple[str, str], ...]] = ()
+    renamed_keys: ClassVar[KeyRenames] = SAVED_KEYS
+    saved_keys: ClassVar[KeyRenames] = ()
 
     def __init__(self, config: MaskFormerSwinConfig) -> None:
         super().__init__(config)
@@ -367,7 +368,7 @@ class MaskFormerSwinBackbone(_SwinBackboneBase):
         self.hidden_states_norms = nn.ModuleList(nn.LayerNorm(channels) for channels in config.stage_channels)
         self.post_init()
 
-    def parts(self) -> tuple[Embeddings, Encoder, dict[str, nn.Module]]:
+    def parts(self) -> tuple[SwinEmbeddings, SwinEncoder, dict[str, nn.Module]]:
         """Return the modules that `forward` runs."""
         norms = dict(zip(self.config.stage_names[1:], self.hidden_states_norms, strict=True))
         return self.model.embeddings, self.model.encoder, norms

@@ -23,8 +23,8 @@ import numpy as np
 
 from vitruvian.errors import InputError
 from vitruvian.images.types import RgbImage
+from vitruvian.json_files import read_json, read_text
 from vitruvian.results.base import People
-from vitruvian.text_files import read_json, read_text
 
 # Our name of a column -> names in CSV files.
 _COLUMNS = {

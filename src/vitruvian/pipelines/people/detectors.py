@@ -95,7 +95,7 @@ def open_detector(
 
     Args:
         spec: ``None`` or ``"whole"`` for the whole image; ``"builtin"`` for the built-in model, or a
-            folder that is packed like it; a file of boxes (.json, .csv); the records of tracked objects (.jsonl); an
+            folder of the same format; a file of boxes (.json, .csv); the records of tracked objects (.jsonl); an
             ONNX detector (.onnx: YOLOX, RTMDet); a folder or Hub name of a Mask2Former or MaskFormer with the class
             person; a function image → boxes; or a detector.
         device: Device of its model; by default the best one available.
@@ -129,9 +129,9 @@ def open_detector(
         from vitruvian.pipelines.people.track_file import TrackFile
 
         return TrackFile(spec, **options)
-    from vitruvian.models.sapiens2.packed import local_packed_tasks
+    from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 
-    if is_builtin(spec) or local_packed_tasks(spec):
+    if is_builtin(spec) or local_checkpoint_tasks(spec):
         from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 
         return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)

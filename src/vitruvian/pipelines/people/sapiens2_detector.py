@@ -21,7 +21,7 @@ from vitruvian.images import resize
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.types import RgbImage
-from vitruvian.models.sapiens2.people import Sapiens2ForPeopleDetection, decode_people
+from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.regions import Region, plan_tiles
@@ -59,7 +59,7 @@ class Sapiens2Detector:
 
     @classmethod
     def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
-        """Load the built-in model, or a packed checkpoint with a detection head."""
+        """Load the built-in model, or a multi-task checkpoint with a detection head."""
         model = Sapiens2ForPeopleDetection.from_pretrained(
             source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )

@@ -23,8 +23,8 @@ from vitruvian.images.nms import mask_boxes
 from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
-from vitruvian.models.mask_classification.processing import MaskProcessor
-from vitruvian.models.mask_classification.segments import PackedMask, Thresholds, instance_masks
+from vitruvian.models.mask_classification.processing import MaskClassificationImageProcessor
+from vitruvian.models.mask_classification.segments import BitMask, Thresholds, instance_masks
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.results.base import People
 
@@ -44,7 +44,12 @@ class SegmentationDetector:
     """
 
     def __init__(
-        self, model: Model, processor: MaskProcessor, *, threshold: float = 0.5, name: str | None = None
+        self,
+        model: Model,
+        processor: MaskClassificationImageProcessor,
+        *,
+        threshold: float = 0.5,
+        name: str | None = None,
     ) -> None:
         labels = {str(text).lower(): number for number, text in (model.config.id2label or {}).items()}
         if "person" not in labels:
@@ -94,7 +99,7 @@ class SegmentationDetector:
         return torch.stack((logits[:, self.person_class], others.logsumexp(1)), dim=1)  # [Q, 2]
 
 
-def _body_box(mask: PackedMask) -> tuple[int, int, int, int]:
+def _body_box(mask: BitMask) -> tuple[int, int, int, int]:
     """Return the bounding box x1, y1, x2, y2 of a mask without its small components."""
     pixels = torch.from_numpy(mask.pixels().copy())  # [h, w]
     body = remove_islands(pixels, math.ceil(_MIN_COMPONENT * mask.area) - 1, keep_largest=True)

@@ -5,8 +5,8 @@ crop    people ─ crop ─▶ a unit each ─ model ─▶ maps ─ blend ─�
 tile    overlapping tiles ─ resize ─▶ a unit each ─ model ─▶ maps ─ blend ─▶ [H, W]
 
 Maps with the outlines of people, and normals, are upsampled along the edges of the image (`images/guided_filter.py`).
-Normals, points and albedo mean little on the background: a packed checkpoint with mattes masks it, with the alpha that
-its matting head predicts from the same tokens.
+Normals, points and albedo mean little on the background: a multi-task checkpoint with mattes masks it, with the alpha
+that its matting head predicts from the same tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vitruvian.images.data_format import as_tensor
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
-from vitruvian.models.sapiens2.packed import local_packed_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
@@ -139,9 +139,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     @classmethod
     def load_processor(cls, source: str | Path, **hub: object) -> Sapiens2ImageProcessor:
-        """Load the processor. The one of packed checkpoints is shared, and padding is up to the task."""
+        """Load the processor. The one of multi-task checkpoints is shared, and padding is up to the task."""
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
-        return processor.with_options(do_pad=True) if local_packed_tasks(source) else processor
+        return processor.with_options(do_pad=True) if local_checkpoint_tasks(source) else processor
 
     def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call, and with a matting head if it masks the background."""
@@ -153,8 +153,8 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         return call
 
     def _load_matting(self) -> Sapiens2TaskModel | None:
-        """Load the matting head of a packed checkpoint; None if it has none."""
-        if "matting" not in self.packed_tasks:
+        """Load the matting head of a multi-task checkpoint; None if it has none."""
+        if "matting" not in self.checkpoint_tasks:
             return None
         source = self.model.config.name_or_path
         loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.images import fit_inside_hw
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.camera_estimation import (
     Camera,

@@ -34,8 +34,8 @@ from vitruvian.files.video import (
     codec_for,
     open_container,
 )
+from vitruvian.json_files import json_text, write_json
 from vitruvian.pipelines.video.smoothing import State
-from vitruvian.text_files import json_text, write_json
 
 _PLAN = "plan.json"
 _VERSION = 5

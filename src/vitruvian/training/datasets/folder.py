@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_windows, fit_inside_hw
-from vitruvian.text_files import read_json_object
+from vitruvian.json_files import read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import color_jitter, random_crop
 from vitruvian.training.datasets.crop_window import CropWindow

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses.people import PeopleTarget, draw_people
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL, NORMAL_AXES
-from vitruvian.models.sapiens2.processing import draw_heatmaps
+from vitruvian.losses.detection import PeopleTarget, draw_people
+from vitruvian.losses.heatmap import draw_heatmaps
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, NORMAL_AXES
 from vitruvian.tensor_cache import constant
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.tensor_batch import TensorBatch

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.human import PART_NAMES, SIGMAS
-from vitruvian.models.sapiens2.people import decode_people
+from vitruvian.models.sapiens2.person_detection import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.results.base import check_choice
 from vitruvian.training.config import TrainConfig

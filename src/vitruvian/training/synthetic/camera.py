@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.tensor_batch import TensorBatch
 

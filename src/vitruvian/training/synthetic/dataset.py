@@ -41,7 +41,7 @@ from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.text_files import read_json_object
+from vitruvian.json_files import read_json_object
 from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.people import sample_people
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render

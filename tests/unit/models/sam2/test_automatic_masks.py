@@ -24,7 +24,7 @@ from vitruvian.models.sam2.automatic_masks import (
     _finish,
     _non_maximum_suppression,
 )
-from vitruvian.models.sam2.crops import is_cut, overlapping_crops, point_grid
+from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_decoder import ConfidentMasks
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
@@ -193,8 +193,8 @@ def test_filters() -> None:
 
 def test_masks_cut_by_a_crop_are_dropped_but_not_at_the_image_s_edge() -> None:
     boxes = torch.tensor([[0.0, 0, 10, 10], [30, 30, 50, 45], [25, 25, 30, 30]])
-    assert is_cut(boxes, (0, 0, 60, 60), (100, 100)).tolist() == [False, True, False]
-    assert is_cut(boxes, WHOLE, (100, 100)).tolist() == [False, False, False]
+    assert touches_crop_edge(boxes, (0, 0, 60, 60), (100, 100)).tolist() == [False, True, False]
+    assert touches_crop_edge(boxes, WHOLE, (100, 100)).tolist() == [False, False, False]
 
 
 def test_suppression_by_boxes_and_by_pixels() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.families.sapiens2 import tiny
 from tests.unit.ops.versions import NO_INTERPRETER
 from vitruvian.errors import InputError
-from vitruvian.models.sapiens2.encoder import Layer
+from vitruvian.models.sapiens2.encoder import Sapiens2Layer
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
 from vitruvian.ops import dispatch
 
@@ -40,7 +40,7 @@ def build(**fields: Any) -> Sapiens2Model:
 def prepare(model: Sapiens2Model, *, fp8: bool = False) -> Sapiens2Model:
     """Do what `optimize` does on a GPU."""
     for layer in model.model.layer:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, Sapiens2Layer)
         layer.join_weights()
         if fp8:
             layer.quantize()

@@ -86,7 +86,7 @@ def test_heads(config: dict[str, Any], version: str) -> None:
     want = plain(head, features())
     assert_same(head(features()), want)
     assert not any(transformed(head))
-    head.prepare_for_inference()
+    head.optimize_weights()
     assert_same(head(features()), want)
     assert transformed(head)[0]
     assert not transformed(head)[-1]  # too few channels
@@ -95,7 +95,7 @@ def test_heads(config: dict[str, Any], version: str) -> None:
 @torch.no_grad()
 def test_batches_are_split(version: str) -> None:
     head = build(DECONVOLUTION)
-    head.prepare_for_inference()
+    head.optimize_weights()
     want = plain(head, features(5))
     assert_same(head(features(5)), want)
 
@@ -103,7 +103,7 @@ def test_batches_are_split(version: str) -> None:
 @torch.no_grad()
 def test_changed_weights_and_biases_take_effect(version: str) -> None:
     head = build(SHUFFLE)
-    head.prepare_for_inference()
+    head.optimize_weights()
     before = head(features())
     for value in head.parameters():
         value.add_(torch.randn_like(value) * 0.1)
@@ -117,7 +117,7 @@ def test_changed_weights_and_biases_take_effect(version: str) -> None:
 @torch.no_grad()
 def test_copies_transform_their_own_weights(winograd_for_small_maps: None) -> None:
     head = build(DECONVOLUTION)
-    head.prepare_for_inference()
+    head.optimize_weights()
     want = head(features())
     assert transformed(head)[0]
     for again in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
@@ -130,7 +130,7 @@ def test_copies_transform_their_own_weights(winograd_for_small_maps: None) -> No
 
 def test_gradients_flow_after_preparation(winograd_for_small_maps: None) -> None:
     head = build(DECONVOLUTION)
-    head.prepare_for_inference()
+    head.optimize_weights()
     head(features()).square().sum().backward()
     assert all(value.grad is not None and value.grad.isfinite().all() for value in head.parameters())
 

@@ -12,7 +12,8 @@ from PIL import Image
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError, InputError, VitruvianWarning
-from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, draw_heatmaps
+from vitruvian.losses.heatmap import draw_heatmaps
+from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 
 SIZE = {"height": 64, "width": 48}
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from tests.tiny import pixels
-from tests.tiny_packed import tiny_multitask
+from tests.tiny_multitask import tiny_multitask
 from vitruvian import Sapiens2ImageProcessor
 from vitruvian.images import crop_windows
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
-from vitruvian.models.sapiens2.processing import crop_padding, draw_heatmaps
+from vitruvian.losses.heatmap import draw_heatmaps
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.processing import crop_padding
 
 INPUT_HW, HALF_HW, QUARTER_HW = (384, 288), (192, 144), (96, 72)
 PROCESSOR = Sapiens2ImageProcessor(size={"height": INPUT_HW[0], "width": INPUT_HW[1]})

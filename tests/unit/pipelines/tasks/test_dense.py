@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from tests.unit.pipelines.case import DENSE, opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
-from vitruvian.models.sapiens2.modeling import CANONICAL_FOCAL
+from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.pipelines.camera_estimation import median_focal
 from vitruvian.pipelines.regions import Region
 from vitruvian.results import People

@@ -13,7 +13,7 @@ from torch import nn
 
 import vitruvian
 from tests.tiny import SIZE_HW, pixels, tiny_config, tiny_task
-from tests.tiny_packed import HEADS, install, tiny_multitask
+from tests.tiny_multitask import HEADS, install, tiny_multitask
 from vitruvian import (
     AutoConfig,
     AutoImageProcessor,
@@ -33,14 +33,13 @@ from vitruvian import (
     hub,
 )
 from vitruvian.hub import HubOptions
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
-from vitruvian.models.sapiens2.packed import (
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask, save_multitask
+from vitruvian.models.sapiens2.multitask_checkpoint import (
+    _Int8Reader,
     _kernel_axes,
-    _PackedReader,
     _quantize,
-    local_packed_tasks,
-    pack_multitask,
-    read_packed_tasks,
+    local_checkpoint_tasks,
+    read_checkpoint_tasks,
 )
 
 AUTO = {
@@ -62,7 +61,7 @@ def model() -> Sapiens2MultiTask:
 @pytest.fixture(scope="module")
 def packed(model: Sapiens2MultiTask, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
-    pack_multitask(model, folder)
+    save_multitask(model, folder)
     return folder
 
 
@@ -137,28 +136,28 @@ class TestFiles:
         assert held < 0.31 * whole  # tiny layers have many scales
 
     def test_reader_gives_names_shapes_and_values(self, packed: Path, model: Sapiens2MultiTask) -> None:
-        reader = _PackedReader(packed / "encoder.safetensors", prefix="x.")
+        reader = _Int8Reader(packed / "encoder.safetensors", prefix="x.")
         state = model.encoder.state_dict()
         assert reader.shapes == {f"x.{name}": tuple(value.shape) for name, value in state.items()}
         for name, value in reader.tensors():
             assert near(value.float(), state[name.removeprefix("x.")], 0.02), name
 
     def test_packing_again_replaces(self, tmp_path: Path) -> None:
-        pack_multitask(tiny_multitask("pose"), tmp_path)
-        pack_multitask(tiny_multitask("seg"), tmp_path)
-        assert local_packed_tasks(tmp_path) == ("seg",)
+        save_multitask(tiny_multitask("pose"), tmp_path)
+        save_multitask(tiny_multitask("seg"), tmp_path)
+        assert local_checkpoint_tasks(tmp_path) == ("seg",)
 
     def test_weights_that_cannot_be_kept(self, tmp_path: Path) -> None:
         broken = tiny_multitask("pose")
-        pack_multitask(broken, tmp_path)
+        save_multitask(broken, tmp_path)
         with torch.no_grad():
             broken.encoder.norm.weight[0] = torch.inf
         with pytest.raises(InputError, match=r"norm\.weight: expected finite"):
-            pack_multitask(broken, tmp_path)
+            save_multitask(broken, tmp_path)
         assert not (tmp_path / "config.json").exists()  # not taken for a whole one
         (tmp_path / "file").write_text("")
         with pytest.raises(InputError, match="got a file"):
-            pack_multitask(tiny_multitask("pose"), tmp_path / "file")
+            save_multitask(tiny_multitask("pose"), tmp_path / "file")
 
     def test_processor(self, packed: Path, tmp_path: Path) -> None:
         for opened in (AutoImageProcessor.from_pretrained(packed), AutoProcessor.from_pretrained(packed)):
@@ -166,7 +165,7 @@ class TestFiles:
             assert opened.size_hw == SIZE_HW
             assert opened.image_mean == [0.485, 0.456, 0.406]
             assert not opened.do_pad
-        pack_multitask(tiny_multitask("seg"), tmp_path, processor=Sapiens2ImageProcessor(do_pad=True))
+        save_multitask(tiny_multitask("seg"), tmp_path, processor=Sapiens2ImageProcessor(do_pad=True))
         assert AutoImageProcessor.from_pretrained(tmp_path).do_pad
 
 
@@ -214,7 +213,7 @@ class TestOpening:
 
     def test_labels_of_its_own(self, tmp_path: Path) -> None:
         own = tiny_config(head_config=HEADS["pose"], id2label={0: "nose", 1: "tail"}, flip_pairs=[])
-        pack_multitask(Sapiens2MultiTask(tiny_config(), {"pose": own}), tmp_path)
+        save_multitask(Sapiens2MultiTask(tiny_config(), {"pose": own}), tmp_path)
         assert Sapiens2ForPoseEstimation.from_pretrained(tmp_path).config.id2label == {0: "nose", 1: "tail"}
         opened = Sapiens2MultiTask.from_pretrained(tmp_path).task_model("pose")
         assert opened.config.id2label == {0: "nose", 1: "tail"}
@@ -234,13 +233,13 @@ class TestOpening:
         assert "packed" not in AutoConfig.from_pretrained(packed).to_dict()
 
     def test_tasks_of_a_folder(self, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert local_packed_tasks(packed) == tuple(HEADS)
+        assert local_checkpoint_tasks(packed) == tuple(HEADS)
         tiny_task("pose").save_pretrained(tmp_path)
-        assert local_packed_tasks(tmp_path) == ()
-        assert read_packed_tasks(tmp_path / "model.safetensors", HubOptions()) is None
-        assert local_packed_tasks("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
+        assert local_checkpoint_tasks(tmp_path) == ()
+        assert read_checkpoint_tasks(tmp_path / "model.safetensors", HubOptions()) is None
+        assert local_checkpoint_tasks("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
         monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
-        assert local_packed_tasks("builtin") == ()
+        assert local_checkpoint_tasks("builtin") == ()
 
 
 class TestBuiltin:
@@ -308,7 +307,7 @@ class TestDamage:
         table = json.loads((copy / "config.json").read_text())
         table["packed"]["version"] = 2
         (copy / "config.json").write_text(json.dumps(table))
-        with pytest.raises(CheckpointError, match="packed model of version 1"):
+        with pytest.raises(CheckpointError, match="multi-task checkpoint of version 1"):
             Sapiens2Model.from_pretrained(copy)
 
     def test_a_checkpoint_of_one_task(self, tmp_path: Path) -> None:

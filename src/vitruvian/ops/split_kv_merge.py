@@ -20,16 +20,16 @@ if HAS_TRITON or TYPE_CHECKING:
 _PROGRAMS_OF_A_FULL_DEVICE = 264
 
 
-def split_keys(keys: int, programs: int, *, multiple: int, least: int) -> tuple[int, int]:
+def split_keys(keys: int, programs: int, *, multiple: int, min_keys: int) -> tuple[int, int]:
     """Return how many splits to cut the keys into, so that the launch fills a large device, and the keys of a split.
 
     Args:
         keys: Number of keys.
         programs: Number of programs of the launch without splits.
         multiple: The keys of a split are a multiple of this.
-        least: Fewest keys that a split is worth.
+        min_keys: Smallest number of keys that a split is worth.
     """
-    wanted = max(1, min(_PROGRAMS_OF_A_FULL_DEVICE // max(1, programs), keys // least))
+    wanted = max(1, min(_PROGRAMS_OF_A_FULL_DEVICE // max(1, programs), keys // min_keys))
     size = triton.cdiv(triton.cdiv(keys, wanted), multiple) * multiple
     return triton.cdiv(keys, size), size
 

@@ -24,34 +24,34 @@ _MAX_SCORE_FLOAT16 = 14.0  # float16 holds 2^±15 with full precision
 
 
 def has_bounded_scores(q_weight: Tensor, k_weight: Tensor) -> bool:
-    """Return whether `bounded_attention` is safe after RMS norms with these weights [D]. Synchronizes the device."""
+    """Return whether `max_free_attention` is safe after RMS norms with these weights [D]. Synchronizes the device."""
     bound = float(q_weight.abs().max()) * float(k_weight.abs().max()) * math.sqrt(len(q_weight)) * math.log2(math.e)
     return bound < (_MAX_SCORE_FLOAT16 if q_weight.dtype == torch.float16 else _MAX_SCORE)
 
 
 def query_scale(head_dim: int) -> float:
-    """Return the factor that `bounded_attention` expects on its queries: log2(e) / √D."""
+    """Return the factor that `max_free_attention` expects on its queries: log2(e) / √D."""
     return math.log2(math.e) / math.sqrt(head_dim)
 
 
-def bounded_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def max_free_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend from queries [B, A, N, D] to keys and values [B, G, N, D]: [B, N, A, D].
 
     Queries include the factor `query_scale`; `has_bounded_scores` must hold.
     """
-    if use_triton("bounded_attention", q, k, v):
-        return _bounded_attention_triton(q, k, v)
+    if use_triton("max_free_attention", q, k, v):
+        return _max_free_attention_triton(q, k, v)
     return attention(q, k, v, scale=math.log(2))[0].transpose(1, 2)  # [B, N, A, D]
 
 
 # ---------------------------------------------------------------------------------------------------------- Triton
 
 
-def _bounded_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _max_free_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     B, A, N, D = q.shape
     out = torch.empty(B, N, A, D, device=q.device, dtype=q.dtype)
     block_rows = 128  # the fastest of several on an H200, for 3081 tokens
-    _bounded_attention_kernel[(triton.cdiv(N, block_rows), B * A)](
+    _max_free_attention_kernel[(triton.cdiv(N, block_rows), B * A)](
         q, k, v, out, N,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], out.stride(0), out.stride(2), out.stride(1),
         heads=A, groups=A // k.shape[1], head_dim=D, padded_dim=max(16, triton.next_power_of_2(D)),
@@ -61,7 +61,7 @@ def _bounded_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @triton_jit
-def _bounded_attention_kernel(  # type: ignore[no-untyped-def]
+def _max_free_attention_kernel(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, o_ptr, tokens,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, o_batch, o_head, o_token,
     heads: tl.constexpr, groups: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,

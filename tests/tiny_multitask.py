@@ -9,8 +9,7 @@ import torch
 
 from tests.tiny import DECONVOLUTION, SCALE, tiny_config
 from vitruvian import hub
-from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.packed import pack_multitask
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask, save_multitask
 
 DENSE = {"upsample_out_channels": [16, 12, 8], "conv_out_channels": [8]}
 FEW = -4.2  # logit bias with which a random head detects a few people
@@ -37,6 +36,6 @@ def tiny_multitask(*tasks: str) -> Sapiens2MultiTask:
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *tasks: str) -> Path:
     """Pack a tiny model into a folder and use it as the built-in model."""
-    pack_multitask(tiny_multitask(*tasks), folder)
+    save_multitask(tiny_multitask(*tasks), folder)
     monkeypatch.setattr(hub, "BUILTIN_FOLDER", folder)
     return folder

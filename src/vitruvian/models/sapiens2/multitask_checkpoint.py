@@ -1,4 +1,4 @@
-"""Packed checkpoints: several tasks over one encoder in a small folder, as the built-in model.
+"""Multi-task checkpoints: several tasks over one encoder in a small folder, as the built-in model.
 
     folder/
       config.json               the encoder's configuration, and "packed": {"version": 1, "tasks": ["pose", …]}
@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitruvian.atomic import atomic_write, write_text
-from vitruvian.config import read_config_dict
+from vitruvian.config import ConfigBase, read_config_dict
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import (
     CONFIG_FILE,
@@ -36,13 +35,10 @@ from vitruvian.hub import (
     require_file,
     weight_file,
 )
+from vitruvian.json_files import read_json_object
+from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.text_files import read_json_object
 from vitruvian.weights import WeightFiles, damaged_file_error, unshared
-
-if TYPE_CHECKING:
-    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 
 _KEY = "packed"  # in config.json
 _VERSION = 1
@@ -53,45 +49,32 @@ _CLIP_STEPS = 26  # clipping thresholds that are tried for each channel
 _FLOAT16_MAX = float(torch.finfo(torch.float16).max)
 
 
-def pack_multitask(
-    model: Sapiens2MultiTask, folder: str | Path, *, processor: Sapiens2ImageProcessor | None = None
+def write_multitask(
+    folder: Path, encoder: Model, task_models: Mapping[str, Model], processor: ConfigBase
 ) -> list[Path]:
-    """Write a model of several tasks into a folder (created if needed), and return the files.
-
-    Args:
-        model: The tasks over one encoder.
-        folder: Where to write.
-        processor: Its image processor; by default for the image size of the encoder.
-    """
-    target = Path(folder).expanduser()
-    if target.is_file():
-        raise InputError(f"{target}: expected a folder to pack into, got a file. Choose another path.")
-    target.mkdir(parents=True, exist_ok=True)
-    config = target / CONFIG_FILE
+    """Write an encoder, task models around it and their image processor into a folder, and return the files."""
+    if folder.is_file():
+        raise InputError(f"{folder}: expected a folder to save into, got a file. Choose another path.")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / CONFIG_FILE
     config.unlink(missing_ok=True)  # written last: a folder with it is complete
-    written = [_write_packed(target / f"{_ENCODER}.safetensors", model.encoder)]
-    for task in model.tasks:
-        one = model.task_model(task)
-        fields = one.config.to_dict() | {"architectures": [type(one).__name__], "dtype": "float32"}
-        written.append(target / f"{task}.json")
+    written = [_write_int8(folder / f"{_ENCODER}.safetensors", encoder)]
+    for task, model in task_models.items():
+        fields = model.config.to_dict() | {"architectures": [type(model).__name__], "dtype": "float32"}
+        written.append(folder / f"{task}.json")
         write_text(written[-1], json.dumps(fields, indent=1, sort_keys=True) + "\n")
-        written.append(_write_packed(target / f"{task}.safetensors", one, without="model."))
-    if processor is None:
-        height, width = model.config.image_hw
-        processor = Sapiens2ImageProcessor(
-            size={"height": height, "width": width}, keypoint_heatmap_sigma=6 * height / 1024
-        )
-    written += processor.save_pretrained(target)
-    fields = model.config.to_dict() | {"architectures": None, "dtype": "float32"}
-    fields[_KEY] = {"version": _VERSION, "tasks": list(model.tasks)}
+        written.append(_write_int8(folder / f"{task}.safetensors", model, without="model."))
+    written += processor.save_pretrained(folder)
+    fields = encoder.config.to_dict() | {"architectures": None, "dtype": "float32"}
+    fields[_KEY] = {"version": _VERSION, "tasks": list(task_models)}
     write_text(config, json.dumps(fields, indent=1, sort_keys=True) + "\n")
     return [*written, config]
 
 
-def _write_packed(path: Path, module: nn.Module, *, without: str | None = None) -> Path:
+def _write_int8(path: Path, module: nn.Module, *, without: str | None = None) -> Path:
     """Write the weights of a module, except those whose names start with `without`."""
     axes = _kernel_axes(module)
-    packed: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in module.state_dict().items():
         if without is not None and name.startswith(without):
             continue
@@ -99,11 +82,11 @@ def _write_packed(path: Path, module: nn.Module, *, without: str | None = None) 
         if not bool((value.abs() <= _FLOAT16_MAX).all()):
             raise InputError(f"{name}: expected finite weights that float16 holds, got others. Train it again.")
         if name in axes:
-            packed[name], packed[name + _SCALE] = _quantize(value, axis=axes[name])
+            tensors[name], tensors[name + _SCALE] = _quantize(value, axis=axes[name])
         else:
-            packed[name] = value.half()
+            tensors[name] = value.half()
     with atomic_write(path) as temporary:
-        save_file({name: unshared(value) for name, value in packed.items()}, temporary, metadata={"format": "pt"})
+        save_file({name: unshared(value) for name, value in tensors.items()}, temporary, metadata={"format": "pt"})
     return path
 
 
@@ -133,8 +116,8 @@ def _quantize(weight: Tensor, *, axis: int) -> tuple[Tensor, Tensor]:
     peak = rows.abs().amax(dim=1, keepdim=True)  # [C, 1]
     best = torch.full_like(peak, torch.inf)
     codes, steps = torch.zeros_like(rows), torch.zeros_like(peak)
-    for share in torch.linspace(0.5, 1.0, _CLIP_STEPS).tolist():
-        step = _nonzero_half(peak * (share / _INT8_MAX))
+    for fraction in torch.linspace(0.5, 1.0, _CLIP_STEPS).tolist():
+        step = _nonzero_half(peak * (fraction / _INT8_MAX))
         code = (rows / step).round().clamp(-_INT8_MAX, _INT8_MAX)  # [C, n]
         # The best scale of these codes, by least squares.
         step = _nonzero_half((rows * code).sum(1, keepdim=True) / code.square().sum(1, keepdim=True).clamp_min(1.0))
@@ -153,8 +136,8 @@ def _nonzero_half(values: Tensor) -> Tensor:
     return values.clamp_min(2.0**-24).half().float()
 
 
-class _PackedReader:
-    """A file of packed weights: tensors by name, float32 and float16.
+class _Int8Reader:
+    """A file of int8 and float16 weights, read as float32 and float16 tensors.
 
     Args:
         path: The file.
@@ -182,17 +165,17 @@ class _PackedReader:
                 yield full_name, value
 
 
-def local_packed_tasks(source: str | Path) -> tuple[str, ...]:
-    """Return the tasks of a packed checkpoint on this machine, such as ``"builtin"``, under their Sapiens2 names.
+def local_checkpoint_tasks(source: str | Path) -> tuple[str, ...]:
+    """Return the tasks of a multi-task checkpoint on this machine, such as ``"builtin"``, under their Sapiens2 names.
 
     Empty for checkpoints of one task, and for those that are not on this machine: it does not use the network.
     """
     is_local = has_builtin() if is_builtin(source) else local_path(source).is_dir()
-    return tuple(read_packed_tasks(source, HubOptions()) or ()) if is_local else ()
+    return tuple(read_checkpoint_tasks(source, HubOptions()) or ()) if is_local else ()
 
 
-def read_packed_tasks(source: str | Path, options: HubOptions) -> list[str] | None:
-    """Return the tasks of a packed checkpoint, which is downloaded if needed, or None for a checkpoint of one task."""
+def read_checkpoint_tasks(source: str | Path, options: HubOptions) -> list[str] | None:
+    """Return the tasks of a multi-task checkpoint, downloaded if needed; None for a checkpoint of one task."""
     if not is_builtin(source) and weight_file(source) is not None:
         return None
     table = (read_config_dict(source, options) or {}).get(_KEY)
@@ -201,29 +184,29 @@ def read_packed_tasks(source: str | Path, options: HubOptions) -> list[str] | No
     tasks = table.get("tasks") if isinstance(table, Mapping) else None
     if not isinstance(tasks, list) or table.get("version") != _VERSION:
         raise CheckpointError(
-            f"{source}: expected a packed model of version {_VERSION}, got {table!r}. Use a newer vitruvian, or "
-            "pack it again with pack_multitask."
+            f"{source}: expected a multi-task checkpoint of version {_VERSION}, got {table!r}. Use a newer vitruvian, "
+            "or save it again with save_multitask."
         )
     return [str(task) for task in tasks]
 
 
-def packed_config(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> Sapiens2Config:
-    """Return the configuration of a task of a packed model, or of its encoder if `task` is None."""
+def multitask_config(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> Sapiens2Config:
+    """Return the configuration of a task of a multi-task checkpoint, or of its encoder if `task` is None."""
     name = CONFIG_FILE if task is None else f"{_known_task(source, tasks, task)}.json"
     return Sapiens2Config.from_dict(read_json_object(require_file(source, name, options)))
 
 
-def packed_files(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> WeightFiles:
-    """Open the weights of a task of a packed model, or of its encoder if `task` is None."""
+def multitask_files(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> WeightFiles:
+    """Open the weights of a task of a multi-task checkpoint, or of its encoder if `task` is None."""
     encoder = require_file(source, f"{_ENCODER}.safetensors", options)
     if task is None:
-        return WeightFiles((_PackedReader(encoder),))
+        return WeightFiles((_Int8Reader(encoder),))
     head = require_file(source, f"{_known_task(source, tasks, task)}.safetensors", options)
-    return WeightFiles((_PackedReader(encoder, prefix="model."), _PackedReader(head)))
+    return WeightFiles((_Int8Reader(encoder, prefix="model."), _Int8Reader(head)))
 
 
 def _known_task(source: str | Path, tasks: list[str], task: str) -> str:
-    """Return `task`, or raise `CheckpointError` if the packed model lacks it."""
+    """Return `task`, or raise `CheckpointError` if the checkpoint lacks it."""
     if task not in tasks:
         raise CheckpointError(
             f"{source}: expected a model for {task}, got one for {', '.join(tasks)}. Use another checkpoint."
@@ -234,20 +217,20 @@ def _known_task(source: str | Path, tasks: list[str], task: str) -> str:
 def read_multitask(
     source: str | Path, options: HubOptions, *, tasks: list[str] | None
 ) -> tuple[Sapiens2Config, dict[str, Sapiens2Config], WeightFiles]:
-    """Read a packed model: the encoder's configuration, those of the tasks, and all weights.
+    """Read a multi-task checkpoint: the encoder's configuration, those of the tasks, and all weights.
 
     Weights have the names of `Sapiens2MultiTask.weights`.
     """
-    available = read_packed_tasks(source, options)
+    available = read_checkpoint_tasks(source, options)
     if available is None:
         raise CheckpointError(
             f'{source}: expected a model of several tasks, got a checkpoint of one. Use "builtin" or a folder that '
-            "pack_multitask wrote, or open it with the class of its task."
+            "save_multitask wrote, or open it with the class of its task."
         )
     chosen = available if tasks is None else [_known_task(source, available, task) for task in tasks]
-    configs = {task: packed_config(source, available, task, options) for task in chosen}
-    readers = [_PackedReader(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
+    configs = {task: multitask_config(source, available, task, options) for task in chosen}
+    readers = [_Int8Reader(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
     readers += [
-        _PackedReader(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
+        _Int8Reader(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
     ]
-    return packed_config(source, available, None, options), configs, WeightFiles(tuple(readers))
+    return multitask_config(source, available, None, options), configs, WeightFiles(tuple(readers))

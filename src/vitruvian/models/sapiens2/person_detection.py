@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms
-from vitruvian.losses.people import PeopleTarget, people_loss
-from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel, TaskOptions
+from vitruvian.losses.detection import PeopleTarget, people_loss
+from vitruvian.models.sapiens2.modeling import ForwardOptions, Sapiens2TaskModel
 from vitruvian.outputs import ModelOutput
 
 _CHANNELS = 5  # one for centers, four for sides
@@ -39,17 +39,17 @@ class Sapiens2PeopleDetectorOutput(ModelOutput):
 class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
     """Boxes of people."""
 
-    packed_task = "people"
+    checkpoint_task = "people"
 
     def forward(
-        self, pixel_values: Tensor, labels: PeopleTarget | None = None, **kwargs: Unpack[TaskOptions]
+        self, pixel_values: Tensor, labels: PeopleTarget | None = None, **kwargs: Unpack[ForwardOptions]
     ) -> Sapiens2PeopleDetectorOutput:
         """Detect people.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
-            labels: Targets of `vitruvian.losses.people.draw_people` for the grid of this head.
-            kwargs: See `TaskOptions`.
+            labels: Targets of `vitruvian.losses.detection.draw_people` for the grid of this head.
+            kwargs: See `ForwardOptions`.
         """
         if self.config.num_labels != _CHANNELS:
             raise InputError(

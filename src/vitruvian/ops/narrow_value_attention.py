@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
-from vitruvian.ops.split_softmax import merge_splits, split_keys
+from vitruvian.ops.split_kv_merge import merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -24,20 +24,20 @@ if HAS_TRITON or TYPE_CHECKING:
 _CPU_BLOCK = 1024  # queries, and keys, whose scores are computed at a time: 4 MiB
 
 
-def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: str = "sdpa") -> Tensor:
+def narrow_value_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: str = "sdpa") -> Tensor:
     """Attend from queries [B, N, D] to keys [B, M, D] and values [B, M, E], one head: [B, N, E].
 
     `implementation` is that of `vitruvian.ops.attention`; "eager" keeps to plain torch operations.
     """
     if implementation != "eager":
-        if use_triton("narrow_attention", q, k, v):
-            return _narrow_attention_triton(q, k, v)
-        if use_cpu("narrow_attention", q, k, v):
-            return _narrow_attention_cpu(q, k, v)
+        if use_triton("narrow_value_attention", q, k, v):
+            return _narrow_value_attention_triton(q, k, v)
+        if use_cpu("narrow_value_attention", q, k, v):
+            return _narrow_value_attention_cpu(q, k, v)
     return attention(q[:, None], k[:, None], v[:, None], implementation=implementation)[0][:, 0]
 
 
-def _narrow_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _narrow_value_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend from a part of the queries to a part of the keys at a time, with a running maximum of the scores.
 
     torch has no fused kernel for these shapes on the CPU.
@@ -64,16 +64,16 @@ def _narrow_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------- Triton
 
 
-def _narrow_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _narrow_value_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend with the keys split among programs where the queries are too few to fill a device."""
     (B, N, D), (M, E) = q.shape, v.shape[1:]
     q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
     block_rows, block_columns, stages = _blocks(D + E, q.device)
     blocks = triton.cdiv(N, block_rows)
-    splits, split_size = split_keys(M, B * blocks, multiple=block_columns, least=4 * block_columns)
+    splits, split_size = split_keys(M, B * blocks, multiple=block_columns, min_keys=4 * block_columns)
     parts = torch.empty(splits, B * N, E, device=q.device, dtype=q.dtype if splits == 1 else torch.float32)
     log_sums = torch.empty(splits, B * N, device=q.device, dtype=torch.float32)
-    _narrow_attention_kernel[(blocks, splits, B)](
+    _narrow_value_attention_kernel[(blocks, splits, B)](
         q, k, v, parts, log_sums, N, M, split_size, B * N, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         channels=D, padded=max(16, triton.next_power_of_2(D)),
         value_channels=E, padded_values=max(16, triton.next_power_of_2(E)),
@@ -94,7 +94,7 @@ def _blocks(channels: int, device: torch.device) -> tuple[int, int, int]:
 
 
 @triton_jit
-def _narrow_attention_kernel(  # type: ignore[no-untyped-def]
+def _narrow_value_attention_kernel(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, parts_ptr, log_sums_ptr, queries, keys, split_size, total_rows,
     q_batch, q_token, k_batch, k_token, v_batch, v_token,
     channels: tl.constexpr, padded: tl.constexpr, value_channels: tl.constexpr, padded_values: tl.constexpr,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.json_files import read_json, read_json_object, read_text
 from vitruvian.limits import use_limits
 from vitruvian.pipelines.people.boxes_file import BoxesFile
-from vitruvian.text_files import read_json, read_json_object, read_text
 
 
 @pytest.mark.parametrize("depth", [64, 65, 100_000])
