@@ -42,8 +42,8 @@ from vitruvian.images import crop_windows
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import detect_people, open_detector
-from vitruvian.training.datasets.compose import CropOptions, Crops, compose_crops
-from vitruvian.training.datasets.labels import normalize, to_model_axes
+from vitruvian.training.datasets.compose import CropOptions, compose_crops
+from vitruvian.training.datasets.labels import LabeledImages, normalize, to_model_axes
 from vitruvian.training.evaluation import (
     PCK,
     AngularError,
@@ -53,12 +53,12 @@ from vitruvian.training.evaluation import (
     MattingError,
     MeanIoU,
     PointError,
-    Report,
+    ScoreReport,
     box_length,
     layout_groups,
 )
+from vitruvian.training.synthetic.asset_pack import held_out_split, load_pack
 from vitruvian.training.synthetic.camera import points_from_depth
-from vitruvian.training.synthetic.pack import held_out_split, load_pack
 from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, render_samples
@@ -87,7 +87,7 @@ SPEED += [Goal("seconds", FROM_SHELL.format(task), at_most=2.5) for task in TASK
 
 def synthetic_report(
     model: Sapiens2MultiTask, pack_path: Path, count: int, *, device: str = "cpu", batch: int = 8
-) -> Report:
+) -> ScoreReport:
     """Score all tasks on held-out synthetic people."""
     pack = held_out_split(load_pack(pack_path)).to(device)
     pyramid = build_pyramid(pack.textures)
@@ -112,27 +112,27 @@ def synthetic_report(
         )
         rng = Rng(torch.Generator().manual_seed(start), torch.device(device))
         crops = compose_crops(some, pack.scenery.backgrounds, rng=rng, options=options)
-        size_hw = (crops.image.shape[-2], crops.image.shape[-1])
+        size_hw = crops.size_hw
         with torch.inference_mode():
             out: Any = model(normalize(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
         logits = out["seg"].logits.float()
         labels = upsample(logits, size_hw).argmax(1)  # [n, H, W]
-        parts.update(labels, crops.parts)
-        silhouette.update(labels, crops.parts > 0)
+        parts.update(labels, crops.parts[:, 0])
+        silhouette.update(labels, crops.parts[:, 0] > 0)
         normals.update(upsample(out["normal"].normals, size_hw), to_model_axes(crops.normals))
         matte.update(upsample(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
-        known = crops.points[:, 2] > 0  # [n, H, W]
+        known = crops.depth[:, 0] > 0  # [n, H, W]
         found = upsample(out["pointmap"].pointmaps, size_hw)
-        points.update(found, crops.points, mask=known, length=crops.height)
+        points.update(found, crops.points, mask=known, length=crops.stature_m)
         along = points_from_depth(found[:, 2], crops.intrinsics)
-        depth.update(along, crops.points, mask=known, length=crops.height)
+        depth.update(along, crops.points, mask=known, length=crops.stature_m)
         labelled.update(
             crop_keypoints(out["pose"].heatmaps, size_hw),
             crops.keypoints[..., :2],
             reference=box_lengths(some, crops),
             mask=crops.keypoints[..., 2] > 0,
         )
-    report = Report(f"{count} held-out synthetic people", goals=SYNTHETIC)
+    report = ScoreReport(f"{count} held-out synthetic people", goals=SYNTHETIC)
     scores = parts.compute()
     present = np.isfinite(scores.accuracy)  # classes that occur in the labels
     report.add(
@@ -163,7 +163,7 @@ def crop_keypoints(heatmaps: Tensor, size_hw: tuple[int, int]) -> Tensor:
     )
 
 
-def box_lengths(samples: Samples, crops: Crops) -> Tensor:
+def box_lengths(samples: Samples, crops: LabeledImages) -> Tensor:
     """Return the larger side of people's boxes [n], in pixels of the crop."""
     width, height = samples.boxes_xywh[:, 2:].unbind(1)
     H, W = crops.image.shape[-2:]
@@ -218,7 +218,7 @@ def read_photos(root: Path) -> Iterator[Photo]:
 
 def photo_report(
     model: Sapiens2MultiTask, processor: Sapiens2ImageProcessor, root: Path, source: str, threshold: float | None
-) -> Report:
+) -> ScoreReport:
     """Score silhouettes, keypoints and person detection in photographs."""
     detector = open_detector(source, device="cpu", threshold=threshold)
     union, person_mask = (ForegroundIoU(threshold=0.0) for _ in range(2))
@@ -269,7 +269,7 @@ def photo_report(
                     reference=box_length([[x, y, x + w, y + h]], side="larger", factor=0.5),
                     mask=person.keypoints[:, 2] > 0,
                 )
-    report = Report(f"{photos} photographs with annotated boxes", goals=REAL)
+    report = ScoreReport(f"{photos} photographs with annotated boxes", goals=REAL)
     metrics = {"silhouette": union, "silhouette, person's mask": person_mask, "silhouette of matte": matte}
     for name, metric in {**metrics, "keypoints": accuracy, "people": detection}.items():
         report.add(name, metric.compute())
@@ -300,9 +300,9 @@ def in_box(
 # ------------------------------------------------------------------------------------------------- time
 
 
-def speed_report(source: str, image: Path) -> Report:
+def speed_report(source: str, image: Path) -> ScoreReport:
     """Time every task on one person, in Python and as a command: medians of seven."""
-    report = Report(f"seconds on {torch.get_num_threads()} threads, one person", goals=SPEED)
+    report = ScoreReport(f"seconds on {torch.get_num_threads()} threads, one person", goals=SPEED)
     pipes = {task: pipeline(task, source, device="cpu", detect="whole") for task in TASKS}
     calls: dict[str, Callable[[], Any]] = {task: functools.partial(pipe, str(image)) for task, pipe in pipes.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -339,7 +339,7 @@ def main() -> int:
         return 1
     model = Sapiens2MultiTask.from_pretrained(options.model)
     processor = Sapiens2ImageProcessor.from_pretrained(options.model)
-    reports: dict[str, Report] = {}
+    reports: dict[str, ScoreReport] = {}
     if options.pack.is_file():
         reports["synthetic"] = synthetic_report(model, options.pack, options.count, device=options.device)
         model = model.to("cpu")

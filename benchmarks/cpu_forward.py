@@ -85,7 +85,7 @@ def samples_for(model: Any, options: argparse.Namespace) -> tuple[list[Tensor], 
     height, width = options.size or model.config.image_hw
     processor = vitruvian.Sapiens2ImageProcessor(size={"height": height, "width": width})
     most = options.shown + options.calibrate
-    found = calibration_samples(model, processor, options.pictures, size_hw=(height, width), most=most)
+    found = calibration_samples(model, processor, options.pictures, size_hw=(height, width), max_samples=most)
     pixels = [sample["pixel_values"] for sample in found]
     shown, others = pixels[: options.shown], pixels[options.shown :]
     return shown, others or [one.flip(-1) for one in shown]

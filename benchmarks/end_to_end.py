@@ -48,7 +48,7 @@ from vitruvian.cuda.graphs import no_capture  # noqa: E402
 from vitruvian.cuda.streams import HostCopy  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
-from vitruvian.pipelines.engine.batches import BatchSize, forward_units  # noqa: E402
+from vitruvian.pipelines.engine.batches import BatchSize, forward_inputs  # noqa: E402
 from vitruvian.pipelines.sources import Frame, load_rgb  # noqa: E402
 from vitruvian.pipelines.tasks import pose  # noqa: E402
 
@@ -120,10 +120,10 @@ class TimedEngine(runner.InferenceEngine[Any]):
         super().__init__(*args, **kwargs)
         wait, forward = self.wakeup.wait, self._task.forward
 
-        def timed_forward(units: list[Any]) -> list[Any]:
-            self.sizes[len(units)] += 1
+        def timed_forward(inputs: list[Any]) -> list[Any]:
+            self.sizes[len(inputs)] += 1
             with timed_step("consumer: submits batches"):
-                return forward(units)
+                return forward(inputs)
 
         def timed(timeout: float | None = None) -> bool:
             with timed_step(self.wait_reason()):
@@ -205,14 +205,14 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> f
         with CallCounter() as calls:
             prepared = pipe.prepare(frame, None)
         counts["prepare an image"] = calls.count
-        size = max(size, len(prepared.units))
-        units = (prepared.units * size)[:size]
+        size = max(size, len(prepared.inputs))
+        inputs = (prepared.inputs * size)[:size]
         batch = BatchSize(size, fixed=True)
         graphs = pipe.model.graphs if pipe.device.type == "cuda" else None
         with CallCounter() as calls:
-            outputs = forward_units(pipe, units, batch, graphs)
+            outputs = forward_inputs(pipe, inputs, batch, graphs)
         counts[f"submit a batch of {size}"] = calls.count
-        outputs = outputs[: len(prepared.units)]
+        outputs = outputs[: len(prepared.inputs)]
         with CallCounter() as calls:
             decoded = HostCopy(pipe.decode(prepared, outputs)).wait()
         counts["decode an image"] = calls.count
@@ -225,7 +225,7 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> f
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(8):
-            forward_units(pipe, units, batch, graphs)
+            forward_inputs(pipe, inputs, batch, graphs)
         last.record()
         torch.cuda.synchronize()
         return first.elapsed_time(last) / 8e3
@@ -378,11 +378,11 @@ def print_differences(pipe: Any, path: Path, boxes: list[list[float]]) -> None:
     with torch.inference_mode():
         wanted = pipe.processor.prepare_images([pixels], table)  # [P, 3, h, w]
         there = pipe.processor.prepare_images([pixels.to(pipe.device)], table)
-        units = pipe.for_call({"boxes": boxes, "box_format": "xywh"}).prepare(frame, None).units
-        for unit in units:
-            if unit.pending is not None:
-                unit.pending.wait()
-        found = torch.stack([unit.pixels for unit in units])
+        inputs = pipe.for_call({"boxes": boxes, "box_format": "xywh"}).prepare(frame, None).inputs
+        for one in inputs:
+            if one.pending is not None:
+                one.pending.wait()
+        found = torch.stack([one.pixels for one in inputs])
         rounded = "" if torch.equal(found, there.to(found.dtype)) else "; DIFFERENT in the model's data type"
         with no_capture():
             heatmaps = pipe.model(found.to(pipe.model.dtype), return_dict=True).heatmaps

@@ -56,7 +56,7 @@ def write_images(folder: Path, count: int, broken: int, size_hw: tuple[int, int]
 def calibrate(folder: Path, path: Path) -> tuple[int, dict[str, float]]:
     """Choose the number of layers; return it, and the CPU seconds of each step of an image."""
     from vitruvian import pipeline
-    from vitruvian.pipelines.engine.task import Unit
+    from vitruvian.pipelines.engine.steps import ModelInput
     from vitruvian.pipelines.sources import load_rgb
 
     def model_seconds(layers: int) -> tuple[float, Any]:
@@ -64,7 +64,7 @@ def calibrate(folder: Path, path: Path) -> tuple[int, dict[str, float]]:
         sizes = {"channels": (32, 16, 16, 8), "hidden_size": 256, "intermediate_size": 1024}
         save_checkpoint(small_sapiens2(TASK, INPUT_HW, layers=layers, **sizes), checkpoint)
         pipe = pipeline(TASK, checkpoint, device="cpu", detect="whole")
-        units = [Unit(torch.rand(3, *INPUT_HW))]
+        units = [ModelInput(torch.rand(3, *INPUT_HW))]
         with torch.inference_mode():
             return fastest(lambda: pipe.forward(units)), pipe
 

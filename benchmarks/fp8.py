@@ -75,7 +75,7 @@ def prepared(model: Any, options: argparse.Namespace) -> list[Tensor]:
     """Return images [1, 3, H, W] of the folder, at the model's size."""
     size_hw = model.config.image_hw
     processor = vitruvian.Sapiens2ImageProcessor(size={"height": size_hw[0], "width": size_hw[1]})
-    found = calibration_samples(model, processor, options.pictures, size_hw=size_hw, most=options.most)
+    found = calibration_samples(model, processor, options.pictures, size_hw=size_hw, max_samples=options.most)
     return [sample["pixel_values"] for sample in found]
 
 

@@ -5,7 +5,7 @@
         scratch gcompris-qt-data opencv-doc palapeli-data tuxpaint-stamps-default
     for file in *.deb; do dpkg-deb -x "$file" unpacked; done
     python recipes/backgrounds.py unpacked backgrounds
-    python -m vitruvian.training.synthetic.build_pack people-assets people-pack.npz --backgrounds backgrounds
+    python -m recipes.build_people_assets people-assets people-pack.npz --backgrounds backgrounds
 
 Most are photographs of places, animals and objects, then wallpapers, surfaces, and collages of objects on either.
 Images that show people are excluded by name.

@@ -11,15 +11,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-TERMS = {
-    "pose_peaks": "pose (peaks)",
-    "seg": "parts",
-    "normal": "normals",
-    "pointmap": "pointmap",
-    "matting": "matte",
-    "albedo": "albedo",
-    "people": "people",
-}
+TERMS = ("pose_peaks", "parts", "normals", "pointmap", "matte", "albedo", "people")
+OLD_NAMES = {"seg": "parts", "normal": "normals", "matting": "matte"}  # in the logs of the built-in model
 
 
 def main() -> None:
@@ -29,11 +22,15 @@ def main() -> None:
     before = 0
     for number, log in enumerate(logs):
         lines = [json.loads(line) for line in log.read_text().splitlines()]
-        lines = [line for line in lines if line.get("kind", "train") == "train"]
-        for panel, (term, name) in zip(panels, TERMS.items(), strict=True):
+        lines = [
+            {OLD_NAMES.get(name, name): value for name, value in line.items()}
+            for line in lines
+            if line.get("kind", "train") == "train"
+        ]
+        for panel, term in zip(panels, TERMS, strict=True):
             steps = [before + line["step"] for line in lines if term in line]
             panel.plot(steps, [line[term] for line in lines if term in line], color=f"C{number}", label=log.stem)
-            panel.set_title(name, fontsize=9)
+            panel.set_title(term, fontsize=9)
             panel.set_ylim(bottom=0)
             panel.tick_params(labelsize=7)
             panel.set_xlabel("step", fontsize=7)

@@ -5,7 +5,7 @@
 Every step draws new clips: shapes, colors, textures, paths and crossings. Two of the three shapes of a clip are
 tracked, from masks, boxes or clicks in the first frame. Weights are stored in float16, about 2 MB, every minute and at
 the end. Lines with J show the mean IoU of all frames after the first on clips that are never trained on, from masks and
-from one click for each object.
+from one click for each object; the last lines also for shapes of colors that no background has.
 """
 
 from __future__ import annotations
@@ -20,14 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitruvian import Sam2VideoConfig, Sam2VideoModel
+from vitruvian import (
+    Sam2ImageProcessor,
+    Sam2VideoConfig,
+    Sam2VideoModel,
+    Sam2VideoProcessor,
+    Sam2VideoVideoProcessor,
+)
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
 from vitruvian.training.clips import ClipObjective, PromptSimulation, random_points
 from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
 LENGTH = 8
 _LENGTHS = ((0.2, 2), (0.35, 3), (0.5, 4), (0.75, 6), (1.0, LENGTH))  # of clips, until so much of the time has passed
+_MEAN, _STD = 0.5, 0.25  # of pixels
 _DRAWN, _TRACKED = 3, 2  # shapes of a clip
+_VIVID = (0.6, 0.9)  # saturation of shapes that do not look like the background
 _TEST_SEED = 10**6  # of the clips for evaluation, far from seeds of training
 # Half of the steps track from the first prompts only, the others get further clicks.
 _PROMPTS = (
@@ -113,12 +121,12 @@ def initialize(model: Sam2VideoModel) -> None:
 
 def normalized(frames: Tensor) -> Tensor:
     """Return frames of 0 to 1 as the model reads them."""
-    return (frames - 0.5) / 0.25
+    return (frames - _MEAN) / _STD
 
 
-def draw_tracked(generator: torch.Generator, *, count: int, side: int) -> Clips:
+def draw_tracked(generator: torch.Generator, *, count: int, side: int, **options: Any) -> Clips:
     """Draw clips with the masks of the shapes that are tracked; the others distract."""
-    clips = draw_clips(generator, count=count, size_hw=(side, side), length=LENGTH, objects=_DRAWN)
+    clips = draw_clips(generator, count=count, size_hw=(side, side), length=LENGTH, objects=_DRAWN, **options)
     chosen = torch.rand(_DRAWN, generator=generator, device=generator.device).argsort()[:_TRACKED]
     return clips._replace(masks=clips.masks[:, :, chosen])
 
@@ -156,13 +164,16 @@ def follow(model: Sam2VideoModel, frames: Tensor, masks: Tensor, *, clicks: Tens
     return torch.stack(rows)
 
 
-def evaluate(model: Sam2VideoModel, *, count: int) -> dict[str, Tensor]:
+def evaluate(model: Sam2VideoModel, *, count: int, **options: Any) -> dict[str, Tensor]:
     """Return the IoU from the second frame on, on clips that are never trained on: kind of prompt -> [B, T - 1, O]."""
     was_training = model.training
     model.eval()
     generator = torch.Generator().manual_seed(_TEST_SEED)
     clips = Clips(
-        *(part.to(model.device) for part in draw_tracked(generator, count=count, side=model.config.image_size))
+        *(
+            part.to(model.device)
+            for part in draw_tracked(generator, count=count, side=model.config.image_size, **options)
+        )
     )
     found: dict[str, Tensor] = {}
     for kind in ("mask", "click"):
@@ -175,18 +186,23 @@ def evaluate(model: Sam2VideoModel, *, count: int) -> dict[str, Tensor]:
     return found
 
 
-def report(model: Sam2VideoModel, *, count: int) -> str:
+def report(model: Sam2VideoModel, *, count: int, **options: Any) -> str:
     """Evaluate a model; return a line."""
     parts = [
         f"from a {kind} {j.mean():.3f}, worst clip {j.mean((1, 2)).min():.3f}, last frame {j[:, -1].mean():.3f}"
-        for kind, j in evaluate(model, count=count).items()
+        for kind, j in evaluate(model, count=count, **options).items()
     ]
     return "J " + "; ".join(parts)
 
 
 def save(model: Sam2VideoModel, folder: Path) -> None:
-    """Write the checkpoint in float16."""
+    """Write the checkpoint in float16, with its processor."""
     copy.deepcopy(model).half().save_pretrained(folder)
+    side = model.config.image_size
+    shared: Any = {"size": {"height": side, "width": side}, "image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
+    shared["mask_size"] = {"height": side // 4, "width": side // 4}
+    processor = Sam2VideoProcessor(Sam2ImageProcessor(**shared), Sam2VideoVideoProcessor(**shared), target_size=side)
+    processor.save_pretrained(folder)
 
 
 def train(model: Sam2VideoModel, options: argparse.Namespace) -> None:
@@ -245,7 +261,9 @@ def main() -> None:
     print(f"{sum(one.numel() for one in model.parameters()):,} parameters on {options.device}", flush=True)
     train(model, options)
     save(model, options.out)
-    print(report(Sam2VideoModel.from_pretrained(options.out, dtype=torch.float32).to(options.device), count=32))
+    saved = Sam2VideoModel.from_pretrained(options.out, dtype=torch.float32).to(options.device)
+    print(f"all shapes: {report(saved, count=32)}")
+    print(f"vivid shapes: {report(saved, count=32, saturation=_VIVID)}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,8 @@ _PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
         "Sam2VideoModel", "Sam2VideoPreTrainedModel", "Sam2VideoSegmentationOutput",
     ),
     "vitruvian.models.sam2.video_processing": ("Sam2VideoProcessor", "Sam2VideoVideoProcessor"),
-    "vitruvian.models.sam2.video_session": ("Sam2VideoInferenceSession", "TrackingOptions"),
+    "vitruvian.models.sam2.options": ("TrackingOptions",),
+    "vitruvian.models.sam2.video_session": ("Sam2VideoInferenceSession",),
     "vitruvian.models.sam2.vision": ("Sam2VisionEncoderOutput", "Sam2VisionModel"),
     "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
     "vitruvian.models.sapiens2.modeling": (

@@ -60,7 +60,7 @@ def config_dataclass(cls: type[T]) -> type[T]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Range:
+class Range:
     """Numbers from `ge` or above `gt`, to `le` or below `lt`."""
 
     ge: float = -math.inf
@@ -80,7 +80,7 @@ def bounded(
     default: T, *, ge: float = -math.inf, gt: float = -math.inf, le: float = math.inf, lt: float = math.inf
 ) -> T:
     """Declare a field with a default and the range of its numbers; None is not checked."""
-    declared: Any = dataclasses.field(default=default, metadata={"range": _Range(ge, gt, le, lt)})
+    declared: Any = dataclasses.field(default=default, metadata={"range": Range(ge, gt, le, lt)})
     return declared  # type: ignore[no-any-return]
 
 
@@ -113,9 +113,9 @@ class ConfigBase:
     def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
         """Raise `ConfigError` for the first of these fields with a number that is not in [lowest, below)."""
         for name in names:
-            self._check_range(name, _Range(ge=lowest, lt=below))
+            self._check_range(name, Range(ge=lowest, lt=below))
 
-    def _check_range(self, name: str, allowed: _Range) -> None:
+    def _check_range(self, name: str, allowed: Range) -> None:
         value = getattr(self, name)
         numbers = value if isinstance(value, list | tuple) else () if value is None else (value,)
         if not all(number in allowed for number in numbers):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
-PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # kinds of files with the drawing of a result
+PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # file formats with the drawing of a result
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,10 @@ class Task:
             do it.
         auto_key: The key of its model classes in `vitruvian.auto`.
         result: Its result class in `vitruvian.results`; None for tasks that are only trained.
-        image_files: The kinds of files that are written for an image by default.
-        video_files: The kinds of files that are written for a video by default.
+        options: Its class in `vitruvian.pipelines.options`.
+        output: Its class in `vitruvian.pipelines.output_options`.
+        image_files: The file formats that are written for an image by default.
+        video_files: The file formats that are written for a video by default.
         aliases: Further names for `find_task`.
         checkpoints: Published checkpoints to suggest.
     """
@@ -40,6 +42,8 @@ class Task:
     auto_key: str
     sapiens2_head: str | None = None
     result: str | None = None
+    options: str = "Options"
+    output: str = "OutputOptions"
     image_files: tuple[str, ...] = ()
     video_files: tuple[str, ...] = ("mp4", "json")
     aliases: tuple[str, ...] = ()
@@ -56,9 +60,17 @@ class Task:
             raise InputError(f"task: {self.name!r} has no pipeline.")
         return _import(f"vitruvian.pipelines.tasks.{self.name}", f"{self.name.capitalize()}Pipeline")
 
-    def image_kinds(self) -> tuple[str, ...]:
-        """Return the kinds of files that can be written for an image: endings, and the drawings."""
-        return (*(ending.lstrip(".") for ending in self.result_class().endings), *PLOTS)
+    def options_class(self) -> Any:
+        """Import the class of its pipeline's options."""
+        return _import("vitruvian.pipelines.options", self.options)
+
+    def output_class(self) -> Any:
+        """Import the class of the options of how its results are drawn and written."""
+        return _import("vitruvian.pipelines.output_options", self.output)
+
+    def image_formats(self) -> tuple[str, ...]:
+        """Return the file formats that can be written for an image: extensions, and the drawings."""
+        return (*(extension.lstrip(".") for extension in self.result_class().extensions), *PLOTS)
 
     def result_class(self) -> Any:
         """Import the class of its results."""
@@ -67,9 +79,9 @@ class Task:
         return _import("vitruvian.results", self.result)
 
 
-def file_ending(kind: str) -> str:
-    """Return what follows the name of a source and a task in the name of a file of this kind."""
-    return PLOTS.get(kind, f".{kind}")
+def file_extension(file_format: str) -> str:
+    """Return what follows the name of a source and a task in the name of a file of this format."""
+    return PLOTS.get(file_format, f".{file_format}")
 
 
 def _import(module: str, name: str) -> Any:
@@ -81,53 +93,60 @@ _SAM2 = ("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")
 # fmt: off
 _ROWS = (
     Task("pose", "people", "308 keypoints of each person: body, hands, feet and face.",
-         auto_key="pose", sapiens2_head="pose", result="Pose", image_files=("json", "plot"),
+         auto_key="pose", sapiens2_head="pose", result="Pose",
+         options="PoseOptions", output="PoseOutput", image_files=("json", "plot"),
          aliases=("keypoints", "pose-estimation", "keypoint-detection"),
          checkpoints=("facebook/sapiens2-pose-0.4b", "facebook/sapiens2-pose-1b")),
-    Task("parts", "people", "29 body parts and clothes of each person.",
-         auto_key="semantic", sapiens2_head="seg", result="Parts", image_files=("png", "plot"),
+    Task("parts", "people", "28 body-part and clothing classes, and background.",
+         auto_key="semantic", sapiens2_head="seg", result="Parts",
+         options="PartsOptions", output="LabelMapOutput", image_files=("png", "plot"),
          aliases=("seg", "body-parts"),
          checkpoints=("facebook/sapiens2-seg-0.4b", "facebook/sapiens2-seg-1b")),
     Task("normals", "people", "Surface normals of people.",
-         auto_key="normal", sapiens2_head="normal", result="Normals", image_files=("png",),
+         auto_key="normal", sapiens2_head="normal", result="Normals", options="NormalsOptions", image_files=("png",),
          aliases=("normal", "normal-estimation"),
          checkpoints=("facebook/sapiens2-normal-0.4b", "facebook/sapiens2-normal-1b")),
     Task("pointmap", "people", "A 3D point for each pixel of people.",
          auto_key="pointmap", sapiens2_head="pointmap", result="Pointmap",
+         options="PointmapOptions", output="PointmapOutput",
          image_files=("ply", "png"), aliases=("depth", "pointmap-estimation"),
          checkpoints=("facebook/sapiens2-pointmap-0.4b", "facebook/sapiens2-pointmap-1b")),
     Task("matte", "people", "People cut out of their background, with soft edges.",
-         auto_key="matting", sapiens2_head="matting", result="Matte",
+         auto_key="matting", sapiens2_head="matting", result="Matte", options="DenseOptions", output="MatteOutput",
          image_files=("png",), video_files=("webm", "json"), aliases=("matting", "cutout", "image-matting"),
          checkpoints=("facebook/sapiens2-matting-1b",)),
-    Task("albedo", "people", "The colors of people without light and shadow.",  # no checkpoint is published
-         auto_key="albedo", sapiens2_head="albedo", result="Albedo", image_files=("png",),
+    Task("albedo", "people", "Surface color without lighting and shadows.",  # no checkpoint is published
+         auto_key="albedo", sapiens2_head="albedo", result="Albedo", options="MaskedOptions", image_files=("png",),
          aliases=("albedo-estimation",)),
-    Task("embed", "people", "Feature vectors of images, or of each patch.",
+    Task("embed", "people", "Feature vectors: one per image and one per patch.",
          auto_key="model", result="Embedding", image_files=("npz",),
          aliases=("embedding", "features", "image-feature-extraction"),
          checkpoints=("facebook/sapiens2-pretrain-0.4b", "facebook/sapiens2-pretrain-0.1b")),
     Task("people", "people", "Bounding boxes of people.",
          auto_key="people", sapiens2_head="people", aliases=("person-detection",)),
     Task("segment", "anything", "Masks of anything, from points, boxes or masks.",
-         auto_key="mask-generation", result="Masks", image_files=("json", "plot"),
+         auto_key="mask-generation", result="Masks",
+         options="PromptOptions", output="MasksOutput", image_files=("json", "plot"),
          checkpoints=_SAM2),
     Task("masks", "anything", "Masks of everything in an image, without prompts.",
-         auto_key="mask-generation", result="Masks", image_files=("json", "plot"),
+         auto_key="mask-generation", result="Masks",
+         options="MasksOptions", output="MasksOutput", image_files=("json", "plot"),
          aliases=("mask-generation", "everything"), checkpoints=_SAM2),
     Task("track", "anything", "Objects tracked through a video, from points, boxes or masks.",
-         auto_key="tracking", result="Track",
+         auto_key="tracking", result="Track", options="TrackOptions", output="MasksOutput",
          aliases=("tracking", "video-segmentation", "object-tracking"), checkpoints=_SAM2),
     Task("semantic", "anything", "A class for each pixel.",
-         auto_key="universal", result="Semantic", image_files=("png", "plot"),
+         auto_key="universal", result="Semantic", output="LabelMapOutput", image_files=("png", "plot"),
          aliases=("semantic-segmentation",),
          checkpoints=("facebook/mask2former-swin-small-ade-semantic", "facebook/maskformer-swin-base-ade")),
     Task("instances", "anything", "A mask, a class and a score for each object.",
-         auto_key="universal", result="Masks", image_files=("json", "plot"),
+         auto_key="universal", result="Masks",
+         options="QueryThresholdOptions", output="MasksOutput", image_files=("json", "plot"),
          aliases=("instance", "instance-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco")),
-    Task("panoptic", "anything", "A class for each pixel, and objects told apart.",
-         auto_key="universal", result="Panoptic", image_files=("png", "json", "plot"),
+    Task("panoptic", "anything", "A class for each pixel; objects as separate segments.",
+         auto_key="universal", result="Panoptic",
+         options="PanopticOptions", output="PanopticOutput", image_files=("png", "json", "plot"),
          aliases=("panoptic-segmentation", "image-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-cityscapes-panoptic", "facebook/maskformer-swin-base-coco")),
 )

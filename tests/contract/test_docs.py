@@ -23,7 +23,7 @@ from tests.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, s
 from vitruvian.cli.app import program, run
 from vitruvian.files.video import VideoWriter
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.training.config import TrainConfig, read_config
+from vitruvian.training.config import TrainConfig, read_training_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -144,7 +144,7 @@ def parse_command(words: list[str]) -> None:
 def test_configurations_parse(page: Path, tmp_path: Path) -> None:
     for _, text in fenced_blocks(page, "toml"):
         (tmp_path / "run.toml").write_text(text, encoding="utf-8")
-        assert isinstance(read_config(tmp_path / "run.toml"), TrainConfig)
+        assert isinstance(read_training_config(tmp_path / "run.toml"), TrainConfig)
 
 
 def test_pages_link_to_pages_that_exist() -> None:

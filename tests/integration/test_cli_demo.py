@@ -21,7 +21,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [word for task, name in models.items() for word in ("--model", f"{task}={name}")]
     boxes = tmp_path / "boxes.json"
     boxes.write_text(json.dumps({"astronaut.jpg": [[100, 20, 300, 480]]}))
-    assert cli.run(["demo", *options, "--finder", str(boxes), "-o", str(tmp_path / "out"), "-q"]) == 0
+    assert cli.run(["demo", *options, "--detect", str(boxes), "-o", str(tmp_path / "out"), "-q"]) == 0
     captured = capsys.readouterr()
     assert captured.out.strip() == str(tmp_path / "out" / "sheet.png")
     assert captured.err == ""

@@ -1,4 +1,4 @@
-"""`vitruvian models`: list, info, licences, download and convert."""
+"""`vitruvian models`: list, info, licenses, download and convert."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.hub_server import HubServer, Repository
 from tests.integration.cli_case import process
 from tests.shared import SHARED, needs_shared
 from vitruvian.cli import app
-from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENCES, known_checkpoints
-from vitruvian.cli.output_plan import _save_kinds
+from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENSES, known_checkpoints
+from vitruvian.cli.output_plan import _save_formats
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES
@@ -39,7 +39,7 @@ def test_list_of_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == len({row["name"] for row in rows}) == len(list(known_checkpoints()))
     commands = {command for row in rows for command in row["commands"]}
     assert commands == set(PIPELINE_TASKS) - {"albedo"}  # none is published
-    assert (builtin["name"], builtin["licence"]) == ("builtin", "Apache-2.0")
+    assert (builtin["name"], builtin["license"]) == ("builtin", "Apache-2.0")
     assert {"pose", "albedo"} <= set(builtin["commands"])
     assert 20e6 < builtin["cached_bytes"] < 25e6
     assert cli.run(["models", "list", "--task", "segment"]) == 0
@@ -58,25 +58,26 @@ def test_listed_parameter_counts_are_those_of_the_models() -> None:
 def test_every_task_is_a_command() -> None:
     assert {*app.COMMANDS[app.PEOPLE], *app.COMMANDS[app.ANYTHING]} == set(PIPELINE_TASKS)
     for task in (TASKS[name] for name in PIPELINE_TASKS):
-        assert set(task.image_files) <= set(task.image_kinds())
-        assert set(task.video_files) <= set(_save_kinds(task))
+        assert set(task.image_files) <= set(task.image_formats())
+        assert set(task.video_files) <= set(_save_formats(task))
 
 
-def test_licences_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_licenses_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "licenses"]) == 0
     captured = capsys.readouterr().out
-    page = " ".join((ROOT / "docs" / "weight-licences.md").read_text(encoding="utf-8").split()).replace("`", "")
-    for licence in LICENCES.values():
-        assert licence.text in captured
-        assert licence.names in page
-        assert licence.text.rstrip(".").lower() in page.lower()
+    (path,) = (ROOT / "docs").glob("weight-licen?es.md")
+    page = " ".join(path.read_text(encoding="utf-8").split()).replace("`", "").replace("licence", "license")
+    for license in LICENSES.values():
+        assert license.text in captured
+        assert license.names in page
+        assert license.text.rstrip(".").lower() in page.lower()
 
 
 def test_info_of_the_builtin_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "info", "builtin", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["commands"]) == {"pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"}
-    assert facts["licence"] == "Apache-2.0"
+    assert facts["license"] == "Apache-2.0"
     assert facts["parameters"] == 23_215_628  # the shared encoder once
     assert facts["size_bytes"] < 25e6
 

@@ -15,7 +15,7 @@ import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, save_images, truncate_file
 from tests.shared import SHARED, needs_shared
 from vitruvian.cli.journal import JOURNAL
-from vitruvian.cli.report import Report
+from vitruvian.cli.report import RunReport
 from vitruvian.results import Pose
 
 HARD = SHARED / "photos" / "hard"
@@ -144,7 +144,7 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
     [
         (["pose", "x.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--save", "jsn"], "got 'jsn'. Did you mean json"),
         (["matte", "x.jpg", "-m", "facebook/sapiens2-matting-1b", "--save", "jpg"], "JPEG has no alpha"),
-        (["pose", "x.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--save", "mp4,webm"], "one kind of video"),
+        (["pose", "x.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--save", "mp4,webm"], "one video format"),
         (["pose", "here.jpg", "-m", "no-such-folder"], "no such file or folder"),
         (["pose", "here.jpg", "-m", "facebook/sapiens2-seg-0.4b"], "which is for parts, embed"),
         (["semantic", "here.jpg", "-m", "facebook/sapiens2-seg-0.4b"], "which is for parts, embed"),
@@ -154,20 +154,23 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pose"], "Missing argument 'SOURCE'. See vitruvian pose --help."),
         (["poze", "x.jpg"], "No such command 'poze'"),
         (["normals", "x.jpg", "--tile", "12 x"], "--tile: expected pixels"),
-        (["pointmap", "x.jpg", "-K", "1,2"], "--intrinsics: expected 4 numbers"),
-        (["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"], "--intrinsics and --fov: expected one"),
+        (["pointmap", "x.jpg", "-K", "1,2"], "--intrinsics: expected 4 comma-separated numbers"),
+        (
+            ["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"],
+            "--intrinsics and --fov: cannot",
+        ),
         (["segment", "x.jpg"], "expected --points or --boxes"),
         (["segment", "x.jpg", "--points", "1,2,3"], "--points: expected"),
-        (["pose", "x.jpg", "--finder", "a", "--boxes", "1,2,3,4"], "--detect and --boxes: expected one"),
+        (["pose", "x.jpg", "--detect", "a", "--boxes", "1,2,3,4"], "--detect and --boxes: cannot be combined"),
         (["pose", "x.jpg", "--json", "-o", "-"], "--json and --out -"),
         (["pose", "x.jpg", "y.jpg", "-o", "-", "--save", "npz"], "expected one image for npz"),
         (["pose", "no-such-folder", "--watch"], "--watch: expected folders"),
         (["pose", "x.jpg", "--preview", "now.txt"], "--preview: expected a name"),
         (["normals", "x.jpg", "--overlap", "0.8"], "'--overlap': "),
         (["normals", "x.jpg", "--tile", "1"], "--tile: expected pixels"),
-        (["semantic", "here.jpg"], "--model: expected a checkpoint for semantic. Name one such as f"),
-        (["instances", "here.jpg"], "a checkpoint for instances, got none"),
-        (["pose", "x.jpg", "--nobody", "crash"], "'crash' is not one of"),
+        (["semantic", "here.jpg"], "--model: expected a checkpoint for semantic. Pass, for example, f"),
+        (["instances", "here.jpg"], "a checkpoint for instances"),
+        (["pose", "x.jpg", "--on-empty", "crash"], "'crash' is not one of"),
         (["pose", "here.jpg", "-m", "facebook/sapiens2-pose-0.4b", "--device", "cuda:99"], "Error: --device: "),
         (["models", "list", "--task", "poses"], "Did you mean pose"),
         (["models", "info", "no-such-folder"], "no such file or folder"),
@@ -221,14 +224,14 @@ def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[int] = []
-    done = Report.done
+    done = RunReport.done
 
-    def counting(self: Report, *arguments: object, **facts: object) -> None:
+    def counting(self: RunReport, *arguments: object, **facts: object) -> None:
         if self.done_count % 16 == 8:
             alive.append(sum(isinstance(one, Pose) for one in gc.get_objects()))
         done(self, *arguments, **facts)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Report, "done", counting)
+    monkeypatch.setattr(RunReport, "done", counting)
     save_images(tmp_path / "in", 80, size_hw=(24, 24))
     arguments = ("--save", "json", "--batch-size", 2, "--workers", 2, "-q")
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", *arguments) == 0
@@ -275,28 +278,27 @@ def test_help_of_every_command_has_an_example_and_defaults(capsys: pytest.Captur
     text = capsys.readouterr().out
     for words in ("Results", "Model", "People", "Messages", "--help-all"):
         assert words in text
-    for words in ("--batch-size", "--finder", "--detect-every"):
+    for words in ("--batch-size", "--max-people", "--detect-every"):
         assert words not in text
     assert 10 <= len(set(re.findall(r"--[a-z-]+", text.partition("Options")[2]))) <= 16
     assert cli.run(["pose", "--help-all"]) == 0
     text = capsys.readouterr().out
     for words in ("Video and cameras", "--batch-size", "[default: auto]", "[default: 0.3]"):
         assert words in text
-    assert "--finder" not in text
     assert cli.run(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Exit codes: 0 success; 1 some sources failed; 2 invalid command or model; 130" in text
 
 
-def test_earlier_names_of_options_and_aliases_of_commands(tmp_path: Path) -> None:
+def test_aliases_of_commands(tmp_path: Path) -> None:
     save_images(tmp_path, 1)
-    arguments = ["--box-form", "xywh", "--boxes", "2,3,30,20", "--nobody", "none", "--finder-threshold", "0.2"]
+    arguments = ["--box-format", "xywh", "--boxes", "2,3,30,20", "--on-empty", "none", "--threshold", "0.2"]
     for name in ("pose", "keypoints", "keypoint-detection"):
         out = tmp_path / name
         assert cli.run([name, str(tmp_path / "000.jpg"), *COMMANDS["pose"][:2], *arguments, "-o", str(out), "-q"]) == 0
         people = json.loads((out / "000_pose.json").read_text())["people"]
         assert people["boxes_xyxy"] == [[2, 3, 32, 23]]
-    whole = ["--people", "whole", "-o", str(tmp_path / "whole"), "-q"]
+    whole = ["--detect", "whole", "-o", str(tmp_path / "whole"), "-q"]
     assert cli.run(["pose", str(tmp_path / "000.jpg"), *COMMANDS["pose"][:2], *whole]) == 0
     people = json.loads((tmp_path / "whole/000_pose.json").read_text())["people"]
     assert people["detector"] == "whole image"

@@ -110,7 +110,7 @@ READERS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if TASKS[name].image_files])
 def test_everything_that_a_command_writes_opens_elsewhere(name: str, tmp_path: Path) -> None:
-    kinds = TASKS[name].image_kinds()
+    kinds = TASKS[name].image_formats()
     assert command(name, "photo.jpg", "--out", tmp_path, "--save", ",".join(kinds)) == 0
     found = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     endings = {kind: f".{kind}" for kind in kinds} | {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}
@@ -205,7 +205,7 @@ def test_options_about_people(tmp_path: Path) -> None:
     two = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", name="two")
     assert two["people"]["boxes_xyxy"] == [[0, 0, 20, 40], [20, 0, 56, 40]]
     assert two["people"]["detector"] == "given"
-    form = run("--boxes", "20,0,36,40", "--box-form", "xywh", name="form")
+    form = run("--boxes", "20,0,36,40", "--box-format", "xywh", name="form")
     assert form["people"]["boxes_xyxy"] == [[20, 0, 56, 40]]
     most = run("--boxes", "0,0,20,40", "--boxes", "20,0,56,40", "--max-people", 1, name="most")
     assert len(most["poses"]) == 1
@@ -216,9 +216,9 @@ def test_options_about_people(tmp_path: Path) -> None:
     nobody = run("--boxes", tmp_path / "others.json", name="nobody")
     assert nobody["poses"] == []
     assert "no person detected" in nobody["people"]["note"]
-    whole = run("--boxes", tmp_path / "others.json", "--nobody", "whole", name="whole")
+    whole = run("--boxes", tmp_path / "others.json", "--on-empty", "whole", name="whole")
     assert len(whole["poses"]) == 1
-    assert run("--people", "whole", name="plain")["people"]["detector"] == "whole image"
+    assert run("--detect", "whole", name="plain")["people"]["detector"] == "whole image"
 
 
 def test_options_of_maps(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,9 @@ from PIL import Image
 
 from tests.integration.cli_case import command, json_lines, pixels
 from tests.integration.test_cli_video import COUNT, SIZE, clip  # noqa: F401
+from tests.shared import SHARED, needs_shared
 from vitruvian.cli import run
+from vitruvian.files.video import VideoReader, VideoWriter
 
 POINT, CORRECTION = "1@0:22,12", "1@5:30,20"
 MODEL = ("-m", "facebook/sam2.1-hiera-tiny")
@@ -62,10 +65,30 @@ def test_refine_gives_what_all_prompts_at_once_give(tmp_path: Path, capsys: pyte
     assert "--refine: expected further prompts" in capsys.readouterr().err
     arguments = ["-o", str(twice), "--refine", str(state), "--points", "1@6:3,4", "--no-overlap"]
     assert run(["track", "clip.mp4", *MODEL, *arguments]) == 2
-    assert "--refine: expected the options and the model of the first run" in capsys.readouterr().err
+    assert "--refine: use the same model and options as the first run" in capsys.readouterr().err
     arguments = ["-o", str(twice), "--refine", str(tmp_path), "--points", "1@6:3,4"]
     assert run(["track", "clip.mp4", *MODEL, *arguments]) == 2
     assert "--refine: expected a folder that vitruvian track --keep-state wrote" in capsys.readouterr().err
+
+
+def test_no_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["track", "clip.mp4", *MODEL, "--everyone", "--detect-every", "50", "-o", str(tmp_path)]
+    assert run([*arguments, "--save", "json,crops,vis.json"]) != 0
+    assert "no object is visible in any frame. Leave crops out" in capsys.readouterr().err
+    assert [line["objects"] for line in records(tmp_path)] == [[]] * COUNT
+    assert json.loads((tmp_path / "clip_track.vis.json").read_text())["videos"][0]["length"] == COUNT
+
+
+@needs_shared
+def test_a_person_in_real_footage(tmp_path: Path) -> None:
+    """The built-in detector finds the person; a few frames, since the detector is not fast."""
+    path = tmp_path / "clip.mp4"
+    source = VideoReader(SHARED / "photos" / "video" / "juggle.mp4")
+    with VideoWriter(path, 8, source.size_hw) as writer:
+        for _, _, image in itertools.islice(source, 0, 12, 3):
+            writer.write(image)
+    assert run(["track", str(path), *MODEL, "--everyone", "--points", "9@1:650,320", "-o", str(tmp_path)]) == 0
+    assert [[one["id"] for one in line["objects"]] for line in records(tmp_path)] == [[10]] + [[10, 9]] * 3
 
 
 def test_poses_of_tracked_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,4 +114,4 @@ def test_commands_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(json_lines((out / "clip_pose.jsonl").read_text())) == COUNT
     assert len(json_lines((out / "clip_parts.jsonl").read_text())) == COUNT
     assert command("track", tmp_path / "clip.mp4", "-o", out, "--then", "segment") == 2
-    assert "--then: expected commands among pose" in capsys.readouterr().err
+    assert "--then: expected tasks among pose" in capsys.readouterr().err

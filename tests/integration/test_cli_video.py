@@ -59,10 +59,10 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert command("normals", "clip.mp4", "-o", out, "--no-sound") == 0
     assert "0 done, 1 skipped" in capsys.readouterr().err
     stamp = out.stat().st_mtime_ns
-    assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl") == 0  # other settings
+    assert command("normals", "clip.mp4", "-o", out, "--convention", "opencv") == 0  # other settings
     assert "1 redone" in capsys.readouterr().err
     assert out.stat().st_mtime_ns > stamp
-    assert command("normals", "clip.mp4", "-o", out, "--convention", "opengl", "--overwrite") == 0
+    assert command("normals", "clip.mp4", "-o", out, "--convention", "opencv", "--overwrite") == 0
 
 
 def test_objects_are_tracked(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_prompt_that_does_not_fit_keeps_the_frames_before(tmp_path: Path, caps
     ("arguments", "message"),
     [
         (["clip.mp4", "--points", "5,4"], "--points: expected ID@FRAME:numbers"),
-        (["clip.mp4", "--box", "1@0:5,4"], "--box: expected 4 numbers"),
+        (["clip.mp4", "--box", "1@0:5,4"], "--box: expected 4 comma-separated numbers"),
         (["photo.jpg"], "photo.jpg: expected a video or a camera for track"),
     ],
 )

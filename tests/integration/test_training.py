@@ -78,24 +78,24 @@ def test_each_task_learns(task: str, folder: Path, tmp_path: Path):
 
 def test_several_tasks_together(folder: Path, tmp_path: Path):
     config = small_run(
-        tmp_path, folder, "seg", "normal", "matting", steps=8, precision="bfloat16", accumulation=2,
-        model__loss_weights={"normal": 0.7}, data__validation=str(folder), evaluation__images=3,
+        tmp_path, folder, "parts", "normals", "matte", steps=8, precision="bfloat16", accumulation=2,
+        model__loss_weights={"normals": 0.7}, data__validation=str(folder), evaluation__images=3,
         model__gradient_checkpointing=True,
     )  # fmt: skip
     result = train(config)
-    for name in ("loss", "seg/cross_entropy"):
+    for name in ("loss", "parts/cross_entropy"):
         assert losses(tmp_path, name)[-1] < losses(tmp_path, name)[0]
     line = read_metrics(tmp_path / METRICS_FILE)[0]
-    weights = TASK_WEIGHTS | {"normal": 0.7}
-    parts = sum(weights[task] * line[f"{task}/loss"] for task in ("seg", "normal", "matting"))
+    weights = TASK_WEIGHTS | {"normals": 0.7}
+    parts = sum(weights[task] * line[task] for task in ("parts", "normals", "matte"))
     assert line["loss"] == pytest.approx(parts, rel=1e-3)
-    assert set(result.scores) >= {"seg/parts.mean_iou", "normal/mean", "matting/matte.mse"}
-    assert list(open_models(tmp_path)) == ["seg", "normal", "matting"]
+    assert set(result.scores) >= {"parts/classes.mean_iou", "normals/mean", "matte/alpha.mse"}
+    assert list(open_models(tmp_path)) == ["parts", "normals", "matte"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_resumed_run_ends_with_the_same_weights(optimizer: str, folder: Path, tmp_path: Path):
-    tasks = ("pose", "seg")
+    tasks = ("pose", "parts")
     options: dict[str, Any] = {"model__encoder__drop_path_rate": 0.2, "accumulation": 2, "checkpoint__every": 2}
     options["optimizer__kind"] = optimizer
     train(small_run(tmp_path / "whole", folder, *tasks, steps=6, **options))
@@ -130,7 +130,7 @@ def test_a_resumed_run_ends_with_the_same_weights(optimizer: str, folder: Path, 
 
 def test_another_seed_is_another_run(folder: Path, tmp_path: Path):
     for seed in (0, 1):
-        train(small_run(tmp_path / str(seed), folder, "seg", steps=1, seed=seed))
+        train(small_run(tmp_path / str(seed), folder, "parts", steps=1, seed=seed))
     assert not same(last_weights(tmp_path / "0"), last_weights(tmp_path / "1"))
 
 
@@ -141,14 +141,14 @@ def test_ctrl_c_saves_and_ends(folder: Path, tmp_path: Path):
         return {}
 
     before = signal.getsignal(signal.SIGINT)
-    config = small_run(tmp_path / "run", folder, "seg", steps=5, evaluation__every=1)
+    config = small_run(tmp_path / "run", folder, "parts", steps=5, evaluation__every=1)
     result = train(config, evaluate=press)
     assert (result.interrupted, result.steps) == (True, 3)
     assert result.checkpoint is not None
     assert result.checkpoint.name == "step-00000003"
     assert signal.getsignal(signal.SIGINT) is before
     assert train(config).steps == 5
-    train(small_run(tmp_path / "whole", folder, "seg", steps=5))
+    train(small_run(tmp_path / "whole", folder, "parts", steps=5))
     assert same(last_weights(tmp_path / "run"), last_weights(tmp_path / "whole"))
 
 
@@ -188,7 +188,7 @@ def test_custom_objective(tmp_path: Path):
 
 
 def test_nonfinite_steps_are_skipped_and_counted(tmp_path: Path):
-    config = small_run(tmp_path, None, "pose", steps=12, most_bad_steps=4)
+    config = small_run(tmp_path, None, "pose", steps=12, max_nonfinite_steps=4)
     result = train(config, objective=Line(), batches=Numbers(3, 4, 9))
     assert result.skipped == 3
     assert math.isfinite(result.loss)
@@ -197,7 +197,7 @@ def test_nonfinite_steps_are_skipped_and_counted(tmp_path: Path):
 
 
 def test_many_nonfinite_steps_end_the_run(tmp_path: Path):
-    config = small_run(tmp_path, None, "pose", steps=50, most_bad_steps=4, checkpoint__every=5)
+    config = small_run(tmp_path, None, "pose", steps=50, max_nonfinite_steps=4, checkpoint__every=5)
     with pytest.raises(InputError, match=r"none of the last 4 steps.*step-00000005"):
         train(config, objective=Line(), batches=Numbers(*range(6, 99)))
 
@@ -232,7 +232,7 @@ def test_accumulated_batches_count_as_one(tmp_path: Path):
 def test_stream_of_synthetic_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream_module, "RenderOptions", lambda size_hw, **_: replace(PLAIN, size_hw=size_hw))
     stream = {"pack": "procedural", "scenes": 1, "ring": 8, "chunk": 4, "reuse": 4.0}
-    table = run_table(tmp_path / "whole", None, "pose", "seg", "people", steps=4, checkpoint__every=2)
+    table = run_table(tmp_path / "whole", None, "pose", "parts", "people", steps=4, checkpoint__every=2)
     table["data"]["stream"] = stream
     train(TrainConfig.from_dict(table))
     table["out"] = str(tmp_path / "parts")
@@ -257,12 +257,12 @@ def test_without_accelerate(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_existing_runs_are_not_overwritten(folder: Path, tmp_path: Path):
-    train(small_run(tmp_path, folder, "seg", steps=1))
+    train(small_run(tmp_path, folder, "parts", steps=1))
     with pytest.raises(InputError, match="holds a run already"):
-        train(small_run(tmp_path, folder, "seg", steps=2, checkpoint__resume="never"))
+        train(small_run(tmp_path, folder, "parts", steps=2, checkpoint__resume="never"))
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="expected a folder for the run, got a file"):
-        train(small_run(tmp_path / "file", folder, "seg"))
+        train(small_run(tmp_path / "file", folder, "parts"))
 
 
 def test_the_commands(tmp_path: Path):
@@ -280,16 +280,16 @@ def test_the_commands(tmp_path: Path):
     size = f"{SIZE_HW[0]}x{SIZE_HW[1]}"
     out = call("synthesize", "--out", str(tmp_path / "set"), "--count", "4", "--size", size, "--supersample", "1")
     assert out.splitlines() == [str(tmp_path / "set" / "annotations.json"), str(tmp_path / "set" / "contact-sheet.jpg")]
-    (tmp_path / "run.json").write_text(json.dumps(run_table(tmp_path / "a", tmp_path / "set", "seg", steps=9)))
+    (tmp_path / "run.json").write_text(json.dumps(run_table(tmp_path / "a", tmp_path / "set", "parts", steps=9)))
     out = call("train", "--config", str(tmp_path / "run.json"), "--set", "steps=2", "--out", str(tmp_path / "run"))
     assert out.splitlines() == [str(tmp_path / "run")]
     assert json.loads((tmp_path / "run" / "train.json").read_text())["steps"] == 2
     assert isinstance(AutoModelForSemanticSegmentation.from_pretrained(tmp_path / "run" / "model"), nn.Module)
     out = call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), "--json", str(tmp_path / "scores.json"))
-    assert "parts.mean_iou" in out
-    earlier_names = ("--view", "picture", "--pictures", "2")
-    assert call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), *earlier_names) != out
-    assert "seg" in json.loads((tmp_path / "scores.json").read_text())["scores"]
+    assert "classes.mean_iou" in out
+    fewer = ("--view", "image", "--max-crops", "2")
+    assert call("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), *fewer) != out
+    assert "parts" in json.loads((tmp_path / "scores.json").read_text())["scores"]
     for arguments, said in [
         (("evaluate", str(tmp_path / "run"), str(tmp_path / "set"), "--task", "pose"), "--task"),
         (("synthesize", "--out", str(tmp_path / "x"), "--size", "big"), "--size"),

@@ -13,19 +13,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.options import OPTION_OF_ARGUMENT, current_option
+from vitruvian.cli.options import option_names
 from vitruvian.cli.report import (
     DONE,
     INTERRUPTED,
     WRONG,
     error_text,
-    option_names,
     print_warning,
     printable,
     traceback_text,
@@ -77,7 +76,7 @@ def program(command: str | None = None) -> Any:
         epilog=f"Example: vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b\n\n{EXIT_CODES}",
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
-        context_settings={"help_option_names": ["--help", "-h"], "token_normalize_func": current_option},
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_options)
     for panel, names in COMMANDS.items():
@@ -117,17 +116,17 @@ def _stop_with_stdin() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code; errors are one line on standard error."""
-    warnings.showwarning = _hide_warning if _is_quiet(arguments) else _show_warning
+    names: dict[str, str] = {}
+    warnings.showwarning = _hide_warning if _is_quiet(arguments) else functools.partial(_show_warning, names)
     arguments = _with_task_name(arguments)
     commands = (MODELS, *(name for names in COMMANDS.values() for name in names))
-    token = option_names.set({})
     try:
         command = program(arguments[0] if arguments and arguments[0] in commands else None)
-        option_names.set(_option_names(command, arguments))
+        names |= _option_names(command, arguments)
         code = command(args=arguments or ["--help"], prog_name="vitruvian", standalone_mode=False)
         return code if isinstance(code, int) else DONE
     except VitruvianError as error:
-        return _print_error(error, arguments, error_text(error))
+        return _print_error(error, arguments, error_text(error, names))
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has enough; what is left goes nowhere
@@ -141,8 +140,6 @@ def run(arguments: Sequence[str]) -> int:
             return _print_error(error, arguments, f"{error.format_message().rstrip('.')}. See {path} --help.")
         text = f"{type(error).__name__}: {error}".rstrip(": .")
         return _print_error(error, arguments, f"unexpected {text}. This is a bug: report it with what --debug prints.")
-    finally:
-        option_names.reset(token)
 
 
 def _with_task_name(arguments: Sequence[str]) -> list[str]:
@@ -161,9 +158,9 @@ def _option_names(command: Any, arguments: Sequence[str]) -> dict[str, str]:
     """Return the options of the command that arguments name, by the arguments of the library that they stand for."""
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
-    names = {one.name: max(one.opts, key=len) for one in command.params if one.param_type_name == "option"}
-    others = {name: names[field] for name, field in OPTION_OF_ARGUMENT.items() if field in names}
-    return {name: option for name, option in (others | names).items() if name not in arguments}  # a source's name
+    tables = [TASKS[command.name].options_class()] if command.name in TASK_COMMANDS else []
+    options = (parameter.name for parameter in command.params if parameter.param_type_name == "option")
+    return option_names(options, *tables, without=arguments)
 
 
 def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:
@@ -183,7 +180,9 @@ def _hide_warning(*_: object, **__: object) -> None:
     """Print nothing, for --quiet."""
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """Print a warning of ours in one line; those of other packages are hidden."""
+def _show_warning(
+    names: Mapping[str, str], message: Warning | str, category: type[Warning], *_: object, **__: object
+) -> None:
+    """Print this package's warnings on one line and hide other packages' warnings."""
     if category.__module__.startswith("vitruvian"):
-        print_warning(error_text(VitruvianError(str(message))))
+        print_warning(error_text(VitruvianError(str(message)), names))

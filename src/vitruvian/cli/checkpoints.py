@@ -11,7 +11,7 @@ from huggingface_hub.errors import CacheNotFound
 from rich.filesize import decimal
 
 from vitruvian.auto import AutoConfig, saved_class
-from vitruvian.cli.known_checkpoints import LICENCES
+from vitruvian.cli.known_checkpoints import LICENSES
 from vitruvian.devices import choose_dtype
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.export.runtime import SIGNATURE_FILE
@@ -49,9 +49,9 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
     if is_local(name):
         size = sum(file.stat().st_size for file in local_folder(name).iterdir() if file.suffix in WEIGHT_ENDINGS)
         if not size:
-            raise CheckpointError(f"{name}: expected weights (.safetensors), found none. Is the download whole?")
+            raise CheckpointError(f"{name}: expected weights (.safetensors), found none. Is the download complete?")
         dtype = dtype or (None if tasks else choose_dtype(None, None, open_weights(name, HubOptions())))
-    licence = LICENCES.get("builtin" if is_builtin(name) else family.removesuffix("_video"))
+    license = LICENSES.get("builtin" if is_builtin(name) else family.removesuffix("_video"))
     note = "" if is_builtin(name) else " (if it is Meta's release)"
     return {
         "name": name,
@@ -62,7 +62,7 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "size": decimal(size) if size else "not downloaded",
         "size_bytes": size or None,
-        "licence": None if licence is None else licence.short + note,
+        "license": None if license is None else license.short + note,
         "config": {key: value for key, value in values.items() if key not in ("id2label", "label2id")},
     }
 

@@ -169,7 +169,7 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
 
 def _with_distinct_stems(inputs: list[Input]) -> list[Input]:
     """Change the stems of inputs whose results would have the same names."""
-    inputs = _changed(inputs, lambda item: f"{_folder_of(item)}/{item.stem}", _with_ending)
+    inputs = _changed(inputs, lambda item: f"{_folder_of(item)}/{item.stem}", _with_extension)
     while (longer := _changed(inputs, lambda item: item.stem, _with_folder)) != inputs:
         inputs = longer
     names = DistinctNames()  # numbers for what nothing else tells apart, such as two addresses with other queries
@@ -190,10 +190,10 @@ def _folder_of(item: Input) -> str:
     return (parts.hostname or "") + posixpath.normpath(f"/{posixpath.dirname(parts.path).lstrip('/')}")
 
 
-def _with_ending(item: Input) -> Input:
+def _with_extension(item: Input) -> Input:
     """Tell photo.jpg from photo.png beside it."""
-    ending = item.path.suffix.lstrip(".") if item.path is not None else ""
-    return replace(item, stem=f"{item.stem}_{safe_name(ending)}") if ending else item
+    extension = item.path.suffix.lstrip(".") if item.path is not None else ""
+    return replace(item, stem=f"{item.stem}_{safe_name(extension)}") if extension else item
 
 
 def _with_folder(item: Input) -> Input:

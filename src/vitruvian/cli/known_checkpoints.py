@@ -1,4 +1,4 @@
-"""The table of checkpoints on the Hub that are known to work, and their licences, for listings and completion."""
+"""The table of checkpoints on the Hub that are known to work, and their licenses, for listings and completion."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from vitruvian.tasks import find_task, task_of_head
 
 
 @dataclass(frozen=True)
-class _Licence:
-    """The licence of a family's weights; see docs/weight-licences.md."""
+class _License:
+    """The license of a family's weights; see docs/weight-licences.md."""
 
     names: str
     short: str
     text: str
 
 
-# family -> licence
-LICENCES = {
-    "builtin": _Licence("builtin", "Apache-2.0", "Apache-2.0, like the code."),
-    "sapiens2": _Licence(
+# family -> license
+LICENSES = {
+    "builtin": _License("builtin", "Apache-2.0", "Apache-2.0, like the code."),
+    "sapiens2": _License(
         "facebook/sapiens2-*",
         "Meta's own for Sapiens2",
-        "Meta's own licence for Sapiens2, linked from the page of each checkpoint. Check its terms for commercial use "
+        "Meta's own license for Sapiens2, linked from the page of each checkpoint. Check its terms for commercial use "
         "and for images of people.",
     ),
-    "sam2": _Licence("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, according to the SAM 2 release."),
-    "maskformer": _Licence(
+    "sam2": _License("facebook/sam2-*, facebook/sam2.1-*", "Apache-2.0", "Apache-2.0, according to the SAM 2 release."),
+    "maskformer": _License(
         "facebook/maskformer-*",
         "other; assume non-commercial",
         '"other" on the Hub. The original code is licensed under CC BY-NC 4.0, so assume that the weights are for '
         "non-commercial use.",
     ),
-    "mask2former": _Licence(
+    "mask2former": _License(
         "facebook/mask2former-*",
         "other; see its datasets",
         '"other" on the Hub. Most of the original code is licensed under MIT; the datasets (COCO, ADE20K, Cityscapes, '

@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
+import typing
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from typer import Argument, Context, Option
 
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
-from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.limits import MIN_TILE_SIDE
+from vitruvian.pipelines.options import OptionRow, option_rows
+from vitruvian.pipelines.output_options import VideoOutput
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 MODEL = "Model"  # panel of the help
 STDIO = "-"
-# argument of the library -> the option that stands for it, where their names differ
-OPTION_OF_ARGUMENT = {
+# argument of the library -> the option that stands for it, where that is not in the table of options
+_OPTION_OF_ARGUMENT = {
     "K": "intrinsics",
     "background": "over",
-    "crops_n_layers": "crop_layers",
-    "detect_threshold": "threshold",
     "input_boxes": "boxes",
     "input_points": "points",
     "label_ids_to_fuse": "fuse",
-    "overlap_mask_area_threshold": "keep_share",
-    "points_per_crop": "points_per_side",
-    "pred_iou_thresh": "quality",
     "size_hw": "size",
-    "stability_score_thresh": "stability",
     "tile_hw": "tile",
-}
-
-# earlier name of an option -> its name
-_RENAMED_OPTIONS = {
-    "people": "detect",
-    "finder": "detect",
-    "finder-threshold": "threshold",
-    "nobody": "on-empty",
-    "box-form": "box-format",
 }
 
 
@@ -62,7 +54,8 @@ def complete_model(context: Context, incomplete: str) -> list[str]:
 Device = Annotated[
     str | None,
     Option(
-        help="cuda, cuda:1, mps or cpu. By default the first of cuda, mps and cpu that is available.",
+        help="cuda, cuda:1, mps or cpu.",
+        show_default="cuda, else mps, else cpu",
         rich_help_panel=MODEL,
         autocompletion=lambda: ["cpu", "cuda", "cuda:0", "mps"],
     ),
@@ -76,21 +69,34 @@ Dtype = Annotated[
     ),
 ]
 CudaDevice = Annotated[str | None, Option(help="cuda or cpu. By default cuda if available.")]
-Convention = Annotated[
-    Literal["opencv", "opengl"], Option(help="opencv: x right, y down, z away; opengl: x right, y up, z to the viewer.")
-]
-Background = Annotated[
-    Literal["mask", "keep"],
-    Option(
-        help="mask: only people, if the checkpoint also predicts mattes, as builtin does; keep: the background too."
-    ),
-]
-Opacity = Annotated[float, Option(help="Opacity of the colors in the drawing.", min=0, max=1)]
-HoleArea = Annotated[float, Option(help="Fill holes up to this number of pixels.", min=0)]
-IslandArea = Annotated[float, Option(help="Remove islands up to this number of pixels.", min=0)]
 Json = Annotated[bool, Option("--json", help="Print JSON on standard output.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print errors only.")]
 Debug = Annotated[bool, Option("--debug", help="Print tracebacks of errors.")]
+
+
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
+def with_options(*tables: type) -> Callable[[type[T]], type[T]]:
+    """Make a class a dataclass with a field for each option of tables, beside those that it declares."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        annotations = vars(cls).get("__annotations__", {})
+        for row in option_rows(*tables):
+            if row.info.cli:
+                annotations[row.name] = Annotated[row.type, _typer_option(row)]
+                setattr(cls, row.name, dataclasses.field(default=row.default, metadata={"row": row}))
+        cls.__annotations__ = annotations
+        return dataclass(frozen=True, kw_only=True)(cls)
+
+    return decorate
+
+
+def _typer_option(row: OptionRow) -> Any:
+    """Return the option of the command line for a row of the table."""
+    allowed, flags = row.info.range, [f"--{row.name.replace('_', '-')}"] if row.default is False else []
+    smallest, largest = (bound if math.isfinite(bound) else None for bound in (allowed.ge, allowed.le))
+    if row.type in (int, int | None):
+        smallest, largest = (None if bound is None else int(bound) for bound in (smallest, largest))
+    return Option(*flags, help=row.info.help, min=smallest, max=largest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +106,14 @@ class OptionGroup:
     Attributes:
         panel: The panel of the help that the fields of this class are under.
         basic: Fields of this class that `--help` shows; `--help-all` shows all.
-        call_names: Arguments of the pipeline's call that the fields of this class are passed as.
     """
 
     panel: ClassVar[str | None] = None
     basic: ClassVar[tuple[str, ...]] = ()
-    call_names: ClassVar[tuple[str, ...]] = ()
 
     def call_options(self) -> dict[str, object]:
-        """Return the arguments of the pipeline's call, without the people detector."""
-        names = (name for group in type(self).__mro__ for name in vars(group).get("call_names", ()))
-        return {name: getattr(self, name if hasattr(self, name) else OPTION_OF_ARGUMENT[name]) for name in names}
+        """Return the arguments of the pipeline's call."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ class SourceGroup(OptionGroup):
         list[str] | None,
         Option(
             metavar="NAME=VALUE",
-            help="Change a limit of inputs, such as image_pixels=4e8. Repeat for more; `vitruvian doctor` lists them.",
+            help="Set an input limit, e.g. image_pixels=4e8. Repeatable; `vitruvian doctor` lists them.",
         ),
     ] = None
     watch: Annotated[bool, Option("--watch", help="Wait for new files in the folders, until Ctrl-C.")] = False
@@ -158,7 +161,7 @@ class OutputGroup(OptionGroup):
         Option(
             "--save",
             "-s",
-            help="File formats to write, separated by commas; listed above. The default depends on the task.",
+            help="Comma-separated output formats (listed above). The default depends on the task.",
         ),
     ] = None
     overwrite: Annotated[
@@ -168,7 +171,7 @@ class OutputGroup(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class CocoGroup(OptionGroup):
-    """One dataset of everything."""
+    """Options for a COCO dataset."""
 
     panel = "Results"
     coco: Annotated[Path | None, Option(help="Collect all results in one COCO dataset, a .json file.")] = None
@@ -198,7 +201,7 @@ class ModelGroup(OptionGroup):
         Option(
             help="Threads that read, preprocess and write; with --ray, worker processes.",
             min=1,
-            show_default="2 to 4",
+            show_default="2 to 4; up to 8 on CUDA",
         ),
     ] = None
 
@@ -213,7 +216,7 @@ class ClusterGroup(OptionGroup):
         Option(
             "--ray",
             help="Run on a Ray cluster: that of this machine, which is started if none runs, or one at an address, "
-            "as in --ray ray://host:10001. See docs/scale.md.",
+            "as in --ray ray://host:10001.",
         ),
     ] = False
     gpus_per_worker: Annotated[
@@ -227,7 +230,7 @@ class ClusterGroup(OptionGroup):
     shards: Annotated[
         Literal["parquet", "tar", "none"] | None,
         Option(
-            help="Format of files that hold the results of many sources; none for separate files.",
+            help="parquet or tar: write results as shards; none: one set of files per input.",
             show_default="parquet above 10,000 sources",
         ),
     ] = None
@@ -239,9 +242,7 @@ class ClusterGroup(OptionGroup):
             min=1,
         ),
     ] = None
-    retry_failed: Annotated[
-        bool, Option("--retry-failed", help="Process sources again whose row in a shard has an error.")
-    ] = False
+    retry_failed: Annotated[bool, Option("--retry-failed", help="Retry inputs that failed before.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +250,7 @@ class BatchGroup(OptionGroup):
     """How many inputs the model gets at a time."""
 
     panel = MODEL
-    batch_size: Annotated[
-        str, Option(help="Inputs in a batch: a number, or auto, which is halved when memory runs out.")
-    ] = "auto"
+    batch_size: Annotated[str, Option(help="Inputs in a batch: a number, or auto (halved on out-of-memory).")] = "auto"
 
     def call_options(self) -> dict[str, object]:
         """Add the batch size."""
@@ -266,13 +265,12 @@ class PeopleGroup(OptionGroup):
     """Which people are processed."""
 
     panel = "People"
-    basic: ClassVar[tuple[str, ...]] = ("detect", "boxes", "threshold")
-    call_names: ClassVar[tuple[str, ...]] = ("detect", "box_format", "on_empty", "max_people")
+    basic: ClassVar[tuple[str, ...]] = ("detect", "boxes")
     detect: Annotated[
         str | None,
         Option(
             metavar="DETECTOR",
-            help="Detector of people: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), a "
+            help="Person detector: builtin, a Mask2Former or MaskFormer trained on COCO (folder or Hub name), a "
             "YOLOX or RTMDet file (.onnx), or whole to process the whole image. By default the model itself if it "
             "detects people, else builtin.",
             autocompletion=lambda: ["builtin", "whole"],
@@ -285,37 +283,17 @@ class PeopleGroup(OptionGroup):
             "table of file names and boxes, .csv, or the .jsonl of vitruvian track."
         ),
     ] = None
-    threshold: Annotated[
-        float | None,
-        Option(
-            help="Minimum score of a detected person. By default that of the detector; 0.1 in videos, where people are "
-            "tracked.",
-            min=0,
-            max=1,
-        ),
-    ] = None
-    box_format: Annotated[
-        Literal["xyxy", "xywh"], Option(help="Format of --boxes: corners, or x, y, width, height.")
-    ] = "xyxy"
-    on_empty: Annotated[
-        Literal["whole", "none", "error"] | None,
-        Option(
-            help="If no person is detected: process the whole image, write an empty result, or fail. By default none "
-            "for poses and whole for all other tasks."
-        ),
-    ] = None
-    max_people: Annotated[int | None, Option(help="Maximum number of people, by score.", min=1)] = None
 
     def call_options(self) -> dict[str, object]:
-        """Add the boxes, or the detector that reads them from a file, and the threshold."""
-        if self.detect and self.detect != "crop" and self.boxes:
-            raise InputError("--detect and --boxes: expected one of them, got both. Drop one.")
-        options = super().call_options() | {"detect_threshold": self.threshold}
+        """Add the boxes, or the detector that reads them from a file."""
+        if self.detect and self.boxes:
+            raise InputError("--detect and --boxes: cannot be combined. Drop one of them.")
+        options: dict[str, object] = {"detect": self.detect}
         if (file := self.boxes_file()) is not None:
             options["detect"] = file
         elif self.boxes:
             options["boxes"] = [read_numbers("--boxes", text, 4) for text in self.boxes]
-        return options
+        return super().call_options() | options
 
     def boxes_file(self) -> Path | None:
         """Return the file that --boxes names, if it does."""
@@ -332,7 +310,6 @@ class TileGroup(OptionGroup):
     """Very large images."""
 
     panel = MODEL
-    call_names: ClassVar[tuple[str, ...]] = ("overlap",)
     tile: Annotated[
         str | None,
         Option(
@@ -340,9 +317,6 @@ class TileGroup(OptionGroup):
             "size of the model."
         ),
     ] = None
-    overlap: Annotated[
-        float, Option(help="Overlap of adjacent tiles, as a fraction of their side.", min=0, max=MAX_TILE_OVERLAP)
-    ] = 0.25
 
     def call_options(self) -> dict[str, object]:
         """Add the size of tiles."""
@@ -361,33 +335,19 @@ class TileGroup(OptionGroup):
         return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThresholdGroup(OptionGroup):
-    """What counts as an object."""
-
-    panel = "Objects"
-    basic: ClassVar[tuple[str, ...]] = ("threshold",)
-    call_names: ClassVar[tuple[str, ...]] = ("threshold", "mask_threshold", "overlap_mask_area_threshold")
-    threshold: Annotated[float, Option(help="Minimum score of an object.", min=0, max=1)] = 0.5
-    mask_threshold: Annotated[float, Option(help="Minimum probability of a pixel of a mask.", min=0, max=1)] = 0.5
-    keep_share: Annotated[
-        float,
-        Option(help="Minimum fraction of its mask that an object keeps after overlaps are removed.", min=0, max=1),
-    ] = 0.8
-
-
-@dataclass(frozen=True, kw_only=True)
+@with_options(VideoOutput)
 class VideoGroup(OptionGroup):
     """Videos and cameras."""
 
     panel = "Video and cameras"
-    smooth: Annotated[bool, Option(help="Smooth results over time.")] = True
-    sound: Annotated[bool, Option(help="Keep the sound.")] = True
-    detect_every: Annotated[int, Option(help="Detect people in every Nth frame, and track them in between.", min=1)] = 1
     preview: Annotated[Path | None, Option(help="Image file (.jpg, .png) that is updated with the latest frame.")] = (
         None
     )
     frames: Annotated[int | None, Option(help="Stop a camera after this number of frames.", min=1)] = None
+
+    def video_options(self) -> dict[str, Any]:
+        """Return the options of the video loop."""
+        return {row.argument: getattr(self, row.name) for row in option_rows(VideoOutput)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,24 +363,37 @@ class MessageGroup(OptionGroup):
     quiet: Quiet = False
     debug: Debug = False
 
+    def option_names(self) -> dict[str, str]:
+        """Return the option that stands for each argument of the library, for messages."""
+        return {}
+
+
+def option_names(fields: Iterable[str], *tables: type, without: Iterable[str] = ()) -> dict[str, str]:
+    """Return the option that stands for each argument of the library, such as --intrinsics for K, for messages.
+
+    Args:
+        fields: Names of the command's parameters.
+        tables: Tables whose options have other names.
+        without: Names to leave out: a source may be called boxes.
+    """
+    options = {name: f"--{name.replace('_', '-')}" for name in fields}
+    renamed = _OPTION_OF_ARGUMENT | {row.argument: row.name for row in option_rows(*tables)}
+    others = {argument: options[name] for argument, name in renamed.items() if name in options}
+    return {name: option for name, option in (others | options).items() if name not in without}
+
 
 # ------------------------------------------------------------------------------------------------ texts of options
 
 
-def current_option(name: str) -> str:
-    """Return the name of an option, without dashes, from that or an earlier name."""
-    return _RENAMED_OPTIONS.get(name, name)
-
-
 def read_numbers(option: str, text: str, *counts: int) -> list[float]:
-    """Read numbers with commas between, as many as one of `counts`."""
+    """Read comma-separated numbers, as many as one of `counts`."""
     try:
         numbers = [float(word) for word in text.replace(" ", "").split(",")]
     except ValueError:
         numbers = []
     if len(numbers) not in counts:
         number = " or ".join(str(count) for count in counts)
-        raise InputError(f"{option}: expected {number} numbers with commas between, got {text!r}.")
+        raise InputError(f"{option}: expected {number} comma-separated numbers, got {text!r}.")
     return numbers
 
 
@@ -441,9 +414,9 @@ def cuda_or_cpu(device: str | None) -> torch.device:
     return checked_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def read_points(text: str) -> list[list[float]]:
-    """Read the points on one object: x, y, and whether they lie on it."""
+def read_points(text: str) -> tuple[list[list[float]], list[int]]:
+    """Read the points of one object, and the label of each: 1 on the object, 0 off it."""
     rows = [read_numbers("--points", word, 2, 3) for word in text.split()]
     if not rows or any(len(row) == 3 and row[2] not in (0, 1) for row in rows):
-        raise InputError(f'--points: expected "x,y" or "x,y,1" on the object and "x,y,0" off it, got {text!r}.')
-    return rows
+        raise InputError(f'--points: expected "x,y", "x,y,1" (foreground) or "x,y,0" (background), got {text!r}.')
+    return [row[:2] for row in rows], [int(row[2]) if len(row) == 3 else 1 for row in rows]

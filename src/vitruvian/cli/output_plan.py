@@ -1,8 +1,8 @@
-"""What `--save` and `--out` mean: the kinds of files of a task, and the paths that results go to.
+"""What `--save` and `--out` mean: the file formats of a task, and the paths that results go to.
 
-A kind is an ending that results of the task can be saved as (json, npz, 16.png, …), or plot and plot.jpg for the
-drawing: OUT/photo_pose.json, OUT/photo_pose_plot.png. Of a video, plot, mp4, webm and mov give a video, json gives a
-line of JSON a frame, and the others a folder of numbered files.
+A file format is an extension that results of the task can be saved as (json, npz, 16.png, …), or plot and plot.jpg for
+the drawing: OUT/photo_pose.json, OUT/photo_pose_plot.png. Of a video, plot, mp4, webm and mov give a video, json a
+line of JSON per frame, and the others a folder of numbered files.
 """
 
 from __future__ import annotations
@@ -19,88 +19,91 @@ from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
 from vitruvian.files.video import FRAME_FORMAT
 from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from vitruvian.tasks import PLOTS, Task, file_ending
+from vitruvian.tasks import PLOTS, Task, file_extension
 
 OUT = "out"  # the default of --out
-VIDEO_KINDS = ("mp4", "webm", "mov")
+VIDEO_FORMATS = ("mp4", "webm", "mov")
 VIDEO_DATASET = "vis.json"  # of tasks for videos only: all records as one YouTube-VIS dataset
 CROPS = "crops"  # of tasks for videos only: a folder with an image of each visible object in each frame
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+PLOT_EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
 
 
-def _save_kinds(task: Task) -> tuple[str, ...]:
+def _save_formats(task: Task) -> tuple[str, ...]:
     """Return everything that `--save` takes for a task; for videos there is always json."""
     of_objects = () if task.image_files else (VIDEO_DATASET, CROPS)
-    return tuple(dict.fromkeys((*task.image_kinds(), *VIDEO_KINDS, "json", *of_objects)))
+    return tuple(dict.fromkeys((*task.image_formats(), *VIDEO_FORMATS, "json", *of_objects)))
 
 
 @dataclass(frozen=True)
-class _Kinds:
-    """The kinds of files to write: for images and for videos, and whether a format of videos is among those named."""
+class _Formats:
+    """The file formats to write: for images and for videos, and whether a format of videos is among those named."""
 
     image: tuple[str, ...]
     video: tuple[str, ...]
     names_video: bool = False
 
 
-def _read_save(task: Task, save: str | None) -> _Kinds:
+def _read_save(task: Task, save: str | None) -> _Formats:
     """Read `--save`."""
     if save is None:
-        return _Kinds(task.image_files, task.video_files)
-    known = _save_kinds(task)
+        return _Formats(task.image_files, task.video_files)
+    known = _save_formats(task)
     words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
     if not words:
         raise InputError(f"--save: expected one or more of {', '.join(known)}, got an empty string.")
     for word in words:
         if word not in known:
-            reason = task.result_class().refused_endings.get(f".{word}", "")  # JPEG of mattes, say
+            reason = task.result_class().refused_extensions.get(f".{word}", "")  # such as JPEG of mattes
             raise InputError(
                 f"--save: expected one or more of {', '.join(known)} for {task.name}, got {word!r}."
                 f"{near_matches(word, known)}{reason}"
             )
-    videos = [word for word in words if word in VIDEO_KINDS]
+    videos = [word for word in words if word in VIDEO_FORMATS]
     if len(videos) > 1:
         raise InputError(
             f"--save: expected one video format, got {' and '.join(videos)}. Run the command once for each."
         )
     moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
-    return _Kinds(
-        image=tuple(word for word in words if word in task.image_kinds()),
+    return _Formats(
+        image=tuple(word for word in words if word in task.image_formats()),
         video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in moving)),
-        names_video=any(word in (*VIDEO_KINDS, VIDEO_DATASET) for word in words),
+        names_video=any(word in (*VIDEO_FORMATS, VIDEO_DATASET) for word in words),
     )
 
 
-def file_kind(task: Task, out: Path, save: str | None) -> str | None:
-    """Return the kind of file that `--out` names, or None if it names a folder."""
+def named_format(task: Task, out: Path, save: str | None) -> str | None:
+    """Return the file format that `--out` names, or None if it names a folder."""
     if out.is_dir():
         return None
-    kinds = None if save is None else _read_save(task, save)
-    if kinds is not None and len(kinds.image) == 1 and kinds.image[0] in PLOTS and out.suffix.lower() in IMAGE_ENDINGS:
-        return kinds.image[0]
+    formats = None if save is None else _read_save(task, save)
+    if formats is not None and len(formats.image) == 1 and out.suffix.lower() in PLOT_EXTENSIONS:
+        (only,) = formats.image
+        if only in PLOTS:
+            return only
     name = out.name.lower()
-    matching = [kind for kind in (*_save_kinds(task), "jsonl") if kind not in PLOTS and name.endswith(f".{kind}")]
+    others = [other for other in (*_save_formats(task), "jsonl") if other not in PLOTS]
+    matching = [other for other in others if name.endswith(f".{other}")]
     if not matching:
-        return _plot_kind(task, out)
-    kind = max(matching, key=len).replace("jsonl", "json")
-    if kinds is not None and {kind} != {*kinds.image, *kinds.video}:
+        return _plot_format(task, out)
+    file_format = max(matching, key=len).replace("jsonl", "json")
+    if formats is not None and {file_format} != {*formats.image, *formats.video}:
         raise InputError(f"--save {save}: differs from the format of --out {out.name}. Drop --save.")
-    return kind
+    return file_format
 
 
-def _plot_kind(task: Task, out: Path) -> str | None:
-    """Return the kind of drawing for a file name that results of the task are not saved as; None for a folder's name.
+def _plot_format(task: Task, out: Path) -> str | None:
+    """Return the format of the drawing for a file name that results are not saved as; None for a folder's name.
 
     Raises:
         InputError: It is the name of a file that cannot be written.
     """
     suffix = out.suffix.lower()
-    advice = task.result_class().refused_endings.get(suffix, "")
-    if suffix in IMAGE_ENDINGS and task.image_files and not advice:
+    advice = task.result_class().refused_extensions.get(suffix, "")
+    if suffix in PLOT_EXTENSIONS and task.image_files and not advice:
         return "plot" if suffix == ".png" else "plot.jpg"
     if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES | _FILE_SUFFIXES:
-        known = ", ".join(f".{kind}" for kind in _save_kinds(task) if kind not in PLOTS)
+        known = ", ".join(f".{other}" for other in _save_formats(task) if other not in PLOTS)
         raise InputError(f"--out {out.name}: expected a folder or a name that ends in {known}, got {suffix!r}.{advice}")
     return None
 
@@ -110,43 +113,43 @@ class OutputPlan:
 
     Attributes:
         folder: The output folder; that of the file if `--out` names one.
-        stdout_kind: The kind of file for standard output, or None.
+        stdout_format: The file format for standard output, or None.
         file: The one file that `--out` names, or None.
     """
 
     def __init__(self, command: TaskCommand) -> None:
         self.task, self.save = command.task, command.save
         self.file: Path | None = None
-        self.stdout_kind: str | None = None
-        self._kinds = _Kinds((), ())
-        self._file_kind: str | None = None
+        self.stdout_format: str | None = None
+        self._formats = _Formats((), ())
+        self._file_format: str | None = None
         self.folder = out = Path(OUT if command.to_stdout else command.out or OUT).expanduser()
         if command.to_stdout:
-            self.stdout_kind = self._one_kind()
+            self.stdout_format = self._one_format()
             return
-        self._file_kind = file_kind(self.task, out, self.save)
-        if self._file_kind is not None:
+        self._file_format = named_format(self.task, out, self.save)
+        if self._file_format is not None:
             self.file, self.folder = out, out.parent
         else:
-            self._kinds = _read_save(self.task, self.save)
+            self._formats = _read_save(self.task, self.save)
             if out.exists() and not out.is_dir():
                 raise InputError(f"--out {out}: expected a folder for results, got a file. Choose another.")
 
     @property
     def sequences_are_videos(self) -> bool:
         """Whether numbered images give one result: where a video is to be written, or the task is for videos."""
-        return not self.task.image_files or self._kinds.names_video or self._file_kind in VIDEO_KINDS
+        return not self.task.image_files or self._formats.names_video or self._file_format in VIDEO_FORMATS
 
     @property
-    def image_kinds(self) -> tuple[str, ...]:
-        """Kinds of files that are written for an image."""
-        return self._kinds.image
+    def image_formats(self) -> tuple[str, ...]:
+        """File formats that are written for an image."""
+        return self._formats.image
 
-    def _one_kind(self) -> str:
-        kinds = _read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
-        if len(kinds) != 1:
+    def _one_format(self) -> str:
+        formats = _read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
+        if len(formats) != 1:
             raise InputError(f"--out {STDIO}: expected one format in --save, got {self.save!r}. Choose one.")
-        return kinds[0]
+        return formats[0]
 
     def check(self, inputs: list[Input]) -> None:
         """Raise `InputError` where the inputs cannot go to standard output or into one file."""
@@ -154,45 +157,45 @@ class OutputPlan:
             raise InputError(
                 f"--out {self.file}: expected a folder for {len(inputs)} sources, got a file's name. Name a folder."
             )
-        if self.stdout_kind is None:
+        if self.stdout_format is None:
             return
-        if len(inputs) > 1 and self.stdout_kind != "json":
+        if len(inputs) > 1 and self.stdout_format != "json":
             raise InputError(
-                f"--out {STDIO}: expected one image for {self.stdout_kind}, got {len(inputs)}. Use --save json, or a "
+                f"--out {STDIO}: expected one image for {self.stdout_format}, got {len(inputs)}. Use --save json, or a "
                 "folder."
             )
         if any(item.kind in ("video", "camera") for item in inputs):
             raise InputError(f"--out {STDIO}: expected images, got a video or a camera. Name a folder.")
 
     def files(self, item: Input) -> dict[str, Path]:
-        """Return the file of each kind for an input; of kinds with a file a frame, their pattern."""
+        """Return the file of each format for an input; of formats with a file per frame, their pattern."""
         moving = item.kind in ("video", "camera")
-        if self.file is not None and self._file_kind in (VIDEO_DATASET, CROPS):
-            raise InputError(f"--out {self.file}: expected a folder for {self._file_kind}, got a file. Name a folder.")
-        if self.file is not None and self._file_kind is not None:
-            return {self._file_kind: self.file} if moving or self._file_kind in self.task.image_kinds() else {}
+        if self.file is not None and self._file_format in (VIDEO_DATASET, CROPS):
+            raise InputError(f"--out {self.file}: expected a folder for {self._file_format}, got a file.")
+        if self.file is not None and self._file_format is not None:
+            return {self._file_format: self.file} if moving or self._file_format in self.task.image_formats() else {}
         if not moving:
-            return {kind: self._path(item.stem, file_ending(kind)) for kind in self._kinds.image}
+            return {name: self._path(item.stem, file_extension(name)) for name in self._formats.image}
         stem = item.stem.replace("%", "_")  # %05d stands for the number of a frame
         stem = f"{stem}_{time.strftime('%Y%m%d-%H%M%S')}" if item.kind == "camera" else stem
-        kinds = self._kinds.video
-        if "json" not in kinds and (VIDEO_DATASET in kinds or not any(kind in VIDEO_KINDS for kind in kinds)):
-            kinds = (*kinds, "json")  # tells which frames are done, and datasets are made of it
-        return {kind: self._video_path(stem, kind) for kind in kinds}
+        formats = self._formats.video
+        if "json" not in formats and (VIDEO_DATASET in formats or not set(formats) & set(VIDEO_FORMATS)):
+            formats = (*formats, "json")  # tells which frames are done, and datasets are made of it
+        return {name: self._video_path(stem, name) for name in formats}
 
-    def _path(self, stem: str, ending: str) -> Path:
-        return output_path(self.folder, stem, f"_{self.task.name}{ending}")
+    def _path(self, stem: str, extension: str) -> Path:
+        return output_path(self.folder, stem, f"_{self.task.name}{extension}")
 
-    def _video_path(self, stem: str, kind: str) -> Path:
-        if kind in (*VIDEO_KINDS, "json", VIDEO_DATASET):
-            return self._path(stem, ".jsonl" if kind == "json" else f".{kind}")
-        if kind == CROPS:
+    def _video_path(self, stem: str, file_format: str) -> Path:
+        if file_format in (*VIDEO_FORMATS, "json", VIDEO_DATASET):
+            return self._path(stem, ".jsonl" if file_format == "json" else f".{file_format}")
+        if file_format == CROPS:
             return output_path(self._path(stem, f"_{CROPS}"), FRAME_FORMAT, ".png")
         folder = self._path(stem, "")
-        return output_path(folder, folder.name, f"_{FRAME_FORMAT}{file_ending(kind)}")
+        return output_path(folder, folder.name, f"_{FRAME_FORMAT}{file_extension(file_format)}")
 
 
 def result_paths(files: Mapping[str, Path]) -> list[Path]:
-    """Return the files of a result, and the folder of those that come a file a frame."""
+    """Return the files of a result, and the folder of those with a file per frame."""
     paths: Iterable[Path] = files.values()
     return list(dict.fromkeys(path.parent if FRAME_FORMAT in path.name else path for path in paths))

@@ -10,9 +10,9 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,8 +28,6 @@ _PROGRESS_SECONDS = 1.0  # between lines of --progress
 _MAX_LISTED = 4  # files that the summary names one by one
 _MIN_TIMED = 3  # results after the first that it takes to estimate the remaining time
 
-# argument -> option of the command that runs, such as K -> --intrinsics
-option_names: ContextVar[Mapping[str, str]] = ContextVar("option_names", default={})  # noqa: B039 - never modified
 _ITEM = re.compile(r"(\w+)\[(\d+)\]")  # boxes[0]
 
 
@@ -42,11 +40,10 @@ def printable(text: str) -> str:
     return one_line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def error_text(error: BaseException | str) -> str:
-    """Return the message of an error on one line, about the option where it is about the argument."""
+def error_text(error: BaseException | str, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the message of an error on one line, about an option if it is about the argument in `names`."""
     text = str(error)
     if isinstance(error, VitruvianError) and error.subject is not None:
-        names = option_names.get()
         text = error.about("".join(_option(part, names) for part in re.split(r"( and |, )", error.subject)))
     return printable(" ".join(text.split())) or type(error).__name__
 
@@ -93,7 +90,7 @@ def print_warning(text: str) -> None:
     _CONSOLE.print(f"Warning: {printable(text)}", markup=False)
 
 
-class Report:
+class RunReport:
     """Counts what was done, skipped and failed, and prints it.
 
     Args:
@@ -104,6 +101,7 @@ class Report:
     def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
         self.progress = messages.progress
+        self._names = messages.option_names()
         self.done_count = self.skipped_count = self.changed_count = 0
         self.failures: list[str] = []
         self.more_failures = 0  # without a message
@@ -164,7 +162,7 @@ class Report:
 
     def failed(self, name: str, error: BaseException | str) -> None:
         """Count a source that gave no result."""
-        message = error_text(error)
+        message = error_text(error, self._names)
         message = message if message.startswith(printable(name)) else f"{printable(name)}: {message}"
         self.failures.append(message)
         self.line(source=name, status="failed", error=message)
@@ -208,7 +206,7 @@ class Report:
             counts.append(f"{self.failed_count} failed")
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"
         if self.done_count > 1:
-            text += f", {self.done_count / max(seconds, 1e-6):.1f} a second"
+            text += f", {self.done_count / max(seconds, 1e-6):.1f} per second"
         if self._shards is not None:
             return f"{text}: {self._shards}"
         if 0 < len(self._files) <= _MAX_LISTED:
@@ -234,7 +232,7 @@ class Report:
 class _Bar:
     """Progress of one piece of work."""
 
-    def __init__(self, report: Report, title: str, total: int | None, progress: Progress) -> None:
+    def __init__(self, report: RunReport, title: str, total: int | None, progress: Progress) -> None:
         self._report, self._title, self._total, self._progress = report, title, total, progress
         self._task = progress.add_task(escape(title), total=total, speed="")
         self._logged = time.monotonic()
@@ -259,7 +257,7 @@ class _Bar:
             self._report.say(f"{self._title}: {count} of {total or '?'}{left}")
 
     def _rate(self, count: int, now: float) -> float | None:
-        """Return results a second since the first, which takes longer than others; None while that is unknown."""
+        """Return results per second since the first, which takes longer than others; None while that is unknown."""
         assert self._first is not None
         finished, seconds = count - self._first[0], now - self._first[1]
         return finished / seconds if finished >= _MIN_TIMED and seconds > 0 else None

@@ -20,7 +20,7 @@ import typer
 
 from vitruvian.cli.inputs import Input
 from vitruvian.cli.options import STDIO, CocoGroup, MessageGroup, PeopleGroup
-from vitruvian.cli.report import Report
+from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_task import TaskRun
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import prepare_parts, run_part, run_video_file
@@ -51,7 +51,7 @@ def run_on_cluster(command: TaskCommand) -> None:
     _check(command, sources, addresses)
     address = addresses[0] if addresses else None
     command = dataclasses.replace(command, sources=sources)
-    report = Report(command)
+    report = RunReport(command)
     interrupted = False
     try:
         if _wants_shards(command):
@@ -100,7 +100,7 @@ def _wants_shards(command: TaskCommand) -> bool:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None, report: Report) -> Iterator[Any]:
+def _cluster(address: str | None, report: RunReport) -> Iterator[Any]:
     """Connect to a cluster, and print the address of its dashboard."""
     ray = import_ray()
     with connected(ray, address) as dashboard:
@@ -122,7 +122,7 @@ class _CommandSpec:
     def open_runner(self) -> Runner:
         """Load the model, and return the function that runs the pipeline."""
         set_limits(**dataclasses.asdict(self.limits))
-        run = TaskRun(self.command, Report(MessageGroup(quiet=True)))
+        run = TaskRun(self.command, RunReport(MessageGroup(quiet=True)))
         pipe, options = run.pipe, run.call_options
 
         def call(source: Source, save: ResultWriter) -> Any:
@@ -136,19 +136,19 @@ class _CommandEncoder:
     """Encodes results as the files of a command."""
 
     command: TaskCommand
-    kinds: tuple[str, ...]
+    formats: tuple[str, ...]
 
     def __call__(self, result: Result) -> dict[str, bytes]:
-        converted = self.command.convert(result)
-        return {kind: encode_as(kind, converted, draw=self.command.draw) for kind in self.kinds}
+        converted = self.command.output.convert(result)
+        return {name: encode_as(name, converted, draw=self.command.output.draw) for name in self.formats}
 
 
-def _run_shards(command: TaskCommand, report: Report, address: str | None) -> None:
+def _run_shards(command: TaskCommand, report: RunReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     run = TaskRun(worker, report)
-    kinds = tuple(dict.fromkeys(("json", *(kind for kind in run.plan.image_kinds if not kind.startswith("plot")))))
+    formats = tuple(dict.fromkeys(("json", *(name for name in run.plan.image_formats if not name.startswith("plot")))))
     if command.save is not None:
-        kinds = run.plan.image_kinds
+        formats = run.plan.image_formats
     folder = command.out or str(run.plan.folder)
     with _cluster(address, report), report.bar("images", None) as bar:
         total = _count_in_background(command)
@@ -166,12 +166,12 @@ def _run_shards(command: TaskCommand, report: Report, address: str | None) -> No
             folder,
             workers=command.workers,
             gpus_per_worker=command.gpus_per_worker,
-            save=kinds,
+            save=formats,
             form="tar" if command.shards == "tar" else "parquet",
             overwrite=command.overwrite,
             retry_failed=command.retry_failed,
-            encode=_CommandEncoder(worker, kinds),
-            settings=f"{run.settings}-{','.join(kinds)}",
+            encode=_CommandEncoder(worker, formats),
+            settings=f"{run.digest}-{','.join(formats)}",
             progress=progress,
         )
     report.add_counts(done=summary.done, skipped=summary.skipped, folder=folder)
@@ -195,7 +195,7 @@ def _count_in_background(command: TaskCommand) -> Future[int | None]:
 # ------------------------------------------------------------------------------------------------ files
 
 
-class _RecordingReport(Report):
+class _RecordingReport(RunReport):
     """Keeps what a worker reports, for the report of the driver."""
 
     def __init__(self) -> None:
@@ -306,7 +306,7 @@ class _Splits:
         return True
 
 
-def _run_files(command: TaskCommand, report: Report, address: str | None) -> None:
+def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     with TaskRun(worker, report) as run:
         remaining, _ = run.plan_inputs(run.find_inputs())

@@ -25,12 +25,13 @@ import typer
 from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco import Dataset
+from vitruvian.cli.command_digest import command_digest
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
-from vitruvian.cli.report import Report
-from vitruvian.cli.settings_digest import command_digest
+from vitruvian.cli.report import RunReport
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
@@ -67,7 +68,7 @@ def run_task(command: TaskCommand) -> None:
 
 def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
     """Run a task's command and report; return its exit code, and the commands that follow it."""
-    with TaskRun(command, Report(command, each=command.watch)) as run:
+    with TaskRun(command, RunReport(command, each=command.watch)) as run:
         interrupted = False
         try:
             if command.watch:
@@ -95,7 +96,7 @@ class TaskRun:
         writer: Name of this worker on a cluster, for the journal.
     """
 
-    def __init__(self, command: TaskCommand, report: Report, *, writer: str | None = None) -> None:
+    def __init__(self, command: TaskCommand, report: RunReport, *, writer: str | None = None) -> None:
         if command.json and command.out == STDIO:
             raise InputError(
                 "--json and --out -: cannot be combined, since both write to standard output. Drop one of them."
@@ -126,8 +127,8 @@ class TaskRun:
         remove_unused_locks(self.plan.folder)
 
     @cached_property
-    def settings(self) -> str:
-        """The digest of all settings."""
+    def digest(self) -> str:
+        """The digest of everything that affects the results."""
         return command_digest(self.command)
 
     @cached_property
@@ -150,10 +151,15 @@ class TaskRun:
             return pipeline(command.name, command.model, **options)
 
     def video_detector(self) -> PeopleDetector | None:
-        """Open what detects people in videos, with a low threshold; None if no one is to be detected."""
+        """Open what detects people in videos, with a low threshold; None if no one is to be detected.
+
+        `vitruvian track` has an option for its own detector, since objects have identities already.
+        """
         options = self.call_options
-        if isinstance(self.command, PeopleGroup) and self.command.boxes_file() is None:
-            threshold = self.command.threshold
+        if not isinstance(self.command, PeopleGroup):
+            return None
+        if self.command.boxes_file() is None:
+            threshold = options["detect_threshold"]
             options = options | {"detect_threshold": _VIDEO_THRESHOLD if threshold is None else threshold}
         detector: PeopleDetector | None = self.pipe.choose_detector(replace_options(self.pipe.options, options))
         return detector
@@ -195,18 +201,20 @@ class TaskRun:
                 if self._state(item, planned) == "changed":
                     changed.add(item.identity)
                 remaining.append(item)
-        if remaining and self.plan.stdout_kind is None:
+        if remaining and self.plan.stdout_format is None:
             check_writable(self.plan.folder)  # before the model is opened
         return remaining, changed
 
     def _add_following(self, inputs: Sequence[Input]) -> None:
-        """Note the commands that follow this one on videos that are done, now or before."""
+        """Note the tasks of `track --then` on videos that are done, now or before."""
+        if not isinstance(self.command, TrackCommand):
+            return
         for item in inputs:
             records = self._files.get(item.identity, {}).get("json")
             if item.kind != "video" or item.path is None or records is None or not records.is_file():
                 continue
-            if self.journal.state(item, [records], self.settings) == "done":
-                self.following += self.command.following(str(item.path), records)
+            if self.journal.state(item, [records], self.digest) == "done":
+                self.following += self.command.people_commands(str(item.path), records)
 
     @contextmanager
     def attempt(self, item: Input) -> Iterator[None]:
@@ -242,13 +250,13 @@ class TaskRun:
             raise item.error
         if item.kind in ("image", "stdin") and not self.command.task.image_files:
             raise InputError(f"{item.name}: expected a video or a camera for {self.command.name}, got an image.")
-        if self.plan.stdout_kind is not None:
+        if self.plan.stdout_format is not None:
             return "new"
         self._files[item.identity] = files = self.plan.files(item)
         if not files:
             named = self.command.save or (self.plan.file and self.plan.file.name)
             example = self.command.task.image_files[0]
-            raise InputError(f"{item.name}: {named} is for videos. Add a kind for images, such as {example}.")
+            raise InputError(f"{item.name}: {named} is for videos. Add a format for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
                 raise InputError(f"{path}: would also be the result of {other.name}. Rename one of the two inputs.")
@@ -258,7 +266,7 @@ class TaskRun:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
-        state = self.journal.state(item, paths, self.settings)
+        state = self.journal.state(item, paths, self.digest)
         if state != "done":
             return state
         if item.kind == "stdin" or (self.dataset is not None and item.file_name not in self.dataset.names):
@@ -268,7 +276,7 @@ class TaskRun:
     # ------------------------------------------------------------------------------------------------ one input
 
     def claim(self, item: Input) -> dict[str, Path]:
-        """Lock the outputs of an input, record what is planned, and return the file of each kind.
+        """Lock the outputs of an input, record what is planned, and return the file of each format.
 
         Raises:
             InputError: Another process has the lock, or a file must not be replaced.
@@ -280,7 +288,7 @@ class TaskRun:
         try:
             self.journal.refresh()
             self._journal_state(item, paths)
-            origin = self.journal.begin(item, paths, self.settings)
+            origin = self.journal.begin(item, paths, self.digest)
             for path in paths:
                 remove_temporary_files(path)
         except BaseException:
@@ -290,7 +298,7 @@ class TaskRun:
         return files
 
     def planned_files(self, item: Input) -> dict[str, Path]:
-        """Return the file of each kind for an input."""
+        """Return the file of each format for an input."""
         return self._files[item.identity]
 
     def complete(self, item: Input) -> list[Path]:
@@ -308,7 +316,7 @@ class TaskRun:
             self._locks.pop(item.identity)[0].release()
 
     def _compare_with_disk(self) -> None:
-        """Report results that this pass has written and that are missing or changed since."""
+        """RunReport results that this pass has written and that are missing or changed since."""
         for item, sizes in self._written.values():
             wrong = [str(path) for path, size in sizes.items() if size_on_disk(path) != size]
             if wrong:
@@ -322,7 +330,7 @@ class TaskRun:
     def _run_images(self, images: Sequence[Input], changed: set[str]) -> None:
         """Run images through the pipeline; one that fails does not stop the rest."""
         pipe = self.pipe
-        to_stdout = self.plan.stdout_kind is not None
+        to_stdout = self.plan.stdout_format is not None
         if not to_stdout:  # results are in order, and no local file waits for a slow server
             images = sorted(images, key=lambda item: item.remote)
         writer = _StdoutWriter(self) if to_stdout else _FileWriter(self, images)
@@ -350,7 +358,7 @@ class TaskRun:
                         if isinstance(writer, _StdoutWriter):
                             writer.print(index)
                         if self.dataset is not None:
-                            self.dataset.add(self.command.convert(result), images[index].file_name)
+                            self.dataset.add(self.command.output.convert(result), images[index].file_name)
                         report_done(index)
                     bar.update(index + 1)
         finally:
@@ -361,7 +369,7 @@ class TaskRun:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
 
         def load() -> Frame:
-            if self.plan.stdout_kind is None:
+            if self.plan.stdout_format is None:
                 self.claim(item)
             if item.kind == "stdin":
                 frame = _read_stdin(item.name)
@@ -382,11 +390,11 @@ class TaskRun:
         for folder in folders:
             if not folder.is_dir():
                 raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
-        if self.plan.stdout_kind is not None or self.plan.file is not None:
+        if self.plan.stdout_format is not None or self.plan.file is not None:
             raise InputError("--watch: expected --out to be a folder.")
         processed: dict[str, tuple[int, int]] = {}
         pending: dict[str, tuple[tuple[int, int], float]] = {}
-        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; Ctrl-C ends.")
+        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; press Ctrl-C to stop.")
         while True:
             now = time.monotonic()
             complete: list[Input] = []
@@ -420,9 +428,9 @@ class _FileWriter(ResultWriter):
         """Write all files of a result."""
         command, item = self._run.command, self._images[index]
         files = self._run.planned_files(item)
-        converted = command.convert(result)
-        for kind, path in files.items():
-            save_as(kind, converted, path, draw=command.draw)
+        converted = command.output.convert(result)
+        for file_format, path in files.items():
+            save_as(file_format, converted, path, draw=command.output.draw)
         sync_to_disk(files.values())
         self._run.complete(item)
         self.facts[index] = _facts(result)
@@ -432,10 +440,10 @@ class _StdoutWriter(ResultWriter):
     """Writes to standard output: one file, or a line of JSON an image, in the order of images."""
 
     def __init__(self, run: TaskRun) -> None:
-        self._command, self._kind = run.command, str(run.plan.stdout_kind)
-        if self._kind != "json" and sys.stdout.isatty():
+        self._command, self._format = run.command, str(run.plan.stdout_format)
+        if self._format != "json" and sys.stdout.isatty():
             raise InputError(
-                f"standard output: expected a file or a pipe for {self._kind}, got a terminal. Add --out FILE."
+                f"standard output: expected a file or a pipe for {self._format}, got a terminal. Add --out FILE."
             )
         self._content: dict[int, bytes] = {}
         self.facts: dict[int, dict[str, Any]] = {}
@@ -443,9 +451,9 @@ class _StdoutWriter(ResultWriter):
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
         self.facts[index] = _facts(result)
-        converted = self._command.convert(result)
-        content = encode_as(self._kind, converted, draw=self._command.draw)
-        self._content[index] = content + (b"\n" if self._kind == "json" else b"")
+        converted = self._command.output.convert(result)
+        content = encode_as(self._format, converted, draw=self._command.output.draw)
+        self._content[index] = content + (b"\n" if self._format == "json" else b"")
 
     def print(self, index: int) -> None:
         """Write the bytes of a result."""

@@ -5,23 +5,30 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_type_hints
 
 from typer import Context, Exit, Option, echo
 
-from vitruvian.cli.options import STDIO, ClusterGroup, MessageGroup, ModelGroup, OutputGroup, SourceGroup, VideoGroup
+from vitruvian.cli.options import (
+    STDIO,
+    ClusterGroup,
+    MessageGroup,
+    ModelGroup,
+    OutputGroup,
+    SourceGroup,
+    VideoGroup,
+    option_names,
+    with_options,
+)
 from vitruvian.limits import parse_limits, use_limits
+from vitruvian.pipelines.options import option_rows
+from vitruvian.pipelines.output_options import OutputOptions
 from vitruvian.tasks import TASKS, Task
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-
-    from vitruvian.results import Result
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,6 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
 
     name: ClassVar[str]
     example: ClassVar[str]
-    plot_names: ClassVar[tuple[str, ...]] = ()  # fields that are arguments of the result's `plot`
 
     @property
     def task(self) -> Task:
@@ -51,52 +57,39 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
         """Whether videos have alpha, if their format can hold it: drawn with `rgba` of the result."""
         return False
 
-    def plot_options(self) -> dict[str, object]:
-        """Return the options of the result's `plot`."""
-        return {name: getattr(self, name) for name in self.plot_names}
+    def option_names(self) -> dict[str, str]:
+        """Return the option that stands for each argument of the library, for messages."""
+        fields = (field.name for field in dataclasses.fields(self))
+        return option_names(fields, self.task.options_class(), without=self.sources)
+
+    def call_options(self) -> dict[str, object]:
+        """Return the arguments of the pipeline's call: the options of the table, and those that groups add."""
+        rows = (row for row in option_rows(self.task.options_class()) if row.info.cli)
+        return {row.argument: getattr(self, row.name) for row in rows} | super().call_options()
+
+    @property
+    def output(self) -> OutputOptions:
+        """How results are converted and drawn."""
+        rows = (row for row in option_rows(self.task.output_class()) if row.info.cli)
+        output: OutputOptions = self.task.output_class()(**{row.argument: getattr(self, row.name) for row in rows})
+        return output
 
     def with_defaults(self) -> Self:
         """Return the command with defaults that depend on other options."""
         return self
 
-    def input_files(self) -> list[Path]:
-        """Return files that results depend on, beside the sources and the model."""
-        return []
 
-    def segment_settings(self) -> dict[str, object]:
-        """Return what is recorded with the segments of a video beside the digest of all settings."""
-        return {}
-
-    def following(self, source: str, records: Path) -> list[TaskCommand]:
-        """Return commands to run after this one on a video, whose records this one wrote."""
-        return []
-
-    def state_folder(self, files: Mapping[str, Path]) -> Path | None:
-        """Return where the state of a video is kept, given the file of each kind; None to keep none."""
-        return None
-
-    def refined(self) -> tuple[Path, int] | None:
-        """Return the kept state of a video that is changed, and the first frame that changes."""
-        return None
-
-    def convert(self, result: Result) -> Result:
-        """Convert a result before it is written and drawn."""
-        return result
-
-    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
-        """Draw a result."""
-        plot: Callable[..., Image.Image] = result.plot
-        return plot(**self.plot_options())
-
-    def draw_frame(self, result: Result) -> NDArray[np.uint8] | Image.Image:
-        """Draw the result of a frame of a video, at the size of the frame."""
-        return result.plot_frame(**self.plot_options())
+@typing.dataclass_transform(kw_only_default=True, frozen_default=True)
+def task_command(cls: type[T]) -> type[T]:
+    """Make a class the command of a task: a dataclass with the task's options, beside those that it declares."""
+    task: Task = TASKS[cls.name]  # type: ignore[attr-defined]
+    return with_options(task.options_class(), task.output_class())(cls)
 
 
 def _show_all_help(context: Context, wanted: bool) -> None:
     """Print the help with the options that `--help` leaves out, and end."""
     if wanted:
-        hidden: list[Any] = [one for one in context.command.params if getattr(one, "hidden", False)]
+        hidden: list[Any] = [option for option in context.command.params if getattr(option, "hidden", False)]
         for option in hidden:
             option.hidden = False
         echo(context.get_help())
@@ -124,14 +117,15 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
 
     groups = {name: group for group in command.__mro__[::-1] for name in inspect.get_annotations(group)}
     hints = get_type_hints(command, include_extras=True)
-    fields = sorted(dataclasses.fields(command), key=lambda field: groups[field.name] in (VideoGroup, MessageGroup))
+    last = (*dataclasses.fields(VideoGroup), *dataclasses.fields(MessageGroup))
+    fields = sorted(dataclasses.fields(command), key=lambda field: field.name in [option.name for option in last])
     parameters = []
     for field in fields:
         kind, info = get_args(hints[field.name])
         info = copy.copy(info)
-        group = vars(groups[field.name])
-        info.rich_help_panel = group.get("panel")
-        info.hidden = field.name not in group.get("basic", ())
+        row, group = field.metadata.get("row"), vars(groups[field.name])
+        info.rich_help_panel = row.panel if row else group.get("panel")
+        info.hidden = not row.info.basic if row else field.name not in group.get("basic", ())
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
         parameters.append(
             inspect.Parameter(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.output_plan import CROPS, IMAGE_ENDINGS, VIDEO_DATASET, VIDEO_KINDS, result_paths
+from vitruvian.cli.output_plan import CROPS, PLOT_EXTENSIONS, VIDEO_DATASET, VIDEO_FORMATS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
@@ -47,13 +48,13 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool, join:
     restart = not join and _restarts(run.command, files)
     if restart:
         frames.remove()
-    keep_state, refine = run.command.state_folder(files), run.command.refined()
-    report = _run_loop(run, pipe, item, frames, restart=restart, keep_state=keep_state, refine=refine)
+    report = _run_loop(run, pipe, item, frames, restart=restart, **_track_options(run.command, files))
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
     if VIDEO_DATASET in files and frames.records is not None:
         write_youtube_vis(files[VIDEO_DATASET], frames.records, name=Path(item.name).name)
+    frames.check_crops()
     run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
 
 
@@ -84,6 +85,13 @@ def run_part(run: TaskRun, pipe: Any, item: Input, part: tuple[int, int | None])
         lock.release()
 
 
+def _track_options(command: TaskCommand, files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return where the state of a tracked video is kept, and what is refined."""
+    if not isinstance(command, TrackCommand):
+        return {}
+    return {"keep_state": command.state_folder(files), "refine": command.refined()}
+
+
 def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
     count = run.command.frames
@@ -103,11 +111,11 @@ def _run_loop(
     frames: _FrameWriter,
     *,
     restart: bool,
-    keep_state: Path | None = None,
-    refine: tuple[Path, int] | None = None,
+    **track_options: Any,
 ) -> VideoReport:
     """Run the video loop over a file or a camera."""
-    max_frames = run.command.frames if item.kind == "camera" else None
+    command = run.command
+    max_frames = command.frames if item.kind == "camera" else None
     with run.report.bar(item.name, max_frames) as bar:
         options = replace(
             _video_options(run, frames, restart=restart),
@@ -115,8 +123,7 @@ def _run_loop(
             preview=frames.preview,
             progress=bar.update,
             max_frames=max_frames,
-            keep_state=keep_state,
-            refine=refine,
+            **track_options,
         )
         source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
         return run_video(source, pipeline_task(pipe, **run.call_options), options)
@@ -125,17 +132,16 @@ def _run_loop(
 def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> VideoOptions:
     """Return what is written about a video, and with which settings."""
     command = run.command
+    prompts = command.segment_settings() if isinstance(command, TrackCommand) else {}
     return VideoOptions(
         out=frames.movie,
         records=frames.records,
-        detect_every=command.detect_every,
-        smooth=command.smooth,
         draw=frames.draw,
         record=frames.record,
         alpha=frames.alpha,
-        sound=command.sound,
-        settings={"settings": run.settings} | command.segment_settings(),
+        settings={"settings": run.digest, **prompts},
         overwrite=restart,
+        **command.video_options(),
     )
 
 
@@ -151,21 +157,21 @@ class _FrameWriter:
 
     def __init__(self, command: TaskCommand, files: Mapping[str, Path]) -> None:
         self._command, self.records = command, files.get("json")
-        self.movie = next((path for kind, path in files.items() if kind in VIDEO_KINDS), None)
+        self.movie = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
         self._crops = files.get(CROPS)
-        self._patterns = [path for kind, path in files.items() if FRAME_FORMAT in path.name and kind != CROPS]
+        self._patterns = [path for name, path in files.items() if FRAME_FORMAT in path.name and name != CROPS]
         holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
         self.preview = None if command.preview is None else Preview(command.preview)
 
     def draw(self, result: Result) -> NDArray[np.uint8]:
         """Draw a frame: RGB, or RGBA if the video has alpha."""
-        converted: Any = self._command.convert(result)
-        return np.asarray(converted.rgba() if self.alpha else self._command.draw_frame(converted))
+        converted: Any = self._command.output.convert(result)
+        return np.asarray(converted.rgba() if self.alpha else self._command.output.draw_frame(converted))
 
     def record(self, result: Result) -> dict[str, Any]:
         """Return the record of a frame, and write the files that come one a frame."""
-        converted = self._command.convert(result)
+        converted = self._command.output.convert(result)
         for path in self._patterns:
             converted.save(path.with_name(path.name.replace(FRAME_FORMAT, FRAME_FORMAT % (result.frame or 0))))
         if self._crops is not None and isinstance(converted, Track):
@@ -184,7 +190,7 @@ class _FrameWriter:
             file.unlink()
 
     def check(self, count: int) -> None:
-        """Raise `InputError` unless there is a record and a file of each kind for every frame."""
+        """Raise `InputError` unless there is a record and a file of each format for every frame."""
         counts = {pattern.parent: len(self._frames(pattern)) for pattern in self._patterns}
         if self.records is not None:
             with self.records.open("rb") as file:
@@ -192,6 +198,9 @@ class _FrameWriter:
         for path, frames in counts.items():
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
+
+    def check_crops(self) -> None:
+        """Raise `InputError` if crops were asked for and there are none."""
         if self._crops is not None and not _crop_files(self._crops.parent):
             raise InputError(f"{self._crops.parent}: no object is visible in any frame. Leave crops out of --save.")
 
@@ -210,7 +219,7 @@ class Preview:
     """Keeps the latest frame in an image file, written at most once a second."""
 
     def __init__(self, path: Path) -> None:
-        if path.suffix.lower() not in IMAGE_ENDINGS:
+        if path.suffix.lower() not in PLOT_EXTENSIONS:
             raise InputError(f"--preview: expected a name that ends in .jpg, .png or .webp, got {path.name!r}.")
         self._path, self._last = path, -math.inf
 

@@ -72,7 +72,7 @@ def _consumers(node: Any) -> list[Any]:
     return [target.get_node() for output in node.outputs() for target in output.get_target_inputs()]
 
 
-def _nearest_matmuls(nodes: list[Any], neighbours: Callable[[Any], list[Any]] = _sources) -> list[Any]:
+def _nearest_matmuls(nodes: list[Any], neighbors: Callable[[Any], list[Any]] = _sources) -> list[Any]:
     """Return the first matmuls on every path from some nodes, themselves included, except through shapes."""
     matmuls, visited, todo = [], set(), list(nodes)
     while todo:
@@ -84,7 +84,7 @@ def _nearest_matmuls(nodes: list[Any], neighbours: Callable[[Any], list[Any]] = 
         if kind in _MATMUL_TYPES:
             matmuls.append(node)
         else:
-            todo += neighbours(node)
+            todo += neighbors(node)
     return matmuls
 
 
@@ -105,16 +105,16 @@ HELD_OUT = 4  # images that are not calibrated with, to measure the errors on
 
 
 def calibration_samples(
-    model: Model, processor: Any, folder: str | Path, *, size_hw: tuple[int, int] | None = None, most: int = 16
+    model: Model, processor: Any, folder: str | Path, *, size_hw: tuple[int, int] | None = None, max_samples: int = 16
 ) -> list[dict[str, Tensor]]:
     """Preprocess the images of a folder as inputs of an export; prompts are those of `example_inputs`.
 
     Args:
         model: The model.
         processor: Its processor.
-        folder: Folder of images, searched recursively; where there are more, `most` of them evenly spaced.
+        folder: Folder of images, searched recursively; if there are more, `max_samples` of them, evenly spaced.
         size_hw: Size of the export, where it differs from the model's.
-        most: Largest number of images.
+        max_samples: Largest number of images.
     """
     paths = sorted(path for path in Path(folder).expanduser().rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
@@ -122,7 +122,7 @@ def calibration_samples(
     example = example_inputs(model, size_hw=size_hw)
     wanted_hw = example["pixel_values"].shape[-2:]
     samples = []
-    for path in _evenly_spaced(paths, most):
+    for path in _evenly_spaced(paths, max_samples):
         pixels = processor(images=load_image(path), return_tensors="pt")["pixel_values"]
         samples.append(example | {"pixel_values": _resize(pixels, wanted_hw)})
     return samples
@@ -149,17 +149,17 @@ def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tenso
     return [one for i, one in enumerate(samples) if i not in chosen], [samples[i] for i in chosen]
 
 
-def print_costs(
+def print_errors(
     model: Model, exported: ExportedModel, samples: Iterable[Mapping[str, Any]], *, show: Callable[[str], Any]
 ) -> dict[str, float]:
     """Print the errors of an exported model on some inputs, in terms of its task; return their means by name."""
-    costs: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     with torch.inference_mode():
         for one in samples:
             sample: dict[str, Any] = dict(one)
             for name, value in task_errors(exported(**sample), model(**sample, return_dict=True)).items():
-                costs.setdefault(name, []).append(value)
-    means = {name: statistics.mean(values) for name, values in costs.items()}
+                errors.setdefault(name, []).append(value)
+    means = {name: statistics.mean(values) for name, values in errors.items()}
     for name, value in means.items():
         show(f"{name}: {value:.4g}")
     return means
@@ -170,7 +170,7 @@ def quantize_int8(
     folder: str | Path,
     samples: Iterable[Mapping[str, Tensor]],
     *,
-    most: int = 16,
+    max_samples: int = 16,
     keep: Iterable[str] = (),
 ) -> Path:
     """Quantize an exported model to int8 for `OpenVinoModel`; return the path of the file.
@@ -180,7 +180,7 @@ def quantize_int8(
         folder: Folder to write into, created if needed.
         samples: Inputs by name, such as ``{"pixel_values": …}`` from a processor: images like those that the model
             will read. A dozen or two suffice; batches are split.
-        most: Use no more inputs than this.
+        max_samples: Use no more inputs than this.
         keep: Names of further operations in the graph that stay in floating point.
     """
     openvino = import_extra("openvino", "int8")
@@ -194,7 +194,7 @@ def quantize_int8(
         raise InputError(
             f"quantize_int8: the output folder must not be {origin}, whose files are kept. Choose another one."
         )
-    chosen = list(_single_inputs(samples, signature, most))
+    chosen = list(_single_inputs(samples, signature, max_samples))
     if not chosen:
         raise InputError("samples: expected at least one input to calibrate with. Pass some images.")
     nncf.set_log_level(logging.ERROR)
@@ -225,7 +225,7 @@ def quantize_int8(
 
 
 def _single_inputs(
-    samples: Iterable[Mapping[str, Tensor]], signature: Signature, most: int
+    samples: Iterable[Mapping[str, Tensor]], signature: Signature, max_samples: int
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the inputs of an export one by one, images of another size resized."""
     count = 0
@@ -235,7 +235,7 @@ def _single_inputs(
             names = ", ".join(signature.inputs)
             raise InputError(f"samples: expected {names} in each, got none of {', '.join(missing)}.")
         for index in range(len(sample[next(iter(signature.inputs))])):
-            if count == most:
+            if count == max_samples:
                 return
             count += 1
             one = {name: sample[name][index : index + 1] for name in signature.inputs}

@@ -67,8 +67,8 @@ def checkpoint_digest(name: str, revision: str | None = None) -> str | None:
     if path.is_file():
         files.append(path)
     else:
-        endings = (*WEIGHT_ENDINGS, ".onnx", ".data", ".xml")  # of checkpoints and of exported models
-        files += [file for depth in depths for file in folder.glob(depth) if file.suffix in endings]
+        extensions = (*WEIGHT_ENDINGS, ".onnx", ".data", ".xml")  # of checkpoints and of exported models
+        files += [file for depth in depths for file in folder.glob(depth) if file.suffix in extensions]
     facts = [[file.relative_to(folder).as_posix(), file_digest(file)] for file in sorted(files)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

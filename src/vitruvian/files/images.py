@@ -38,7 +38,7 @@ def write_image(path: str | Path, image: NDArray[np.uint8]) -> None:
         raise InputError(f"image: expected uint8 [H, W, 3] or [H, W, 4], got {image.dtype} {shape}.")
     name, formats, suffix = Path(path).name, _FORMATS[shape[2]], Path(path).suffix.lower()
     if suffix not in formats:
-        raise InputError(f"{name}: expected an ending {', '.join(formats)}, got {suffix or 'none'!r}.")
+        raise InputError(f"{name}: expected an extension {', '.join(formats)}, got {suffix or 'none'!r}.")
     form, options = formats[suffix]
     side = max(shape)
     if side > _MAX_SIDE.get(form, side):

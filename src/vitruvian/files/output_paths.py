@@ -19,24 +19,24 @@ _TEMPORARY_BYTES = 24  # `.NAME.1a2b3c4d.part` while a file is written, and the 
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"/\\|?*]+')
 
 
-def output_path(folder: str | Path, stem: str, ending: str) -> Path:
-    """Return the path of a result, `folder`/`stem``ending`.
+def output_path(folder: str | Path, stem: str, extension: str) -> Path:
+    """Return the path of a result, `folder`/`stem``extension`.
 
     Characters that some file systems refuse become ``_``. A long name is cut, with a hash of the whole name in it.
 
     Args:
         folder: The output folder.
-        stem: Name without its ending, below folders if it contains slashes.
-        ending: What follows the stem, such as ``_pose.json``.
+        stem: Name without its extension, below folders if it contains slashes.
+        extension: What follows the stem, such as ``_pose.json``.
 
     Raises:
         InputError: The path leaves the folder, by its own name or by a symbolic link.
     """
     *folders, name = stem.split("/")
     if any(part in ("", ".", "..") for part in (*folders, name)):
-        raise InputError(f"{stem}{ending}: would be written outside of {folder}. Rename the source.")
+        raise InputError(f"{stem}{extension}: would be written outside of {folder}. Rename the source.")
     directory = Path(folder, *(_short_name(safe_name(part)) for part in folders))
-    path = directory / (_short_name(safe_name(name), reserved_bytes=len(os.fsencode(ending))) + ending)
+    path = directory / (_short_name(safe_name(name), reserved_bytes=len(os.fsencode(extension))) + extension)
     _check_inside(folder, path)
     return path
 

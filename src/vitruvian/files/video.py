@@ -134,6 +134,12 @@ class VideoReader:
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
 
+    def has_more_frames_than(self, limit: int) -> bool:
+        """Return whether the file has more packets of video; `count` is what its header states, which may be wrong."""
+        with self._open() as (container, stream):
+            packets = (packet for packet in self._packets(container, stream) if packet.size)
+            return next(itertools.islice(packets, limit, None), None) is not None
+
     def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
 
@@ -566,12 +572,13 @@ class SequenceWriter(Writer):
 
 def codec_for(path: str | Path, *, alpha: bool) -> Codec:
     """Return the encoder for a file name."""
-    ending = Path(path).suffix.lower()
-    endings = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})
-    if (ending, alpha) not in _CODECS:
+    extension = Path(path).suffix.lower()
+    extensions = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})
+    if (extension, alpha) not in _CODECS:
         what = "video with alpha" if alpha else "video"
-        raise InputError(f"{Path(path).name}: expected {', '.join(endings)} for {what}, got {ending or 'no ending'!r}.")
-    return _CODECS[ending, alpha]
+        got = extension or "no extension"
+        raise InputError(f"{Path(path).name}: expected {', '.join(extensions)} for {what}, got {got!r}.")
+    return _CODECS[extension, alpha]
 
 
 def _exact_rate(rate: Fraction | float) -> Fraction:

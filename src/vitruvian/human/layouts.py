@@ -137,16 +137,16 @@ def _layout(name: str) -> Layout:
 COCO_17: Final[Layout] = _layout("coco17")
 """The 17 body points of COCO; every one is a point of the 308."""
 
-BODY_25: Final[Layout] = _layout("body25")
+BODY_25: Final[Layout] = _layout("openpose")
 """The 25 body and foot points of OpenPose; the neck and the middle of the hips are midpoints."""
 
-COCO_WHOLEBODY_133: Final[Layout] = _layout("wholebody133")
+COCO_WHOLEBODY_133: Final[Layout] = _layout("coco133")
 """The 133 points of COCO-WholeBody. Each hand starts at its root, the wrist."""
 
 LAYOUTS: Final[dict[str, Layout]] = {
     layout.name: layout for layout in (SAPIENS_308, COCO_17, COCO_WHOLEBODY_133, BODY_25)
 }
-"""Every layout by its name: sapiens308, coco17, wholebody133, body25."""
+"""Every layout by its name: sapiens308, coco17, coco133, openpose."""
 
 FACE_LINES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = tuple(
     (feature, tuple(names)) for feature, names in _TABLES["face_lines"]

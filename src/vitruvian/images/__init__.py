@@ -14,14 +14,11 @@ from vitruvian.images.resize import (
 from vitruvian.ops.crop import crop_boxes, crop_windows
 from vitruvian.ops.pixel_normalization import rescale_and_normalize
 
-crop_params = crop_windows  # its earlier name
-
 __all__ = [
     "ImageSource",
     "ResizeMode",
     "center_on_canvas",
     "crop_boxes",
-    "crop_params",
     "crop_windows",
     "fit_inside_hw",
     "image_to_tensor",

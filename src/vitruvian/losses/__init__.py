@@ -3,7 +3,7 @@
 Recipes (`heatmap_loss`, `segmentation_loss`, `normal_loss`, `albedo_loss`, `pointmap_loss`, `matting_loss`,
 `people_loss`, `prompted_mask_loss`) are functions that return `LossTerms`: the total to call ``backward()`` on, and
 every term by name. Single measures return a scalar tensor. Two losses have a state: `MaskSetLoss`, the module that
-MaskFormer and Mask2Former train with, and `Center`, the running mean of a teacher; `ema_update` changes the teacher.
+MaskFormer and Mask2Former train with, and `TeacherCenter`, the running mean of a teacher, which `ema_update` changes.
 """
 
 from vitruvian.losses.classification import classification_loss
@@ -21,7 +21,7 @@ from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PixelCompari
 from vitruvian.losses.matting import MATTING_WEIGHTS, matting_loss
 from vitruvian.losses.pointmap import POINTMAP_WEIGHTS, aligned_distance, canonical_scales, depth_steps, pointmap_loss
 from vitruvian.losses.pretraining import (
-    Center,
+    TeacherCenter,
     ema_update,
     masked_reconstruction_loss,
     patchify,
@@ -37,13 +37,13 @@ __all__ = [
     "NORMAL_WEIGHTS",
     "POINTMAP_WEIGHTS",
     "PROMPTED_MASK_WEIGHTS",
-    "Center",
     "LossTerms",
     "MaskLossWeights",
     "MaskSetLoss",
     "PeopleTarget",
     "PixelComparison",
     "PointComparison",
+    "TeacherCenter",
     "albedo_loss",
     "aligned_distance",
     "canonical_scales",

@@ -18,8 +18,8 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     """
     if problem_type is None:
         single = not labels.is_floating_point()
-        labelled = "single_label_classification" if single else "multi_label_classification"
-        problem_type = "regression" if logits.shape[-1] == 1 else labelled
+        labeled = "single_label_classification" if single else "multi_label_classification"
+        problem_type = "regression" if logits.shape[-1] == 1 else labeled
     if problem_type == "regression":
         return F.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
     if problem_type == "single_label_classification":

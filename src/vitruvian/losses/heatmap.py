@@ -54,7 +54,7 @@ def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: f
 
     ``Σ w · KL(softmax(s · target) ‖ softmax(s · pred)) / Σ w`` over joints, with the softmax over a joint's pixels and
     s the sharpness. It is 0 for a perfect heatmap, like `heatmap_mse`, but a flat heatmap has a strong gradient
-    towards the peak, which the squared error of an almost empty map lacks.
+    toward the peak, which the squared error of an almost empty map lacks.
 
     Args:
         pred: Predicted heatmaps [B, J, H, W].

@@ -377,7 +377,7 @@ def _compare_points(logits: Tensor, images: Tensor, queries: Tensor, points: Ten
 
 
 def _downsample(masks: Tensor, frame_hw: tuple[int, int], size_hw: Sequence[int]) -> Tensor:
-    """Downsample masks to a grid over the frame by nearest neighbours: [T, H, W] -> [T, h, w], 0 outside masks."""
+    """Downsample masks to a grid over the frame by nearest neighbors: [T, H, W] -> [T, h, w], 0 outside masks."""
     rows, columns = (
         F.interpolate(torch.arange(frame, device=masks.device).float()[None, None], size=size)[0, 0].long()
         for frame, size in zip(frame_hw, size_hw, strict=True)

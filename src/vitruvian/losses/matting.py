@@ -20,7 +20,7 @@ _PYRAMID_LEVELS = 5
 _MID_GRAY = 0.5
 _BINOMIAL = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
 # No recipe is published: these weights are our own.
-MATTING_WEIGHTS = {"alpha": 1.0, "colour": 1.0, "laplacian": 1.0, "composite": 1.0, "gradient": 1.0}
+MATTING_WEIGHTS = {"alpha": 1.0, "color": 1.0, "laplacian": 1.0, "composite": 1.0, "gradient": 1.0}
 
 
 def matting_loss(
@@ -36,7 +36,7 @@ def matting_loss(
     Terms, as masked means:
 
         alpha: ``|α − α*|``
-        colour: ``Σ_rgb |F − F*|`` of the premultiplied colors
+        color: ``Σ_rgb |F − F*|`` of the premultiplied colors
         laplacian: L1 of a Laplacian pyramid of alpha, see `_laplacian_error`
         composite: ``Σ_rgb |(F + (1 − α) b) − (F* + (1 − α*) b)|``: the composite over the background b
         gradient: squared difference of the image gradients of alpha, along x plus along y
@@ -55,7 +55,7 @@ def matting_loss(
     color, alpha = error[:, :3], error[:, 3:]  # [B, 3, H, W], [B, 1, H, W]
     functions = {
         "alpha": lambda: terms.weighted_mean(alpha.abs(), valid),
-        "colour": lambda: terms.weighted_mean(color.abs(), valid),
+        "color": lambda: terms.weighted_mean(color.abs(), valid),
         "laplacian": lambda: _laplacian_error(alpha, valid),
         "composite": lambda: terms.weighted_mean((color - alpha * behind).abs(), valid),
         "gradient": lambda: terms.sum_gradient_error(alpha, valid),

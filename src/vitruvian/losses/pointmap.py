@@ -1,6 +1,6 @@
 """Loss of pointmaps: seven terms.
 
-Two spaces. *Metric* points are in metres in the frame of the camera that took the image (x right, y down, z forward).
+Two spaces. *Metric* points are in meters in the frame of the camera that took the image (x right, y down, z forward).
 *Canonical* points are what the model predicts: the same points as if the focal length were canonical (768 pixels at
 1024×768). With ``scale = canonical focal length / actual focal length``::
 
@@ -156,7 +156,7 @@ def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Te
     Args:
         pred_depth: Predicted depths [B, 1, H, W].
         target_depth: Target depths [B, 1, H, W]; 0 where unknown.
-        weights: Weight of each pixel [B, 1, H, W]; a pair of neighbours has the product of both.
+        weights: Weight of each pixel [B, 1, H, W]; a pair of neighbors has the product of both.
     """
     return terms.sum_gradient_error(_log_ratio(pred_depth, target_depth, weights), weights, power=1)
 
@@ -170,8 +170,8 @@ def _log_ratio(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Ten
 def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tensor) -> Tensor:
     """Return the mean distance of points after the best common factor of the predicted ones.
 
-    The factor is that of least squares for each image, as in `PointQuality`; distances are relative to `length`, such
-    as the height of the person. All images have equal weight.
+    The factor is that of least squares for each image, as in the metric `PointError`; distances are relative to
+    `length`, such as the height of the person. All images have equal weight.
 
     Args:
         pred: Predicted points [B, 3, H, W].
@@ -191,7 +191,7 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
 def _normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
     depth = terms.weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]
-    size = max(pred.shape[-2:]) / terms.nonzero(depth)  # the distance of neighbours becomes about 1
+    size = max(pred.shape[-2:]) / terms.nonzero(depth)  # the distance of neighbors becomes about 1
     ours, _ = _normals(pred * size, weights)  # [B, 3, H-1, W-1]
     theirs, valid = _normals(target * size, weights)  # [B, 3, H-1, W-1], [B, 1, H-1, W-1]
     cosine = (ours * theirs).sum(dim=1, keepdim=True)  # [B, 1, H-1, W-1]
@@ -201,7 +201,7 @@ def _normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
 def _normals(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return surface normals [B, 3, H-1, W-1] of points [B, 3, H, W] about 1 apart, and their weights.
 
-    The normal of a pixel is the direction of (right neighbour − pixel) × (lower neighbour − pixel), away from the
+    The normal of a pixel is the direction of (right neighbor − pixel) × (lower neighbor − pixel), away from the
     camera. Its weight is the minimum of the three points, and 0 where they are collinear.
     """
     corner = points[..., :-1, :-1]  # [B, 3, H-1, W-1]

@@ -83,7 +83,7 @@ def self_distillation_loss(
     Args:
         student_logits: [..., K], for each image (or patch).
         teacher_logits: [..., K], of the same images.
-        center: What to subtract from the teacher [K], see `Center`; None subtracts nothing.
+        center: What to subtract from the teacher [K], see `TeacherCenter`; None subtracts nothing.
         student_temp: Temperature of the student.
         teacher_temp: Temperature of the teacher; lower is sharper.
         sinkhorn_iterations: Iterations of `sinkhorn` instead of centering; 0 for centering.
@@ -127,7 +127,7 @@ def sinkhorn(logits: Tensor, *, temperature: float, iterations: int = 3) -> Tens
     return share
 
 
-class Center(nn.Module):
+class TeacherCenter(nn.Module):
     """The running mean of the teacher's logits, which `self_distillation_loss` subtracts.
 
     ``value ← momentum · value + (1 − momentum) · mean(teacher_logits)``, over all processes where torch.distributed
@@ -144,11 +144,11 @@ class Center(nn.Module):
 
     @torch.no_grad()
     def update(self, teacher_logits: Tensor) -> None:
-        """Move towards the mean of this batch's logits [..., K]; an empty batch changes nothing."""
+        """Move toward the mean of this batch's logits [..., K]; an empty batch changes nothing."""
         if teacher_logits.shape[-1] != self.value.shape[0]:
             raise InputError(
                 f"teacher_logits: expected {self.value.shape[0]} classes, got {teacher_logits.shape[-1]}. "
-                "Create the Center with as many classes as the head."
+                "Create the TeacherCenter with as many classes as the head."
             )
         rows = teacher_logits.float().flatten(0, -2)  # [M, K]
         total = sum_over_processes(rows.sum(dim=0))  # [K]
@@ -159,7 +159,7 @@ class Center(nn.Module):
 
 @torch.no_grad()
 def ema_update(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """Move the teacher's parameters towards the student's, and copy its buffers.
+    """Move the teacher's parameters toward the student's, and copy its buffers.
 
     ``teacher ← momentum · teacher + (1 − momentum) · student``, in the teacher's precision.
     """

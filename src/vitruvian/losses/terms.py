@@ -78,7 +78,7 @@ def _pixel_weights(mask: Tensor | None, like: Tensor) -> Tensor:
     if mask.shape not in ((B, 1, H, W), (B, H, W)):
         raise InputError(
             f"mask: expected shape {[B, 1, H, W]} or {[B, H, W]}, got {list(mask.shape)}. "
-            "Pass one weight for each pixel; resize the mask with nearest neighbours."
+            "Pass one weight for each pixel; resize the mask with nearest neighbors."
         )
     return mask.float().reshape(B, 1, H, W)
 
@@ -108,10 +108,10 @@ def clear_invalid(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def sum_gradient_error(error: Tensor, weights: Tensor, *, power: int = 2) -> Tensor:
-    """Return the mean squared difference of `error` [B, C, H, W] between neighbours along x plus that along y.
+    """Return the mean squared difference of `error` [B, C, H, W] between neighbors along x plus that along y.
 
     As differences are linear, this compares the image gradients of prediction and target. The weight of a pair of
-    neighbours is the product of their weights. `power` 1 is for absolute differences.
+    neighbors is the product of their weights. `power` 1 is for absolute differences.
     """
     along_x = (error[..., :, 1:] - error[..., :, :-1]).abs() ** power  # [B, C, H, W-1]
     along_y = (error[..., 1:, :] - error[..., :-1, :]).abs() ** power  # [B, C, H-1, W]

@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
 
 
 def pipeline_class(task: str) -> Any:
-    """Return the class of a task's pipeline; its `options_class` has the options."""
+    """Return the class of a task's pipeline; its options are in `vitruvian.pipelines.options`."""
     return find_task(task).pipeline_class()
 
 

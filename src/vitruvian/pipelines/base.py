@@ -1,7 +1,7 @@
 """`TaskPipeline`: what all pipelines share: loading a model, choosing a device, running one image or many.
 
-The file of a task implements `prepare` (image → units), `forward` (units → outputs), `decode` (outputs → small tensors)
-and `finish` (→ result), see `InferenceTask`.
+A task implements `prepare` (image → inputs), `forward` (inputs → outputs), `decode` (outputs → small tensors) and
+`finish` (→ result), see `InferenceSteps`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, AutoTaskModel, auto_class, model_classes
+from vitruvian.auto import AutoProcessor, auto_class, model_classes
 from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.errors import InputError
@@ -27,25 +27,24 @@ from vitruvian.model import Model
 from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
-from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Unit
-from vitruvian.pipelines.options import Options, replace_options
+from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput
+from vitruvian.pipelines.options import OnEmpty, Options, PeopleOptions, replace_options
 from vitruvian.pipelines.people.detectors import (
     DetectorSpec,
     Device,
     DType,
-    OnEmpty,
     PeopleDetector,
     detect_people,
     open_detector,
 )
-from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, PeopleOptions, detector_spec
+from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
-_MAX_EAGER_UNITS = 16  # of an image, which are made in a worker; more are made batch by batch
+_MAX_EAGER_INPUTS = 16  # of an image, which are made in a worker; more are made batch by batch
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
@@ -61,7 +60,7 @@ class ResultFields(TypedDict):
     time: float | None
 
 
-class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
+class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     """A model, its processor, and the steps from images to results.
 
     Args:
@@ -71,26 +70,23 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     """
 
     task: ClassVar[str]
-    checkpoints: ClassVar[tuple[str, ...]]  # published ones, from the table of tasks
-    auto: ClassVar[type[AutoTaskModel]]  # from the table of tasks too
-    options_class: ClassVar[type[Options]] = Options
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
-    # Options that `forward` reads; units of calls that agree on them can share a batch. None: `forward` reads others.
+    # Options that `forward` reads; inputs of calls that agree on them can share a batch. None: `forward` reads others.
     forward_options: ClassVar[tuple[str, ...] | None] = None
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "task" in vars(cls):
-            row = TASKS[cls.task]
-            cls.checkpoints, cls.auto = row.checkpoints, auto_class(row.auto_key)
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
-        self.options: OptionsT = replace_options(self.options_class(), options)  # type: ignore[assignment]
+        self.options: OptionsT = self.default_options(options)
         self.detector: PeopleDetector | None = None
         self._open_detectors: dict[tuple[str, float | None], PeopleDetector] = {}  # by name and threshold
         self._auto_batch: BatchSize | None = None
         self.open_options: Mapping[str, object] | None = None  # what `open` loaded, and how
+
+    @classmethod
+    def default_options(cls, changes: Mapping[str, object]) -> OptionsT:
+        """Return the default options of the task with changes."""
+        options: OptionsT = replace_options(TASKS[cls.task].options_class()(), changes)
+        return options
 
     @classmethod
     def open(
@@ -104,7 +100,7 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     ) -> Self:
         """Load a checkpoint, or use a model that is loaded already. See `vitruvian.pipeline` for the arguments."""
         if model is None:
-            names = " or ".join(cls.checkpoints) or "path/to/a/folder"
+            names = " or ".join(TASKS[cls.task].checkpoints) or "path/to/a/folder"
             raise InputError(f"model: expected a checkpoint for {cls.task}. Pass, for example, {names}.")
         hub = {name: options.pop(name) for name in HUB_KEYWORDS if name in options}
         cls.check_options(options)  # before a large download
@@ -127,17 +123,18 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def accepts(cls) -> tuple[type[Model], ...]:
         """Return the classes of models that the pipeline runs."""
-        return model_classes(cls.auto.task)
+        return model_classes(TASKS[cls.task].auto_key)
 
     @classmethod
     def check_options(cls, options: Mapping[str, object]) -> None:
         """Raise InputError for options that do not exist or have no such value."""
-        replace_options(cls.options_class(), options)
+        cls.default_options(options)
 
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
         """Load the model of a checkpoint."""
-        loaded: Model = cls.auto.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
+        auto = auto_class(TASKS[cls.task].auto_key)
+        loaded: Model = auto.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
         return loaded
 
     @classmethod
@@ -170,8 +167,8 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             and value != getattr(defaults, field.name)
         ]
         dtype = str(self.model.dtype).removeprefix("torch.")
-        facts = ", ".join([f"model={self.name!r}", f"device={str(self.device)!r}", f"dtype={dtype!r}", *changed])
-        return f"{type(self).__name__}({facts})"
+        fields_text = ", ".join([f"model={self.name!r}", f"device={str(self.device)!r}", f"dtype={dtype!r}", *changed])
+        return f"{type(self).__name__}({fields_text})"
 
     def __call__(self, source: object, **options: object) -> Any:
         """Process one image, or many.
@@ -291,16 +288,16 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
         """Detect the people of an image; None without a detector."""
         if self.detector is None or not isinstance(self.options, PeopleOptions):
             return None
-        people = detect_people(
-            self.detector,
-            frame.image,
-            source=str(frame.path or frame.name),
-            frame=frame.frame,
-            on_empty=self.options.on_empty or self.on_empty,
-            max_people=self.options.max_people,
-        )
+        people = self.run_detector(self.detector, frame, self.options.on_empty or self.on_empty)
         by_default = self.options.detect is None and self.detector.name == BUILTIN != self.model.config.name_or_path
         return replace(people, note=DEFAULT_DETECTOR_NOTE) if by_default and people.note is None else people
+
+    def run_detector(self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty) -> People:
+        """Detect the people of an image."""
+        source, limit = str(frame.path or frame.name), getattr(self.options, "max_people", None)
+        return detect_people(
+            detector, frame.image, source=source, frame=frame.frame, on_empty=on_empty, max_people=limit
+        )
 
     @property
     def input_hw(self) -> tuple[int, int]:
@@ -326,49 +323,49 @@ class TaskPipeline(InferenceTask[ResultT], Generic[ResultT, OptionsT]):
             time=frame.time,
         )
 
-    def make_units(
+    def make_inputs(
         self, frame: Frame, count: int, make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor]
-    ) -> Sequence[Unit | LazyUnit]:
-        """Make units from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
+    ) -> Sequence[ModelInput | DeferredModelInput]:
+        """Make inputs from the pixels [3, H, W] of an image: on the upload stream if there is one, else on the host.
 
-        If the device has too little memory the host makes them. Many units are made when their batch runs.
+        If the device has too little memory the host makes them. Many inputs are made when their batch runs.
 
         Args:
             frame: The image.
-            count: Number of units.
-            make: Takes the pixels and the range of the units to make, and returns their inputs.
+            count: Number of inputs.
+            make: Takes the pixels and the range of the inputs to make, and returns them.
         """
         if self.upload_stream is not None:
             try:
                 with self.upload_stream.activate():
                     pixels = self.upload_stream.upload(frame.image)
-                    if count > _MAX_EAGER_UNITS:
-                        return _lazy_units(pixels, count, make, pending=PendingTensors([pixels], self.device))
+                    if count > _MAX_EAGER_INPUTS:
+                        return _deferred_inputs(pixels, count, make, pending=PendingTensors([pixels], self.device))
                     inputs = make(pixels, slice(count))
                     pending = PendingTensors([inputs] if isinstance(inputs, Tensor) else inputs, self.device)
-                    return [Unit(one, pending=pending) for one in inputs]
+                    return [ModelInput(one, pending=pending) for one in inputs]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
         pixels = pixels_of(frame.image)  # [3, H, W]
-        if count > _MAX_EAGER_UNITS:
-            return _lazy_units(pixels, count, make)
-        return [Unit(one) for one in make(pixels, slice(count))]
+        if count > _MAX_EAGER_INPUTS:
+            return _deferred_inputs(pixels, count, make)
+        return [ModelInput(one) for one in make(pixels, slice(count))]
 
 
-def _lazy_units(
+def _deferred_inputs(
     pixels: Tensor,
     count: int,
     make: Callable[[Tensor, slice], Sequence[Tensor] | Tensor],
     *,
     pending: PendingTensors | None = None,
-) -> list[LazyUnit]:
-    """Return functions that make units from pixels, which another thread may still upload."""
+) -> list[DeferredModelInput]:
+    """Return functions that make inputs from pixels, which another thread may still upload."""
 
-    def make_one(index: int) -> Unit:
+    def make_one(index: int) -> ModelInput:
         if pending is not None:
             pending.wait()
-        return Unit(make(pixels, slice(index, index + 1))[0])
+        return ModelInput(make(pixels, slice(index, index + 1))[0])
 
     return [functools.partial(make_one, index) for index in range(count)]
 

@@ -31,7 +31,7 @@ from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.saving import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
-from vitruvian.tasks import TASKS, file_ending
+from vitruvian.tasks import TASKS, file_extension
 
 DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.sapiens2_head and task.has_pipeline)
 _IMAGES = hub.BUILTIN_FOLDER  # beside the model
@@ -108,7 +108,8 @@ def run_demo(
             pipe = pipeline(task, source, device=device, dtype=dtype)
         for row in rows:
             row.run(task, pipe)
-        say(f"{task}: {', '.join(str(folder / f'*_{task}{file_ending(kind)}') for kind in TASKS[task].image_files)}")
+        extensions = map(file_extension, TASKS[task].image_files)
+        say(f"{task}: {', '.join(str(folder / f'*_{task}{extension}') for extension in extensions)}")
     sheet_path = folder / "sheet.png"
     write_image(sheet_path, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
     files = [*(path for row in rows for path in row.files), sheet_path]
@@ -137,9 +138,9 @@ class _Row:
     def run(self, task: str, pipe: Any) -> None:
         """Run a task, write its files and draw it."""
         result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"detect": "whole"}))
-        for kind in TASKS[task].image_files:
-            self.files.append(output_path(self.folder, self.stem, f"_{task}{file_ending(kind)}"))
-            save_as(kind, result, self.files[-1], draw=lambda one: one.plot())
+        for file_format in TASKS[task].image_files:
+            self.files.append(output_path(self.folder, self.stem, f"_{task}{file_extension(file_format)}"))
+            save_as(file_format, result, self.files[-1], draw=lambda one: one.plot())
         # A legend would be too small to read on the sheet.
         self.drawings[task] = np.asarray(result.plot_frame().convert("RGB"))
 
@@ -191,7 +192,7 @@ def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
     """Return the models in the folder of a training run; empty for anything else."""
     folder = Path(model).expanduser()
     folder = folder / "model" if (folder / "model").is_dir() else folder
-    folders = {task: folder / str(TASKS[task].sapiens2_head) for task in DEMO_TASKS}
+    folders = {task: folder / task for task in DEMO_TASKS}
     return {task: path for task, path in folders.items() if (path / hub.CONFIG_FILE).is_file()}
 
 

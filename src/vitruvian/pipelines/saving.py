@@ -15,7 +15,7 @@ from vitruvian.files import json_text, write_image
 from vitruvian.files.output_paths import PathPattern
 from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
-from vitruvian.tasks import PLOTS, file_ending
+from vitruvian.tasks import PLOTS, file_extension
 
 _Write = Callable[[Any, int], object]  # of a result and the index of its source
 
@@ -28,21 +28,21 @@ class ResultWriter(ABC):
         """Write the result of the source that is number `index`."""
 
 
-def save_as(kind: str, result: Result, path: Path, *, draw: Callable[[Result], Any]) -> None:
-    """Write a result as one kind of file: with `draw` if it is a drawing, else by the ending of the path."""
-    if kind in PLOTS:
+def save_as(file_format: str, result: Result, path: Path, *, draw: Callable[[Result], Any]) -> None:
+    """Write a result as one file format: with `draw` if it is a drawing, else by the extension of the path."""
+    if file_format in PLOTS:
         write_image(path, np.asarray(draw(result)))
     else:
         result.save(path)
 
 
-def encode_as(kind: str, result: Result, *, draw: Callable[[Result], Any]) -> bytes:
+def encode_as(file_format: str, result: Result, *, draw: Callable[[Result], Any]) -> bytes:
     """Return the bytes of the file that `save_as` writes."""
-    if kind == "json":
+    if file_format == "json":
         return json_text(result.to_dict()).encode()
     with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
-        path = Path(folder) / f"result{file_ending(kind)}"
-        save_as(kind, result, path, draw=draw)
+        path = Path(folder) / f"result{file_extension(file_format)}"
+        save_as(file_format, result, path, draw=draw)
         return path.read_bytes()
 
 

@@ -28,7 +28,7 @@ class Albedo(Result):
     """
 
     task = "albedo"
-    endings = (".png", ".npz", ".exr")
+    extensions = (".png", ".npz", ".exr")
 
     albedo: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
     mask: NDArray[np.bool_] | None = field(default=None, metadata=array_of(np.bool_, "H", "W"))
@@ -40,9 +40,9 @@ class Albedo(Result):
             values[~self.mask] = NEUTRAL
         return Image.fromarray(values)
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write 8-bit sRGB as PNG, the arrays as NPZ, or EXR in linear light with the mask as A."""
-        if ending == ".exr":
+        if extension == ".exr":
             linear = srgb_to_linear(torch.from_numpy(np.clip(self.albedo, 0, 1))).numpy()
             channels = {name: linear[..., i] for i, name in enumerate("RGB")}
             if self.mask is not None:
@@ -51,7 +51,7 @@ class Albedo(Result):
                 channels["A"] = self.mask.astype(np.float32)
             write_exr(path, channels, comments="albedo, linear light, sRGB primaries")
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def to_dict(self) -> JsonObject:
         """Return everything but the map, which NPZ and EXR hold."""

@@ -7,7 +7,6 @@ column x and row y is the point (x, y). P people, H W pixels.
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import io
 import os
@@ -42,29 +41,6 @@ def array_of(dtype: type[np.generic], *shape: int | str) -> dict[str, tuple[type
     return {"array": (dtype, shape)}
 
 
-def accept_earlier_names(**names: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator for dataclasses whose constructor takes fields under earlier names too.
-
-    Args:
-        names: The name of a field by its earlier name.
-    """
-
-    def decorate(cls: type[T]) -> type[T]:
-        construct = cls.__init__
-
-        @functools.wraps(construct)
-        def initialize(self: T, **values: Any) -> None:
-            for earlier in values.keys() & names.keys():
-                values[names[earlier]] = values.pop(earlier)
-            construct(self, **values)
-
-        setattr(cls, "__init__", initialize)  # noqa: B010 - mypy refuses the assignment
-        return cls
-
-    return decorate
-
-
-@accept_earlier_names(finder="detector")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class People:
     """The people that a task was run on.
@@ -91,11 +67,6 @@ class People:
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
 
-    @property
-    def finder(self) -> str:
-        """`detector` under its earlier name."""
-        return self.detector
-
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""
         return {
@@ -113,8 +84,8 @@ class Result:
 
     Attributes:
         task: Name of the task that returns this result.
-        endings: File name suffixes that `save` accepts.
-        refused_endings: Advice for common suffixes that it does not accept.
+        extensions: File extensions that `save` accepts.
+        refused_extensions: Advice for common extensions that it does not accept.
         info_fields: Fields that are not arrays and that `info` adds.
         size_hw: Height and width of the source image.
         image: The source image, for `plot`; `without_image` drops it.
@@ -126,8 +97,8 @@ class Result:
     """
 
     task: ClassVar[str] = ""
-    endings: ClassVar[tuple[str, ...]] = ()
-    refused_endings: ClassVar[dict[str, str]] = {}
+    extensions: ClassVar[tuple[str, ...]] = ()
+    refused_extensions: ClassVar[dict[str, str]] = {}
     info_fields: ClassVar[tuple[str, ...]] = ()
 
     size_hw: tuple[int, int]
@@ -162,25 +133,25 @@ class Result:
     @overload
     def save(self, path: IO[bytes], format: str | None = None) -> None: ...
     def save(self, path: str | Path | IO[bytes], format: str | None = None) -> Path | None:
-        """Write the result in the format of the file name's suffix, see `endings`. Returns the path.
+        """Write the result in the format of the file name's suffix, see `extensions`. Returns the path.
 
         The file is written atomically. Missing folders are created.
 
         Args:
             path: File name; or a binary file object such as `io.BytesIO`, for which `format` is needed.
-            format: An ending such as ``"png"``, if the name has none.
+            format: An extension such as ``"png"``, if the name has none.
         """
         if not isinstance(path, str | os.PathLike):
             self._save_to_stream(path, format)
             return None
         target = with_format(path, format)
         name = target.name.lower()
-        matching = [ending for ending in self.endings if name.endswith(ending) and name != ending]
+        matching = [extension for extension in self.extensions if name.endswith(extension) and name != extension]
         if not matching:
-            advice = self.refused_endings.get(target.suffix.lower(), "")
+            advice = self.refused_extensions.get(target.suffix.lower(), "")
             raise InputError(
-                f"{target.name}: expected a name that ends in {', '.join(self.endings)} for {self.task}, "
-                f"got {target.suffix or 'no ending'!r}.{advice}"
+                f"{target.name}: expected a name that ends in {', '.join(self.extensions)} for {self.task}, "
+                f"got {target.suffix or 'no extension'!r}.{advice}"
             )
         self.write(target, max(matching, key=len))
         return target
@@ -190,7 +161,7 @@ class Result:
         if not hasattr(stream, "write"):
             raise InputError(f"path: expected a file name or a file object, got {type(stream).__name__}.")
         if format is None:
-            known = ", ".join(ending.lstrip(".") for ending in self.endings)
+            known = ", ".join(extension.lstrip(".") for extension in self.extensions)
             raise InputError(f"format: required for a file object: {known}. Pass format=…")
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
             stream.write(self.save(Path(folder) / "result", format).read_bytes())
@@ -219,17 +190,17 @@ class Result:
         text = html.escape(" · ".join(fact for fact in facts if fact))
         return f'<figure><img src="data:image/png;base64,{image}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
-    def write(self, path: Path, ending: str) -> None:
-        """Write the result as `ending`, one of `endings`. Called by `save`.
+    def write(self, path: Path, extension: str) -> None:
+        """Write the result as `extension`, one of `extensions`. Called by `save`.
 
         This base class writes NPZ (every array by its name, all else as JSON in the text ``info``), JSON of `to_dict`,
-        and other endings as an image of `plot`.
+        and other extensions as an image of `plot`.
         """
-        if ending == ".crops.zip":
+        if extension == ".crops.zip":
             write_png_zip(path, {f"{number:02d}": image for number, image in enumerate(self.crops(), 1) if image.size})
-        elif ending == ".npz":
+        elif extension == ".npz":
             write_npz(path, {**self.arrays(), "info": np.array(json_text(self.info()))})
-        elif ending == ".json":
+        elif extension == ".json":
             write_json(path, self.to_dict())
         else:
             write_image(path, np.asarray(self.plot()))
@@ -292,9 +263,9 @@ def box_window(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> tuple
 
 
 def with_format(path: str | Path, format: str | None) -> Path:
-    """Return a file name with the ending of a format such as "png", unless it has that already."""
-    ending = "" if format is None else f".{format.lstrip('.').lower()}"
-    return Path(path if str(path).lower().endswith(ending) else f"{path}{ending}")
+    """Return a file name with the extension of a format such as "png", unless it has that already."""
+    extension = "" if format is None else f".{format.lstrip('.').lower()}"
+    return Path(path if str(path).lower().endswith(extension) else f"{path}{extension}")
 
 
 def rounded_list(values: NDArray[np.floating], *, digits: int = 4) -> list[object]:

@@ -24,7 +24,7 @@ class Embedding(Result):
     """
 
     task = "embed"
-    endings = (".npz", ".json")
+    extensions = (".npz", ".json")
 
     cls: NDArray[np.float32] = field(metadata=array_of(np.float32, "C"))
     patches: NDArray[np.float32] = field(metadata=array_of(np.float32, "h", "w", "C"))

@@ -29,7 +29,7 @@ class LabelMap(Result):
         labels: Class of each pixel [H, W], from 0.
     """
 
-    endings: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
+    extensions: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
     background: ClassVar[int | None] = None
     classes_key: ClassVar[str] = "classes"  # in `to_dict`
     supercategory: ClassVar[str] = "class"  # of COCO
@@ -85,12 +85,12 @@ class LabelMap(Result):
         """Draw the result as `plot` does with these options, without the legend."""
         return self.plot(**options | {"legend": False})
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write the numbers as PNG (with a palette up to 255, else 16-bit gray), or NPZ, or JSON with a mask each."""
-        if ending == ".png":
+        if extension == ".png":
             write_label_png(path, self.labels, self.palette())
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def to_dict(self) -> JsonObject:
         """Return the classes that occur (as "parts" or "classes"), each with its area and its mask as COCO RLE."""

@@ -22,7 +22,6 @@ from vitruvian.images.types import RgbImage
 from vitruvian.json_files import JsonObject
 from vitruvian.results.base import (
     Result,
-    accept_earlier_names,
     array_of,
     box_window,
     check_array,
@@ -35,13 +34,11 @@ if TYPE_CHECKING:
     import supervision
 
 MasksKind = Literal["segment", "masks", "instances", "track"]
-_EARLIER_KINDS = {"mask-generation": "masks", "instance": "instances"}
 # name in the mask-generation pipeline of transformers -> attribute
 _TRANSFORMERS_NAMES = {"masks": "masks", "scores": "scores", "rle_mask": "rles", "bounding_boxes": "boxes_xyxy"}
 _OBJECT_CATEGORY = 1  # COCO category of masks without classes
 
 
-@accept_earlier_names(runs="rles")
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Masks(Result):
     """Masks of N objects; they may overlap.
@@ -57,7 +54,7 @@ class Masks(Result):
     """
 
     task = "segment"
-    endings = (".json", ".npz", ".png", ".txt", ".crops.zip")
+    extensions = (".json", ".npz", ".png", ".txt", ".crops.zip")
     info_fields = ("label_names",)
 
     kind: MasksKind
@@ -68,7 +65,6 @@ class Masks(Result):
     label_names: tuple[str, ...] | None = None
 
     def _normalize_fields(self) -> dict[str, int]:
-        object.__setattr__(self, "kind", _EARLIER_KINDS.get(self.kind, self.kind))
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # several tasks share this class
         object.__setattr__(self, "rles", _as_rles(self.rles, self.size_hw))
@@ -106,11 +102,6 @@ class Masks(Result):
     def masks(self) -> NDArray[np.bool_]:
         """All masks, bool [N, H, W], decoded on each access."""
         return np.stack(list(self)) if len(self) else np.zeros((0, *self.size_hw), bool)
-
-    @property
-    def runs(self) -> Sequence[Rle] | NDArray[np.bool_]:
-        """`rles` under its earlier name."""
-        return self.rles
 
     @property
     def areas(self) -> NDArray[np.int64]:
@@ -175,21 +166,21 @@ class Masks(Result):
             drawn = draw_points(drawn, table, [1] * len(table) if labels is None else labels)
         return Image.fromarray(drawn)
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write everything as JSON (masks as COCO RLE) or NPZ (masks bool [N, H, W]), `index_map` as PNG, or labels.
 
         TXT is YOLO's segment labels: the class (0 without classes) and the largest outline of each object.
         """
-        if ending == ".txt":
+        if extension == ".txt":
             outlines = (next(iter(self.polygons(index)), None) for index in range(len(self)))
             classes = [0] * len(self) if self.label_ids is None else self.label_ids.tolist()
             write_lines(path, yolo_segment_lines(outlines, classes, self.size_hw))
-        elif ending == ".png":
+        elif extension == ".png":
             numbers = self.index_map()
             colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
             write_label_png(path, numbers, colors)
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays by name, decoded masks among them."""

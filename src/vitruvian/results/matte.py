@@ -36,8 +36,8 @@ class Matte(Result):
     """
 
     task = "matte"
-    endings = (".png", ".webp", ".npz", ".exr", ".crops.zip")
-    refused_endings = dict.fromkeys(
+    extensions = (".png", ".webp", ".npz", ".exr", ".crops.zip")
+    refused_extensions = dict.fromkeys(
         (".jpg", ".jpeg"),
         " JPEG has no alpha: choose .png, or put the person over a color with over() and save that.",
     )
@@ -89,18 +89,18 @@ class Matte(Result):
         """Show the person over a checkerboard."""
         return Image.fromarray(self.over(checkerboard(self.size_hw)))
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write straight 8-bit RGBA as PNG or WebP, the arrays as NPZ, or EXR: premultiplied, in linear light."""
-        if ending in (".png", ".webp"):
+        if extension in (".png", ".webp"):
             write_image(path, self.rgba())
-        elif ending == ".exr":
+        elif extension == ".exr":
             straight = self.straight()
             alpha = straight[..., 3]
             linear = srgb_to_linear(torch.from_numpy(straight[..., :3])).numpy()
             channels = {name: linear[..., i] * alpha for i, name in enumerate("RGB")} | {"A": alpha}
             write_exr(path, channels, comments="premultiplied alpha, linear light, sRGB primaries")
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def to_dict(self) -> JsonObject:
         """Return the share of the image that the person covers; NPZ and EXR hold the maps."""

@@ -35,7 +35,7 @@ class Normals(CameraMap):
 
     task = "normals"
     vectors = "normals"
-    endings = (".png", ".16.png", ".npz", ".exr")
+    extensions = (".png", ".16.png", ".npz", ".exr")
     info_fields = ("convention",)
 
     normals: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
@@ -46,19 +46,19 @@ class Normals(CameraMap):
         """Show directions in the usual colors: red to the right, green up, blue to the viewer; gray where masked."""
         return Image.fromarray(color_normals(self.normals, self.mask, convention=self.convention))
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write the usual colors as 8-bit or 16-bit PNG (x right, y up, z to the viewer, whatever the convention),
         or the values as NPZ, or as EXR: R, G, B are x, y, z, and A is the mask.
         """
-        if ending == ".16.png":
+        if extension == ".16.png":
             write_png16(path, self._colors16())
-        elif ending == ".exr":
+        elif extension == ".exr":
             channels = {name: self.normals[..., axis] for axis, name in enumerate("RGB")}
             if self.mask is not None:
                 channels["A"] = self.mask.astype(np.float32)
             write_exr(path, channels, comments=f"surface normals x, y, z in {self.convention} camera axes")
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def _colors16(self) -> NDArray[np.uint16]:
         """Return the usual colors in 16 bits, [H, W, 3]: (n + 1) / 2 · 65535 in OpenGL axes, 0 outside of the mask."""

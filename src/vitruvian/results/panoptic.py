@@ -57,7 +57,7 @@ class Panoptic(Result):
     """
 
     task = "panoptic"
-    endings = (".png", ".json", ".npz")
+    extensions = (".png", ".json", ".npz")
 
     segmentation: NDArray[np.int32] = field(metadata=array_of(np.int32, "H", "W"))
     segments: tuple[Segment, ...]
@@ -99,12 +99,12 @@ class Panoptic(Result):
         numbers = self.segmentation
         return np.stack([numbers & 255, numbers >> 8 & 255, numbers >> 16], axis=-1).astype(np.uint8)
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write COCO's panoptic PNG, JSON of the segments, or everything as NPZ."""
-        if ending == ".png":
+        if extension == ".png":
             write_image(path, self.panoptic_image())
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def info(self) -> JsonObject:
         """Return everything but the arrays."""

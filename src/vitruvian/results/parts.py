@@ -25,12 +25,12 @@ class Parts(LabelMap):
     Attributes:
         labels: Number of the part, uint8 [H, W]; 0 is the background.
         names: Names of the K parts, by default the 29 of Sapiens2.
-        colours: RGB of each, uint8 [K, 3].
+        colors: RGB of each, uint8 [K, 3].
         score: Confidence of the model at each pixel, float16 [H, W], 0 to 1.
     """
 
     task = "parts"
-    endings: ClassVar[tuple[str, ...]] = (*LabelMap.endings, ".parts.zip")
+    extensions: ClassVar[tuple[str, ...]] = (*LabelMap.extensions, ".parts.zip")
     background = 0
     classes_key = "parts"
     supercategory = "person"
@@ -38,7 +38,7 @@ class Parts(LabelMap):
 
     labels: NDArray[np.uint8] = field(metadata=array_of(np.uint8, "H", "W"))
     names: tuple[str, ...] = PART_NAMES
-    colours: NDArray[np.uint8] = field(
+    colors: NDArray[np.uint8] = field(
         default_factory=lambda: np.array(PART_COLORS, np.uint8), metadata=array_of(np.uint8, "K", 3)
     )
     score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
@@ -56,14 +56,14 @@ class Parts(LabelMap):
     def _names(self) -> dict[int, str]:
         return dict(enumerate(self.names))
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write what any map of labels can be, or a ZIP with a mask for each part that occurs, 255 where it is."""
-        if ending == ".parts.zip":
+        if extension == ".parts.zip":
             found = [label for label in count_labels(self.labels) if label != self.background]
             write_png_zip(path, {self.name(one): (self.labels == one).astype(np.uint8) * 255 for one in found})
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def palette(self) -> RgbImage:
-        """Return `colours`."""
-        return self.colours
+        """Return `colors`."""
+        return self.colors

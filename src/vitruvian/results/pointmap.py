@@ -54,7 +54,7 @@ class Pointmap(CameraMap):
 
     task = "pointmap"
     vectors = "points"
-    endings = (".ply", ".glb", ".mesh.glb", ".npz", ".exr", ".png", ".16.png", ".json")
+    extensions = (".ply", ".glb", ".mesh.glb", ".npz", ".exr", ".png", ".16.png", ".json")
     info_fields = ("intrinsics_from", "metric", "scale", "note", "convention")
 
     points: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W", 3))
@@ -129,7 +129,7 @@ class Pointmap(CameraMap):
     ) -> Path | None:
         """Write the result in the format of the file name's suffix, or to a file object. Returns the path.
 
-        | ending | holds |
+        | extension | holds |
         |---|---|
         | .ply | the cloud, in the axes of `convention` |
         | .glb | the cloud, or with `mesh` the surface, in the axes of glTF, which are OpenGL's |
@@ -146,16 +146,16 @@ class Pointmap(CameraMap):
             self._save_to_stream(path, format)
             return None
         target = with_format(path, format)
-        ending = target.suffix.lower()
+        extension = target.suffix.lower()
         mesh = mesh or target.name.lower().endswith(".mesh.glb")
-        if mesh and ending != ".glb":
+        if mesh and extension != ".glb":
             raise InputError(f"mesh: expected a name that ends in .glb, got {target.name}.")
         if mesh and (edge_threshold is None or max_points is not None):
             raise InputError("mesh: expected an edge_threshold and no max_points, got the options of a cloud.")
-        if ending == ".ply":
+        if extension == ".ply":
             cloud = self.cloud(edge_threshold=edge_threshold, max_points=max_points)
             write_ply(target, *cloud, comments=self._describe())
-        elif ending == ".glb":
+        elif extension == ".glb":
             upright = self.to_convention("opengl")
             if mesh and edge_threshold is not None:
                 write_glb(target, *upright.surface(edge_threshold=edge_threshold))
@@ -165,17 +165,17 @@ class Pointmap(CameraMap):
             return super().save(target)
         return target
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write the formats that are not point clouds."""
-        if ending == ".16.png":
+        if extension == ".16.png":
             thousandths = np.where(self._usable(), np.nan_to_num(self.depth) * 1000, 0)
             write_png16(path, np.clip(np.round(thousandths), 0, 65535).astype(np.uint16))
-        elif ending == ".exr":
+        elif extension == ".exr":
             channels = {name: self.points[..., axis] for axis, name in enumerate("RGB")}
             channels |= {"Z": self.depth, "A": self.mask.astype(np.float32)}
             write_exr(path, channels, comments=self._describe())
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def plot(self, *, near: float | None = None, far: float | None = None, color_bar: bool = False) -> Image.Image:
         """Show depth in colors, warm near and cold far; `near` and `far` set the ends, in the unit of the points.

@@ -23,8 +23,6 @@ from vitruvian.results.supervision import to_key_points
 if TYPE_CHECKING:
     import supervision
 
-_LAYOUT_ALIASES = {"coco133": "wholebody133", "openpose": "body25"}
-
 
 @dataclass(frozen=True, slots=True)
 class Keypoint:
@@ -68,7 +66,7 @@ class Pose(Result):
     """
 
     task = "pose"
-    endings = (".json", ".npz", ".png", ".jpg", ".jpeg", ".webp", ".txt", ".crops.zip")
+    extensions = (".json", ".npz", ".png", ".jpg", ".jpeg", ".webp", ".txt", ".crops.zip")
 
     keypoints: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", "J", 2))
     scores: NDArray[np.float32] = field(metadata=array_of(np.float32, "P", "J"))
@@ -122,11 +120,10 @@ class Pose(Result):
 
         Points that the layout has and the 308 lack are NaN with score 0.
         """
-        key = _LAYOUT_ALIASES.get(name, name)
-        if key not in LAYOUTS:
-            known = [*LAYOUTS, *_LAYOUT_ALIASES]
-            raise InputError(f"layout: expected one of {', '.join(known)}, got {name!r}.{near_matches(name, known)}")
-        layout = LAYOUTS[key]
+        if name not in LAYOUTS:
+            close = near_matches(name, LAYOUTS)
+            raise InputError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}.{close}")
+        layout = LAYOUTS[name]
         if layout is self.layout:
             return self
         if self.layout is not SAPIENS_308:
@@ -175,12 +172,12 @@ class Pose(Result):
         ]
         return super().to_dict() | {"poses": people}
 
-    def write(self, path: Path, ending: str) -> None:
+    def write(self, path: Path, extension: str) -> None:
         """Write what any result can be, or as TXT the pose labels of YOLO in the layout of this result."""
-        if ending == ".txt":
+        if extension == ".txt":
             write_lines(path, yolo_pose_lines(self.keypoints, self.scores, self.boxes_xyxy, self.size_hw))
         else:
-            super().write(path, ending)
+            super().write(path, extension)
 
     def to_coco(self, *, image_id: int = 1, first_id: int = 1, threshold: float = 0.3) -> list[JsonObject]:
         """Return a COCO annotation for each person; see `vitruvian.files.coco` for how points are stored.

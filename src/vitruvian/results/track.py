@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
 from vitruvian.json_files import JsonObject
-from vitruvian.results.base import accept_earlier_names, array_of, rounded_list
+from vitruvian.results.base import array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
 
 _MAX_ID = 65535  # of a pixel in a 16-bit PNG
 
 
-@accept_earlier_names(runs="rles")
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Track(Masks):
     """Masks of the N tracked objects of a frame; empty where an object is occluded or out of the frame.

@@ -20,7 +20,7 @@ from vitruvian.files.output_paths import PathPattern
 from vitruvian.hub import BUILTIN
 from vitruvian.limits import get_limits
 from vitruvian.pipelines import pipeline_class
-from vitruvian.pipelines.people.selection import PeopleOptions
+from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
 from vitruvian.scale.placement import choose_placement

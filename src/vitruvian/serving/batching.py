@@ -3,8 +3,8 @@
     submit ─▶ waiting (bounded) ─▶ pipelines' engine (`run_many`): load, detect, prepare, forward, finish ─▶ encode
     429 when full                  a thread for each model, and its workers
 
-Each request has the options of its own call. The engine runs one task, `_SharedTask`, which passes each step on to the
-call of the image; units of calls whose `forward` does the same go through the model together. An error is the answer of
+Each request has the options of its own call. The engine runs one task, `_SharedSteps`, which passes each step on to the
+call of the image; inputs of calls with the same `forward` go through the model together. An error is the answer to
 its image alone. A request that is cancelled, since its client has gone or its time is up, leaves the queue at once; an
 image that is in the engine already is finished and dropped. `close` drains the queue.
 """
@@ -29,7 +29,7 @@ from vitruvian.images.exif_focal import exif_focal
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import run_many
-from vitruvian.pipelines.engine.task import DecodeThread, InferenceTask, LazyUnit, Prepared, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput, Prepared
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, load_rgb
 from vitruvian.results import People
 from vitruvian.serving.errors import RequestError, too_many
@@ -55,7 +55,7 @@ class Ticket(Generic[AnswerT]):
         future: The answer. Cancelling it cancels the request.
     """
 
-    def __init__(self, body: bytes, name: str, call: InferenceTask[Any], encode: Callable[[Any], AnswerT]) -> None:
+    def __init__(self, body: bytes, name: str, call: InferenceSteps[Any], encode: Callable[[Any], AnswerT]) -> None:
         self._body: bytes | None = body
         self.name, self.call, self.encode = name, call, encode
         self.future: Future[AnswerT] = Future()
@@ -89,19 +89,19 @@ class _RequestFrame(Frame):
     ticket: Ticket[Any]
 
 
-class _UnitOfCall(NamedTuple):
-    """`extra` of a unit: the call that it is of, and the `extra` that this call gave it."""
+class _InputOfCall(NamedTuple):
+    """`extra` of an input: the call that it is of, and the `extra` that this call gave it."""
 
-    call: InferenceTask[Any]
+    call: InferenceSteps[Any]
     extra: Any
 
 
-class _SharedTask(InferenceTask[Any]):
+class _SharedSteps(InferenceSteps[Any]):
     """Runs each image with its own call; see the module."""
 
     detects_people = True  # some calls do; the others detect no one
 
-    def __init__(self, name: str, pipe: InferenceTask[Any], lock: threading.Lock, metrics: Metrics) -> None:
+    def __init__(self, name: str, pipe: InferenceSteps[Any], lock: threading.Lock, metrics: Metrics) -> None:
         self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics
         self.upload_stream, self.fixed_input_size = pipe.upload_stream, pipe.fixed_input_size
 
@@ -123,26 +123,26 @@ class _SharedTask(InferenceTask[Any]):
             return call.detect(frame)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
-        """Make the units of an image, unless its request is cancelled."""
+        """Make the inputs of an image, unless its request is cancelled."""
         ticket = _ticket(frame)
         if ticket.future.cancelled():
             raise CancelledError
         with self._metrics.stage(self._name, "prepare"):
             prepared = ticket.call.prepare(frame, people)
-        prepared.units = [_with_call(unit, ticket.call) for unit in prepared.units]
+        prepared.inputs = [_with_call(model_input, ticket.call) for model_input in prepared.inputs]
         return prepared
 
-    def forward(self, units: list[Unit]) -> list[Any]:
-        """Run the model on the units of each group of calls that agree about it."""
+    def forward(self, inputs: list[ModelInput]) -> list[Any]:
+        """Run the model on the inputs of each group of calls that agree about it."""
         groups: dict[object, list[int]] = {}
-        for index, unit in enumerate(units):
-            groups.setdefault(_forward_key(unit.extra.call), []).append(index)
-        outputs: list[Any] = [None] * len(units)
-        self._metrics.batch_size.labels(self._name).observe(len(units))
+        for index, model_input in enumerate(inputs):
+            groups.setdefault(_forward_key(model_input.extra.call), []).append(index)
+        outputs: list[Any] = [None] * len(inputs)
+        self._metrics.batch_size.labels(self._name).observe(len(inputs))
         with self._lock, self._metrics.stage(self._name, "forward"):
             for indices in groups.values():
-                call = units[indices[0]].extra.call
-                inner = [units[index]._replace(extra=units[index].extra.extra) for index in indices]
+                call = inputs[indices[0]].extra.call
+                inner = [inputs[index]._replace(extra=inputs[index].extra.extra) for index in indices]
                 for index, output in zip(indices, call.forward(inner), strict=True):
                     outputs[index] = output
         return outputs
@@ -291,7 +291,7 @@ class ModelQueue:
         call = pipe.for_call({})
         fixed = None if self._batch_size is None else BatchSize(self._batch_size, fixed=False)
         outcomes = run_many(
-            _SharedTask(self.name, call, self.lock, self._metrics),
+            _SharedSteps(self.name, call, self.lock, self._metrics),
             Source(self._loaders),
             batch=fixed or pipe.batch_size(call.options, live=False),
             batch_timeout=self._batch_timeout,
@@ -333,20 +333,22 @@ def _ticket(frame: Frame) -> Ticket[Any]:
     return frame.ticket
 
 
-def _with_call(unit: Unit | LazyUnit, call: InferenceTask[Any]) -> Unit | LazyUnit:
-    """Return a unit that knows its call."""
-    if isinstance(unit, Unit):
-        return unit._replace(extra=_UnitOfCall(call, unit.extra))
-    make = unit
+def _with_call(
+    model_input: ModelInput | DeferredModelInput, call: InferenceSteps[Any]
+) -> ModelInput | DeferredModelInput:
+    """Return an input that knows its call."""
+    if isinstance(model_input, ModelInput):
+        return model_input._replace(extra=_InputOfCall(call, model_input.extra))
+    make = model_input
 
-    def make_with_call() -> Unit:
+    def make_with_call() -> ModelInput:
         made = make()
-        return made._replace(extra=_UnitOfCall(call, made.extra))
+        return made._replace(extra=_InputOfCall(call, made.extra))
 
     return make_with_call
 
 
-def _forward_key(call: InferenceTask[Any]) -> object:
+def _forward_key(call: InferenceSteps[Any]) -> object:
     """Return what calls that can share a batch have in common."""
     names = getattr(call, "forward_options", None)
     if names is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vitruvian.files import json_text
 from vitruvian.pipelines.saving import save_as
 from vitruvian.serving.errors import RequestError
-from vitruvian.tasks import PLOTS, TASKS, file_ending
+from vitruvian.tasks import PLOTS, TASKS, file_extension
 
 if TYPE_CHECKING:
     from vitruvian.results import Result
@@ -50,7 +50,7 @@ FILE_TYPES = {
 
 def kinds_of(task: str) -> tuple[str, ...]:
     """Return the kinds of files that can answer a request for a task, the default first."""
-    return tuple(dict.fromkeys(("json", *TASKS[task].image_kinds())))
+    return tuple(dict.fromkeys(("json", *TASKS[task].image_formats())))
 
 
 def choose_kind(task: str, *, accept: str | None, asked: str | None) -> str:
@@ -75,16 +75,17 @@ def choose_kind(task: str, *, accept: str | None, asked: str | None) -> str:
 
 def encode(result: Result, kind: str, options: TaskOptions, folder: Path) -> bytes:
     """Return a result as the bytes of a file; `folder` is for temporary files."""
-    converted = options.convert(result)
+    output = options.output()
+    converted = output.convert(result)
     if kind == "json":
         return json_text(converted.to_dict()).encode()
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        path = Path(temporary) / f"result{file_ending(kind)}"
+        path = Path(temporary) / f"result{file_extension(kind)}"
         if kind in PLOTS:
-            save_as(kind, converted, path, draw=options.draw)
+            save_as(kind, converted, path, draw=output.draw)
         else:
             save: Callable[..., object] = converted.save
-            save(path, **options.save_options(kind))
+            save(path, **output.save_options(kind))
         return path.read_bytes()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitruvian.cuda.streams import HostCopy
 from vitruvian.images.data_format import pixels_of
-from vitruvian.pipelines.engine.task import InferenceTask, Prepared, Unit
+from vitruvian.pipelines.engine.steps import InferenceSteps, ModelInput, Prepared
 from vitruvian.pipelines.sources import Frame, load_rgb
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.results import Masks, People
@@ -112,7 +112,7 @@ class ImageStore:
         self._images.move_to_end(image.id)
 
 
-class EncodeImage(InferenceTask[tuple[tuple[int, int], Embedding]]):
+class EncodeImage(InferenceSteps[tuple[tuple[int, int], Embedding]]):
     """Encodes an image with the SAM 2 model of a pipeline: the size of the image, and its embedding."""
 
     forward_options = ()
@@ -128,11 +128,11 @@ class EncodeImage(InferenceTask[tuple[tuple[int, int], Embedding]]):
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
         pixels = pixels_of(frame.image)  # [3, H, W]
-        return Prepared(frame, [Unit(self._pipe.processor.image_processor.prepare_image(pixels))])
+        return Prepared(frame, [ModelInput(self._pipe.processor.image_processor.prepare_image(pixels))])
 
-    def forward(self, units: list[Unit]) -> list[Embedding]:
+    def forward(self, inputs: list[ModelInput]) -> list[Embedding]:
         """Return the embeddings of the images of a batch."""
-        return [Embedding(levels) for levels in self._pipe.encode([unit.pixels for unit in units])]
+        return [Embedding(levels) for levels in self._pipe.encode([model_input.pixels for model_input in inputs])]
 
     def finish(self, prepared: Prepared, decoded: Embedding) -> tuple[tuple[int, int], Embedding]:
         """Return the size of the image too."""

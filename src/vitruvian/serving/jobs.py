@@ -37,7 +37,7 @@ from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import is_image
 from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.serving.errors import RequestError, not_found, too_large, too_many
-from vitruvian.serving.options import JOB_OPTIONS, PeopleOptions
+from vitruvian.serving.options import JOB_OPTIONS, PeopleRequest
 from vitruvian.serving.settings import ServerLimits, Settings
 from vitruvian.serving.uploads import file_name
 
@@ -204,12 +204,12 @@ class Intake:
     def _check_video(self, path: Path, name: str) -> None:
         """Raise an error for a file that is no video, or one with too many frames."""
         try:
-            count = VideoReader(path).count
+            too_long = VideoReader(path).has_more_frames_than(self.limits.frames)
         except InputError as error:
             detail = str(error).replace(str(path), name)
             raise RequestError(415, message=detail.removeprefix(f"{name}: "), subject=name) from None
-        if count is not None and count > self.limits.frames:
-            raise too_large(name, self.limits.frames, "frames", f"{count:,}")
+        if too_long:
+            raise too_large(name, self.limits.frames, "frames")
 
     def _unpack(self, path: Path) -> None:
         """Add the images and videos of an archive; other files and hidden ones are skipped."""
@@ -452,7 +452,7 @@ class Jobs:
         options = {"device": settings.device, "dtype": settings.dtype}
         command += [f"--{name}={value}" for name, value in options.items() if value is not None]
         command += [f"--limit={name}={value}" for name, value in settings.image_limits.items()]
-        detects = issubclass(JOB_OPTIONS[job.task], PeopleOptions) or "--everyone" in job.arguments
+        detects = issubclass(JOB_OPTIONS[job.task], PeopleRequest) or "--everyone" in job.arguments
         if settings.detector is not None and detects:
             command.append(f"--detect={settings.detector}")
         return [*command, *job.arguments]

@@ -1,52 +1,45 @@
 """The options of each task over HTTP: query parameters, form fields or JSON.
 
-They have the names of the command line's options. A class knows what becomes of them: arguments of the pipeline's call,
-of the drawing and of `save`; and, for jobs, arguments of the command.
+They come from the table in `vitruvian.pipelines.options` and have the names of the command line. Classes here declare
+what has another form: JSON in place of texts, or less than on the command line. Jobs turn options into arguments of the
+command.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE
+from vitruvian.limits import MIN_TILE_SIDE
+from vitruvian.pipelines.options import DenseOptions, OptionRow, PeopleOptions, option_rows
+from vitruvian.pipelines.output_options import ALL_MASKS_HELP, MatteOutput, OutputOptions, VideoOutput
 from vitruvian.serving.errors import RequestError, too_large
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-
-    from vitruvian.results import Result
+from vitruvian.tasks import TASKS, Task
 
 Point = Annotated[list[float], Field(min_length=2, max_length=2)]
 Box = Annotated[list[float], Field(min_length=4, max_length=4)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Area = Annotated[float, Field(ge=0)]
 Label = Literal[0, 1]
+_SERVER_MAX = {"points_per_side": 64, "crop_layers": 2}  # below the maximum of the library: a request is one of many
 
 
 class TaskOptions(BaseModel):
     """Options of every task.
 
     Attributes:
-        plot_names: Options that are arguments of the result's `plot`.
-        save_names: Options that are arguments of the result's `save`.
-        result_names: Options that change the result after the model.
-        image_names: Options that jobs do not have.
-        renamed: Names of the pipeline's arguments, where they differ.
+        task: Name of the task.
+        result_names: Options that the class declares and that are no arguments of the pipeline's call.
+        renamed: Names of the pipeline's arguments, where they differ from options that the class declares.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    plot_names: ClassVar[frozenset[str]] = frozenset()
-    save_names: ClassVar[frozenset[str]] = frozenset()
+    task: ClassVar[str]
     result_names: ClassVar[frozenset[str]] = frozenset()
-    image_names: ClassVar[frozenset[str]] = frozenset()
-    renamed: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[dict[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -64,11 +57,10 @@ class TaskOptions(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             subject = ".".join(str(part) for part in first["loc"]) or "options"
-            known = ", ".join(cls.model_fields) or "none"
             if first["type"] == "extra_forbidden":
                 raise RequestError(
                     422, subject=subject, expected="an option of the task", got="none with this name",
-                    hint=f"Options are {known}.",
+                    hint=f"Options are {', '.join(cls.model_fields) or 'none'}.",
                 ) from None  # fmt: skip
             raise RequestError(
                 422, subject=subject, expected=_sentence(first["msg"]), got=repr(first["input"])[:80]
@@ -91,69 +83,58 @@ class TaskOptions(BaseModel):
     @classmethod
     def call_names(cls) -> dict[str, str]:
         """Return the pipeline's argument for each option that is one."""
-        others = cls.plot_names | cls.save_names | cls.result_names
-        return {name: cls.renamed.get(name, name) for name in cls.model_fields if name not in others}
+        arguments = {row.name: row.argument for row in option_rows(TASKS[cls.task].options_class())} | cls.renamed
+        others = {row.name for row in option_rows(TASKS[cls.task].output_class(), VideoOutput)} | cls.result_names
+        return {name: arguments.get(name, name) for name in cls.model_fields if name in arguments or name not in others}
 
-    def convert(self, result: Result) -> Result:
-        """Convert a result before it is written and drawn."""
-        return result
-
-    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
-        """Draw a result."""
-        plot: Any = result.plot
-        return plot(**{name: getattr(self, name) for name in self.plot_names})  # type: ignore[no-any-return]
-
-    def save_options(self, kind: str) -> dict[str, object]:
-        """Return the arguments of the result's `save` for a kind of file."""
-        return {name: getattr(self, name) for name in self.save_names}
+    def output(self) -> OutputOptions:
+        """Return how the result is converted, drawn and written."""
+        output = TASKS[self.task].output_class()
+        return output(**{row.argument: getattr(self, row.name) for row in _http_rows(output)})  # type: ignore[no-any-return]
 
     def arguments(self) -> list[str]:
         """Return the arguments of the command for a job."""
+        missing = {row.name for row in option_rows(TASKS[self.task].output_class()) if not row.info.cli}
         arguments: list[str] = []
         for name, info in type(self).model_fields.items():
             value = getattr(self, name)
             if value == info.default:
                 continue
-            if name in self.image_names:
-                raise RequestError(422, subject=name, expected="no such option for jobs", got=repr(value)[:80])
-            option = name.replace("_", "-")
+            if name in missing:
+                hint = "This option is not available for jobs."
+                raise RequestError(422, subject=name, expected="its default", got=repr(value)[:80], hint=hint)
+            option = f"--{name.replace('_', '-')}"
             if isinstance(value, bool):
-                arguments.append(f"--{option}" if value else f"--no-{option}")
+                arguments.append(option if value else f"--no-{option[2:]}")
             else:
-                arguments += self._argument(name, f"--{option}", value)
+                arguments += self._argument(name, option, value)
         return arguments
 
     def _argument(self, name: str, option: str, value: Any) -> list[str]:
         """Return the arguments for one option that is not at its default."""
         values = value if isinstance(value, list) else [value]
-        return [f"{option}={_text(one)}" for one in values]
+        return [f"{option}={_text(item)}" for item in values]
 
 
-class PeopleOptions(TaskOptions):
-    """Options of tasks about people."""
+class PeopleRequest(TaskOptions):
+    """Which people are processed."""
 
     detect: Literal["whole"] | None = Field(
-        None, description="whole: process the whole image instead of each person who is detected."
+        None, description="whole: process the whole image instead of detected people."
     )
     boxes: list[Box] | None = Field(None, description="Boxes of people, as JSON: [[x1, y1, x2, y2], …].")
-    box_format: Literal["xyxy", "xywh"] = Field("xyxy", description="What the four numbers of a box are.")
-    on_empty: Literal["whole", "none", "error"] | None = Field(
-        None, description="If no person is detected: the whole image, an empty result, or an error."
-    )
-    max_people: int | None = Field(None, ge=1, description="Process no more people than this, by score.")
 
     def prompt_count(self) -> int:
         """Return the number of boxes."""
         return len(self.boxes or ())
 
 
-class TileOptions(PeopleOptions):
-    """Options of maps."""
+class TileRequest(PeopleRequest):
+    """Which people or tiles are processed."""
 
     tile: int | bool | None = Field(
-        None, description="Process large images in tiles of so many pixels; true for the size of the model's input."
+        None, description="Process large images in tiles of up to N pixels; true for the size of the model's input."
     )
-    overlap: float = Field(0.25, ge=0, le=MAX_TILE_OVERLAP, description="Share of a tile in common with the next.")
 
     @field_validator("tile")
     @classmethod
@@ -170,59 +151,11 @@ class TileOptions(PeopleOptions):
         return super().arguments()
 
 
-class PoseOptions(PeopleOptions):
-    """Options of poses."""
+class PointmapRequest(TileRequest):
+    """What is known about the camera."""
 
-    plot_names = frozenset({"keypoint_threshold", "draw_boxes"})
-    result_names = frozenset({"layout"})
-    flip: bool = Field(False, description="Average with mirrored crops: more stable, at twice the work.")
-    layout: Literal["sapiens308", "coco17", "coco133", "openpose"] = Field(
-        "sapiens308", description="Which keypoints are returned and drawn."
-    )
-    keypoint_threshold: Share = Field(0.3, description="Draw keypoints that reach this score.")
-    draw_boxes: bool = Field(False, description="Draw the boxes of people too.")
-
-    def convert(self, result: Result) -> Result:
-        """Convert to the layout."""
-        from vitruvian.results import Pose
-
-        return result.to_layout(self.layout) if isinstance(result, Pose) and self.layout != "sapiens308" else result
-
-    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
-        """Draw skeletons."""
-        plot: Any = result.plot
-        return plot(threshold=self.keypoint_threshold, boxes=self.draw_boxes)  # type: ignore[no-any-return]
-
-
-class PartsOptions(TileOptions):
-    """Options of body parts."""
-
-    plot_names = frozenset({"opacity", "legend", "outline"})
-    image_names = frozenset({"legend", "outline"})
-    with_score: bool = Field(False, description="The score of each pixel too, in NPZ.")
-    opacity: Share = Field(0.55, description="Of the colors in the drawing.")
-    legend: bool = Field(True, description="Draw a legend beside the image.")
-    outline: bool = Field(True, description="Draw outlines.")
-
-
-class NormalsOptions(TileOptions):
-    """Options of normals."""
-
-    convention: Literal["opencv", "opengl"] = Field("opencv", description="The axes.")
-    background: Literal["mask", "keep"] = Field("mask", description="mask: only people; keep: all pixels.")
-
-
-class PointmapOptions(NormalsOptions):
-    """Options of pointmaps."""
-
-    save_names = frozenset({"mesh", "max_points"})
-    image_names = frozenset({"mesh", "max_points"})
-    renamed: ClassVar[Mapping[str, str]] = {"intrinsics": "K"}
+    renamed: ClassVar[dict[str, str]] = {"intrinsics": "K"}
     intrinsics: Box | None = Field(None, description="The camera, as JSON: [fx, fy, cx, cy] in pixels.")
-    fov: float | None = Field(None, gt=0, lt=180, description="Horizontal field of view in degrees.")
-    exif: bool = Field(True, description="Use the focal length in the file's EXIF.")
-    mesh: bool = Field(False, description="Triangles in PLY and GLB, rather than points.")
-    max_points: int | None = Field(None, ge=1, description="Points in PLY and GLB.")
 
     def call_options(self) -> dict[str, object]:
         """Make the camera matrix."""
@@ -232,18 +165,14 @@ class PointmapOptions(NormalsOptions):
             options["K"] = [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
         return options
 
-    def save_options(self, kind: str) -> dict[str, object]:
-        """Only point clouds have such options."""
-        return {"mesh": self.mesh, "max_points": self.max_points} if kind in ("ply", "glb") else {}
-
     def _argument(self, name: str, option: str, value: Any) -> list[str]:
         if name == "intrinsics":
             return [f"{option}={_text(value)}"]
         return super()._argument(name, option, value)
 
 
-class MatteOptions(TileOptions):
-    """Options of mattes."""
+class MatteRequest(TileRequest):
+    """What is behind people in drawings."""
 
     result_names = frozenset({"over"})
     over: str | None = Field(None, max_length=64, description="Color behind people in the drawing: white, #00ff00.")
@@ -258,45 +187,21 @@ class MatteOptions(TileOptions):
                 raise ValueError("a color such as white or #00ff00") from None
         return value
 
-    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
+    def output(self) -> OutputOptions:
         """Draw people over the color, or over a checkerboard."""
-        from vitruvian.results import Matte
-
-        return result.over(self.over) if isinstance(result, Matte) and self.over is not None else result.plot()
+        return MatteOutput(over=self.over)
 
 
-class AlbedoOptions(TileOptions):
-    """Options of albedo."""
-
-    background: Literal["mask", "keep"] = Field("mask", description="mask: only people; keep: all pixels.")
-
-
-class EmbedOptions(TaskOptions):
-    """Features have no options."""
-
-
-class MasksPostOptions(TaskOptions):
-    """Options of masks of SAM 2, and of their drawing."""
-
-    plot_names = frozenset({"opacity", "outline"})
-    image_names = frozenset({"opacity", "outline"})
-    max_hole_area: Area = Field(0.0, description="Fill holes of up to so many pixels.")
-    max_sprinkle_area: Area = Field(0.0, description="Remove islands of up to so many pixels.")
-    opacity: Share = Field(0.5, description="Of the colors in the drawing.")
-    outline: bool = Field(True, description="Draw outlines.")
-
-
-class SegmentOptions(MasksPostOptions):
+class SegmentRequest(TaskOptions):
     """Prompts in pixels of the upright image."""
 
+    result_names = frozenset({"all_masks"})
     points: list[list[Point]] | None = Field(
         None, description="Points of each object, as JSON: [[[x, y], …], …]. [x, y] and [[x, y], …] are one object."
     )
     labels: list[list[Label]] | None = Field(None, description="1 on the object, 0 off it; nested like points.")
     boxes: list[Box] | None = Field(None, description="The box of each object, as JSON: [[x1, y1, x2, y2], …].")
-    all_masks: bool = Field(False, description="All three proposals for each object, not the best.")
-    mask_threshold: float = Field(0.0, description="Logit of the outline: higher is tighter.")
-    result_names = frozenset({"all_masks"})
+    all_masks: bool = Field(False, description=ALL_MASKS_HELP)
 
     @model_validator(mode="before")
     @classmethod
@@ -305,11 +210,13 @@ class SegmentOptions(MasksPostOptions):
         if not isinstance(values, dict):
             return values
         depths = {"points": 3, "labels": 2, "boxes": 2}
-        return {name: _nested(_parsed(one), depths[name]) if name in depths else one for name, one in values.items()}
+        return {
+            name: _nested(_parsed(value), depths[name]) if name in depths else value for name, value in values.items()
+        }
 
     def prompt_count(self) -> int:
         """Return the number of points and boxes."""
-        return sum(len(one) for one in self.points or ()) + len(self.boxes or ())
+        return sum(len(points) for points in self.points or ()) + len(self.boxes or ())
 
     def call_options(self) -> dict[str, object]:
         """Add how many masks are proposed."""
@@ -321,67 +228,17 @@ class SegmentOptions(MasksPostOptions):
         if name == "points":
             labels = self.labels or [[1] * len(rows) for rows in value]
             if [len(rows) for rows in labels] != [len(rows) for rows in value]:
-                raise RequestError(422, subject="labels", expected="one for each point", got="others")
-            pairs = [zip(rows, marks, strict=True) for rows, marks in zip(value, labels, strict=True)]
-            return [f"{option}={' '.join(_text([*row, mark]) for row, mark in one)}" for one in pairs]
+                raise RequestError(422, subject="labels", expected="one for each point", got="another number")
+            return [f"{option}={_points_text(*rows)}" for rows in zip(value, labels, strict=True)]
         return super()._argument(name, option, value)
 
 
-class MaskGenerationOptions(MasksPostOptions):
-    """How masks of everything are proposed."""
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "points_per_side": "points_per_crop",
-        "quality": "pred_iou_thresh",
-        "stability": "stability_score_thresh",
-        "crop_layers": "crops_n_layers",
-    }
-    points_per_side: int = Field(32, ge=1, le=64, description="Points along each side of the grid.")
-    quality: float = Field(0.88, description="Predicted IoU that a mask must exceed.")
-    stability: float = Field(0.95, description="How little a mask may change with its threshold.")
-    crop_layers: int = Field(0, ge=0, le=2, description="Process 4 or 16 crops too, for small things.")
-
-
-class SemanticOptions(TaskOptions):
-    """Options of classes."""
-
-    plot_names = frozenset({"opacity", "legend", "outline"})
-    image_names = frozenset({"legend", "outline"})
-    opacity: Share = Field(0.55, description="Of the colors in the drawing.")
-    legend: bool = Field(True, description="Draw a legend beside the image.")
-    outline: bool = Field(True, description="Draw outlines.")
-
-
-class InstancesOptions(TaskOptions):
-    """What counts as an object."""
-
-    plot_names = frozenset({"opacity", "outline"})
-    image_names = frozenset({"opacity", "outline"})
-    renamed: ClassVar[Mapping[str, str]] = {"keep_share": "overlap_mask_area_threshold"}
-    threshold: Share = Field(0.5, description="Lowest score of an object.")
-    mask_threshold: Share = Field(0.5, description="Lowest probability of a pixel in a mask.")
-    keep_share: Share = Field(0.8, description="Share of its mask that an object must keep against others.")
-    opacity: Share = Field(0.5, description="Of the colors in the drawing.")
-    outline: bool = Field(True, description="Draw outlines.")
-
-
-class PanopticOptions(InstancesOptions):
-    """What counts as an object, and classes with one segment."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"fuse": "label_ids_to_fuse", **InstancesOptions.renamed}
-    fuse: list[int] | None = Field(None, description="Classes of which there is one segment at most, as JSON: [0, 1].")
-    opacity: Share = Field(0.6, description="Of the colors in the drawing.")
-
-
-class VideoOptions(TaskOptions):
-    """Options of jobs: what is written, and videos."""
+class JobRequest(TaskOptions):
+    """What a job writes."""
 
     save: str | None = Field(
-        None, max_length=100, pattern=r"^[a-z0-9.]+(,[a-z0-9.]+)*$", description="Kinds of files: json,mp4."
+        None, max_length=100, pattern=r"^[a-z0-9.]+(,[a-z0-9.]+)*$", description="File formats: json,mp4."
     )
-    smooth: bool = Field(True, description="Smooth results over time.")
-    sound: bool = Field(True, description="Keep the sound.")
-    detect_every: int = Field(1, ge=1, description="Detect people in every so many frames, and track them in between.")
 
 
 class TrackPromptFields(BaseModel):
@@ -403,22 +260,13 @@ class TrackPromptFields(BaseModel):
         return self
 
 
-class TrackJobOptions(TaskOptions):
+class TrackJobOptions(JobRequest):
     """Options of tracking jobs."""
 
+    task: ClassVar[str] = "track"
     prompts: list[TrackPromptFields] = Field([], description="What to track.")
-    everyone: bool = Field(False, description="Detect people, and track each.")
-    detect_every: int = Field(0, ge=0, description="With everyone, look for new people in every so many frames.")
-    max_people: int | None = Field(None, ge=1, description="Detect no more people than this, by score.")
-    cutout: bool = Field(False, description="Write the objects cut out, a video with alpha.")
-    opacity: Share = Field(0.5, description="Of the colors in the drawing.")
-    max_hole_area: Area = Field(0.0, description="Fill holes of up to so many pixels.")
-    max_sprinkle_area: Area = Field(0.0, description="Remove islands of up to so many pixels.")
-    no_overlap: bool = Field(False, description="Give each pixel to one object at most.")
-    save: str | None = Field(
-        None, max_length=100, pattern=r"^[a-z0-9.]+(,[a-z0-9.]+)*$", description="Kinds of files: mp4,json."
-    )
-    sound: bool = Field(True, description="Keep the sound.")
+    everyone: bool = Field(False, description="Detect people and track all of them.")
+    cutout: bool = Field(False, description="Write only the objects, as a video with alpha.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -428,7 +276,7 @@ class TrackJobOptions(TaskOptions):
 
     def prompt_count(self) -> int:
         """Return the number of points and boxes."""
-        return sum(len(one.points or ()) + (one.box is not None) for one in self.prompts)
+        return sum(len(prompt.points or ()) + (prompt.box is not None) for prompt in self.prompts)
 
     def _argument(self, name: str, option: str, value: Any) -> list[str]:
         if name != "prompts":
@@ -440,29 +288,71 @@ class TrackJobOptions(TaskOptions):
                 arguments.append(f"--box={where}{_text(prompt.box)}")
             if prompt.points is not None:
                 labels = prompt.labels or [1] * len(prompt.points)
-                rows = [_text([*row, mark]) for row, mark in zip(prompt.points, labels, strict=True)]
-                arguments.append(f"--points={where}{' '.join(rows)}")
+                arguments.append(f"--points={where}{_points_text(prompt.points, labels)}")
         return arguments
 
 
-IMAGE_OPTIONS: dict[str, type[TaskOptions]] = {
-    "pose": PoseOptions,
-    "parts": PartsOptions,
-    "normals": NormalsOptions,
-    "pointmap": PointmapOptions,
-    "matte": MatteOptions,
-    "albedo": AlbedoOptions,
-    "embed": EmbedOptions,
-    "segment": SegmentOptions,
-    "masks": MaskGenerationOptions,
-    "semantic": SemanticOptions,
-    "instances": InstancesOptions,
-    "panoptic": PanopticOptions,
+def _http_rows(*tables: type) -> list[OptionRow]:
+    """Return the options of tables that the server has."""
+    return [row for row in option_rows(*tables) if row.info.http]
+
+
+def _request(name: str, task: Task, bases: tuple[type[TaskOptions], ...], rows: list[OptionRow]) -> type[TaskOptions]:
+    """Make the class of a task's options: what `bases` declare, and rows of the table."""
+    fields: dict[str, Any] = {}
+    for row in rows:
+        bounds = {bound: value for bound, value in vars(row.info.range).items() if math.isfinite(value)}
+        if row.name in _SERVER_MAX:
+            bounds["le"] = _SERVER_MAX[row.name]
+        fields[row.name] = (row.type, Field(row.default, description=row.info.help, **bounds))
+    request: Any = create_model(name, __base__=bases, **fields)
+    request.task = task.name
+    return request  # type: ignore[no-any-return]
+
+
+def _image_base(task: Task) -> type[TaskOptions]:
+    """Return the class that declares what has another form over HTTP."""
+    special: dict[str, type[TaskOptions]] = {
+        "pointmap": PointmapRequest,
+        "matte": MatteRequest,
+        "segment": SegmentRequest,
+    }
+    tables: dict[type, type[TaskOptions]] = {
+        DenseOptions: TileRequest,
+        PeopleOptions: PeopleRequest,
+        object: TaskOptions,
+    }
+    general = next(base for table, base in tables.items() if issubclass(task.options_class(), table))
+    return special.get(task.name, general)
+
+
+IMAGE_OPTIONS = {
+    task.name: _request(
+        f"{task.name.title()}Request",
+        task,
+        (_image_base(task),),
+        _http_rows(task.options_class(), task.output_class()),
+    )
+    for task in TASKS.values()
+    if task.image_files
 }
-JOB_OPTIONS: dict[str, type[TaskOptions]] = {
-    task: create_model(f"{task.title()}JobOptions", __base__=(VideoOptions, options))
-    for task, options in IMAGE_OPTIONS.items()
-} | {"track": TrackJobOptions}
+JOB_OPTIONS = {
+    name: _request(f"{name.title()}JobRequest", TASKS[name], (JobRequest, request), _http_rows(VideoOutput))
+    for name, request in IMAGE_OPTIONS.items()
+} | {
+    "track": _request(
+        "TrackJobRequest",
+        TASKS["track"],
+        (TrackJobOptions,),
+        [row for row in _http_rows(VideoOutput) if row.name == "sound"]  # the other two are not for tracked objects
+        + _http_rows(TASKS["track"].options_class(), TASKS["track"].output_class()),
+    )
+}
+
+
+def _points_text(points: list[list[float]], labels: list[Label]) -> str:
+    """Return the points of an object as the command line takes them."""
+    return " ".join(_text([*point, label]) for point, label in zip(points, labels, strict=True))
 
 
 def _parsed(value: object) -> object:
@@ -487,7 +377,7 @@ def _nested(value: object, levels: int) -> object:
 def _text(value: object) -> str:
     """Return a value as the command line takes it."""
     if isinstance(value, list):
-        return ",".join(_text(one) for one in value)
+        return ",".join(_text(item) for item in value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 

@@ -16,8 +16,9 @@ from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
+from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
-from vitruvian.pipelines.people.selection import PeopleOptions, detector_spec
+from vitruvian.pipelines.people.selection import detector_spec
 from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
 from vitruvian.serving.batching import ModelQueue, Ticket
@@ -112,7 +113,7 @@ class Service:
         checkpoint = settings.models[task]
         options: dict[str, Any] = {}
         with self._open_lock:
-            if issubclass(cls.options_class, PeopleOptions):
+            if issubclass(TASKS[task].options_class(), PeopleOptions):
                 own = checkpoint if "people" in local_checkpoint_tasks(checkpoint) else None
                 detector = detector_spec(PeopleOptions(detect=settings.detector), own)
                 if isinstance(detector, str):
@@ -120,10 +121,10 @@ class Service:
                         self._detectors[detector] = open_detector(detector, device=settings.device)
                     options["detect"] = self._detectors[detector]
             opened: TaskPipeline[Any, Any]
-            if (checkpoint, cls.auto) in self._loaded:
-                return cls(*self._loaded[checkpoint, cls.auto], **options)  # type: ignore[no-any-return]
+            if (checkpoint, TASKS[task].auto_key) in self._loaded:
+                return cls(*self._loaded[checkpoint, TASKS[task].auto_key], **options)  # type: ignore[no-any-return]
             opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
-            self._loaded[checkpoint, cls.auto] = opened.model, opened.processor
+            self._loaded[checkpoint, TASKS[task].auto_key] = opened.model, opened.processor
             if (
                 local_checkpoint_tasks(checkpoint)
                 and isinstance(opened.model, Sapiens2TaskModel)

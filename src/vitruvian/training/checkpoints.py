@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.json_files import read_json_object
+from vitruvian.json_files import JsonObject, read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
 from vitruvian.training.synthetic.rng import derive_seed
@@ -40,12 +39,12 @@ _STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")  # Muon has no second one
 
 
 @dataclass
-class RunState:
+class TrainingState:
     """Progress of a run."""
 
     step: int = 0  # completed
     skipped: int = 0  # of them with gradients that were not finite
-    bad_in_a_row: int = 0
+    consecutive_nonfinite: int = 0
     seconds: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
 
@@ -56,8 +55,8 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     ema: ExponentialMovingAverage | None,
-    state: RunState,
-    config: Mapping[str, Any],
+    state: TrainingState,
+    config: Mapping[str, object],
     keep: int,
 ) -> Path:
     """Write a checkpoint into the run's folder and remove the oldest ones; return its path."""
@@ -90,7 +89,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, ema: ExponentialMovingAverage | None
-) -> tuple[RunState, dict[str, Any]]:
+) -> tuple[TrainingState, JsonObject]:
     """Load a checkpoint into a model, its optimizer and its EMA; return progress and configuration of the run."""
     about = read_json_object(_require_file(path, "state.json"))
     if about.get("format") != _FORMAT:
@@ -111,8 +110,8 @@ def load_checkpoint(
         if about["average_updates"] is None:
             raise CheckpointError(f"{path}: has no average of weights. Set ema.decay=0 to resume without one.")
         ema.restore(_load(path, "average.safetensors"), about["average_updates"])
-    known = {name: about[name] for name in RunState.__dataclass_fields__}
-    return RunState(**known), about["config"]
+    known = {name: about[name] for name in TrainingState.__dataclass_fields__}
+    return TrainingState(**known), about["config"]
 
 
 def find_checkpoint(folder: Path, resume: str) -> Path | None:

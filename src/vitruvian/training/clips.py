@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from vitruvian.errors import InputError
 from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss
 from vitruvian.losses.terms import LossTerms
+from vitruvian.models.sam2.options import TrackingOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 
 _BOX_CORNERS = (2, 3)  # labels of the corners of a box among points
 _MAX_BOX_NOISE = 20.0  # pixels

@@ -1,6 +1,6 @@
 """The configuration of a training run: typed tables, read from TOML or JSON, changed by ``--set optimizer.lr=1e-3``.
 
-    run.toml ── read_config ──▶ TrainConfig ── with_changes(["optimizer.lr=1e-3"]) ──▶ TrainConfig ── write ──▶ RUN/
+    run.toml ── read_training_config ──▶ TrainConfig ── with_changes(["optimizer.lr=1e-3"]) ──▶ TrainConfig
 
 These files are written by people: unlike in the configuration of a checkpoint, an unknown name is an error.
 """
@@ -21,8 +21,7 @@ from vitruvian.config import ConfigBase, bounded, config_dataclass
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.json_files import read_json_object, read_text
 
-# Tasks under the names that Sapiens2 has for them.
-TASKS = tuple(task.sapiens2_head for task in tasks.TASKS.values() if task.sapiens2_head is not None)
+TASKS = tuple(task.name for task in tasks.TASKS.values() if task.sapiens2_head is not None)
 
 
 @config_dataclass
@@ -41,7 +40,7 @@ class ModelConfig(ConfigTable):
     """What is trained.
 
     Args:
-        tasks: One or more of pose, seg, normal, pointmap, matting, albedo, people, over one encoder.
+        tasks: One or more of pose, parts, normals, pointmap, matte, albedo, people, over one encoder.
         variant: Encoder of a published size: 0.1b, 0.4b, 0.8b, 1b, 5b.
         pretrained: Folder or Hub name of a checkpoint to start from: its encoder, and its head where the configuration
             is the same; or the folder of an earlier run. Without it all weights are random.
@@ -50,7 +49,8 @@ class ModelConfig(ConfigTable):
         heads: For a task, fields of its `Sapiens2HeadConfig` to change.
         loss_weights: For a task, the weight of its loss. By default 1 for one task, and for several, weights that
             bring them to one scale.
-        loss_recipe: Train pose and segmentation with the full published recipe rather than the plain losses.
+        loss_recipe: Train with the losses of the published recipe; otherwise with those of the built-in model, see
+            `vitruvian.training.objectives.Objective`.
         gradient_checkpointing: Recompute layers in the backward pass, to save memory.
         compile: Compile the encoder's layers and the heads with torch.compile; "layers" leaves out the heads, which
             takes half of the compile time.
@@ -95,13 +95,11 @@ class AugmentConfig(ConfigTable):
 
     Args:
         flip: Probability of mirroring; left and right labels are swapped.
-        scale: Largest change of size, as a share: 0.25 is ÷1.25 to ×1.25.
-        shift: Largest shift, as a share of the crop.
-        color: Strength of changes of brightness, contrast, saturation and hue of the light.
+        scale: Largest change of size: 0.25 is ÷1.25 to ×1.25.
+        shift: Largest shift, as a fraction of the crop.
+        color: Largest change of exposure, contrast and saturation, and half that of the tint of the light.
         gray: Probability of a grayscale image.
     """
-
-    attribute_map: ClassVar[dict[str, str]] = {"colour": "color", "grey": "gray"}
 
     flip: float = bounded(0.5, ge=0, le=1)
     scale: float = bounded(0.25, ge=0, le=1)
@@ -115,12 +113,12 @@ class StreamConfig(ConfigTable):
     """Synthetic people that are rendered while training: see `vitruvian.training.datasets.stream`.
 
     Args:
-        pack: File of a pack, or "procedural" for people of tubes, which need no file; None for no stream.
-        scenes: Whole images a batch, beside `data.batch_size` crops of one person; needed to detect people.
+        pack: File of an asset pack, or "procedural" for capsule people, which need no file; None for no stream.
+        scenes: Whole images per batch, in addition to `data.batch_size` crops of one person; needed to detect people.
         ring: People in the ring buffer on the device.
         chunk: People rendered together.
         reuse: How often a person is used before it is replaced.
-        at_once: How many of normals, pointmaps, mattes and albedo a step trains, at random; None for all.
+        tasks_per_step: How many of normals, pointmap, matte and albedo a step trains, at random; None for all.
         size: Height and width of the images where they differ from those of the model.
     """
 
@@ -129,7 +127,7 @@ class StreamConfig(ConfigTable):
     ring: int = bounded(4096, ge=1)
     chunk: int = bounded(64, ge=1)
     reuse: float = bounded(6.0, gt=0)
-    at_once: int | None = bounded(None, ge=1)
+    tasks_per_step: int | None = bounded(None, ge=1)
     size: list[int] | None = None
 
     def validate(self) -> None:
@@ -146,7 +144,7 @@ class DataConfig(ConfigTable):
         folder: A dataset that `vitruvian synthesize` wrote, to train on.
         stream: People to render while training, instead of a folder.
         validation: Another dataset, to evaluate on.
-        batch_size: Images a batch on each device.
+        batch_size: Images per batch on each device.
         workers: Prefetching threads; 0 reads in the main thread.
         view: "person" crops each person, as for pose estimation; "image" takes whole images.
         heatmap_sigma: Sigma of keypoints in heatmap pixels; by default 6 at 256 rows, and in proportion.
@@ -162,15 +160,10 @@ class DataConfig(ConfigTable):
     heatmap_sigma: float | None = bounded(None, gt=0)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
 
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Accept the earlier name of whole images, "picture"."""
-        return values | {"view": "image"} if values.get("view") == "picture" else values
-
     def validate(self) -> None:
         """Check that there is one source, and the ring buffer."""
         if self.folder is not None and self.stream.pack is not None:
-            raise ConfigError("data: expected a folder or a stream.pack, got both. Leave one out.")
+            raise ConfigError("data: folder and stream.pack cannot be combined. Leave one out.")
         stream = self.stream
         if stream.pack is not None and (stream.ring % stream.chunk or stream.ring < self.batch_size):
             raise ConfigError(
@@ -209,10 +202,10 @@ class ScheduleConfig(ConfigTable):
 
     Args:
         warmup: Steps of linear growth from `warmup_start`.
-        warmup_start: Share of the learning rate at the first step.
-        hold: Share of the remaining steps at the full learning rate.
+        warmup_start: Fraction of the learning rate at the first step.
+        hold: Fraction of the remaining steps at the full learning rate.
         decay: "linear", "cosine" or "constant" from there on.
-        final: Share of the learning rate after the last step.
+        final: Fraction of the learning rate after the last step.
     """
 
     warmup: int = bounded(500, ge=0)
@@ -275,10 +268,8 @@ class EvaluationConfig(ConfigTable):
     Args:
         every: Steps between evaluations; there is always one at the end, if there is a validation dataset.
         images: Number of crops of the validation dataset; None for all.
-        batch_size: Images a batch.
+        batch_size: Images per batch.
     """
-
-    attribute_map: ClassVar[dict[str, str]] = {"pictures": "images"}
 
     every: int = bounded(1000, ge=1)
     images: int | None = bounded(None, ge=1)
@@ -296,7 +287,7 @@ class TrainConfig(ConfigTable):
         precision: "bfloat16" runs the model in bfloat16 with weights in float32.
         accumulation: Batches for each step.
         device: "auto" for the device that accelerate selects, or "cpu".
-        most_bad_steps: Consecutive steps with gradients that are not finite before training stops.
+        max_nonfinite_steps: Consecutive steps with gradients that are not finite, after which training stops.
         model: What is trained.
         data: Where batches come from.
         optimizer: AdamW or Muon.
@@ -315,7 +306,7 @@ class TrainConfig(ConfigTable):
     precision: Literal["float32", "bfloat16"] = "bfloat16"
     accumulation: int = bounded(1, ge=1)
     device: Literal["auto", "cpu"] = "auto"
-    most_bad_steps: int = bounded(20, ge=1)
+    max_nonfinite_steps: int = bounded(20, ge=1)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -333,7 +324,7 @@ class TrainConfig(ConfigTable):
             raise ConfigError("data.stream.scenes: expected at least 1: people are detected in whole images.")
 
 
-def read_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
+def read_training_config(path: str | Path, changes: Iterable[str] = ()) -> TrainConfig:
     """Read a configuration from a .toml or .json file, and apply changes such as ``optimizer.lr=1e-3``."""
     file = Path(path).expanduser()
     if not file.is_file():
@@ -374,7 +365,7 @@ def write_config(config: TrainConfig, folder: Path) -> Path:
     return path
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+def differences(old: Mapping[str, object], new: Mapping[str, object], path: str = "") -> list[str]:
     """Name the fields in which two configurations differ, as ``table.field: old → new``."""
     lines: list[str] = []
     for key in dict.fromkeys([*old, *new]):
@@ -386,10 +377,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     return lines
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> object:
     """Read ``1e-3``, ``true``, ``null``, ``[1, 2]`` or ``"quoted"`` as JSON, and anything else as text."""
     try:
-        return json.loads(text)
+        value: object = json.loads(text)
+        return value
     except json.JSONDecodeError:
         return text
 
@@ -399,10 +391,7 @@ def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
     hints = typing.get_type_hints(cls)
     known = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "extra"}
     fields: dict[str, Any] = {}
-    for alias, name in cls.attribute_map.items():
-        if alias in values and name in values:
-            raise ConfigError(f"{path}{alias}: is the earlier name of {name}, which is set too. Leave one out.")
-    for name, value in cls.upgrade(dict(values)).items():
+    for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{path}{name}: there is no such setting.{near_matches(name, known)}")
         hint = known[name]

@@ -37,7 +37,7 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move the average towards a model's weights."""
+        """Move the average toward a model's weights."""
         if self.source is None or self.source[0] is not model:  # collecting weights takes longer than averaging them
             weights = _floating_weights(model)
             self.source = model, [weights[name].detach() for name in self.values]
@@ -77,5 +77,5 @@ def unique_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _floating_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return those of them that are floating-point."""
+    """Return the floating-point weights and buffers."""
     return {name: value for name, value in unique_weights(model).items() if value.is_floating_point()}

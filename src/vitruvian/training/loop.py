@@ -16,7 +16,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
+from vitruvian.training.checkpoints import TrainingState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
 from vitruvian.training.config import TrainConfig, differences, write_config
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
 from vitruvian.training.datasets.stream import SyntheticStream
@@ -35,16 +35,16 @@ from vitruvian.training.evaluation.evaluate import Evaluate, make_validation
 from vitruvian.training.log import RunLog
 from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
-from vitruvian.training.synthetic.pack import load_pack, training_split
+from vitruvian.training.synthetic.asset_pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
-from vitruvian.training.task_models import build_model, compile_parts, head_strides, save_models
+from vitruvian.training.task_models import build_model, compile_parts, save_models
 
 
 class Batches(Protocol):
     """A source of batches, numbered over all steps, accumulated batches and processes."""
 
-    def batch(self, number: int, /) -> Any:
+    def batch(self, number: int, /) -> object:
         """Return what the objective takes."""
 
 
@@ -91,7 +91,7 @@ def train(
         run = _Run(config, folder, accelerator, objective, evaluate)
         notes = [] if checkpoint is None else run.resume(checkpoint)
         run.batches = batches or _open_batches(
-            config, run.model, device=accelerator.device, processes=accelerator.num_processes, stack=stack
+            config, device=accelerator.device, processes=accelerator.num_processes, stack=stack
         )
         if accelerator.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,13 +126,13 @@ class _Run:
         self.parameters = [parameter for _, parameter in named_weights(self.optimizer)]
         decay, warmup = config.ema.decay, config.ema.warmup
         self.ema = ExponentialMovingAverage(objective, decay=decay, warmup=warmup) if decay else None
-        self.state = RunState()
+        self.state = TrainingState()
         self.saved: Path | None = None
         if config.model.compile:
             compile_parts(self.model, heads=config.model.compile is True)
         self.prepared: Any = accelerator.prepare(objective)
         device = accelerator.device
-        self.nonfinite_in_a_row = torch.zeros((), device=device)  # steps in a row that were skipped
+        self.consecutive_nonfinite = torch.zeros((), device=device)  # steps in a row that were skipped
         self.skipped = torch.zeros((), device=device)
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}  # how often each was added up: tasks may take turns
@@ -148,7 +148,7 @@ class _Run:
     def resume(self, checkpoint: Path) -> list[str]:
         """Resume from a checkpoint; return notes about it."""
         self.state, before = load_checkpoint(checkpoint, model=self.objective, optimizer=self.optimizer, ema=self.ema)
-        self.nonfinite_in_a_row.fill_(self.state.bad_in_a_row)
+        self.consecutive_nonfinite.fill_(self.state.consecutive_nonfinite)
         self.skipped.fill_(self.state.skipped)
         self.saved = checkpoint
         changed = differences(TrainConfig.from_dict(before).to_dict(), self.config.to_dict())
@@ -210,20 +210,21 @@ class _Run:
             self.accumulate({"loss": loss, **terms}, batch)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, config.optimizer.clip or math.inf)
         finite = _update_weights(self.optimizer, norm)
-        self.nonfinite_in_a_row = torch.where(finite, 0.0, self.nonfinite_in_a_row + 1)
+        self.consecutive_nonfinite = torch.where(finite, 0.0, self.consecutive_nonfinite + 1)
         self.skipped = self.skipped + torch.where(finite, 0.0, 1.0)
         self.accumulate({"gradient_norm": norm}, None)
         self.steps_since_log += 1
         if self.ema is not None:
             self.ema.update(self.objective)
 
-    def accumulate(self, values: Mapping[str, Tensor], batch: Any) -> None:
+    def accumulate(self, values: Mapping[str, Tensor], batch: object) -> None:
         """Add values to the sums since the last line of the log, without synchronization."""
         for name, value in values.items():
             value = value.detach().float()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
             self.counts[name] = self.counts.get(name, 0) + 1
-        self.images_since_log += len(batch) if hasattr(batch, "__len__") else 0
+        views = batch.values() if isinstance(batch, Mapping) else (batch,)
+        self.images_since_log += sum(len(images) for images in views if isinstance(images, Sized))
 
     def log_means(self, step: int) -> None:
         """Log the means since the last line; raise where gradients have not been finite for many steps."""
@@ -244,17 +245,17 @@ class _Run:
         self.log.train(step, values)
         self.sums, self.counts = {}, {}
         self.steps_since_log, self.images_since_log, self.last_log_time = 0, 0, time.perf_counter()
-        if self.state.bad_in_a_row >= self.config.most_bad_steps:
+        if self.state.consecutive_nonfinite >= self.config.max_nonfinite_steps:
             raise InputError(
-                f"training: expected finite gradients, but none of the last {self.state.bad_in_a_row} steps had them. "
+                f"training: none of the last {self.state.consecutive_nonfinite} steps had finite gradients. "
                 "Lower optimizer.lr, warm up for longer (schedule.warmup), or look for bad labels; the last good "
                 f"weights are in {self.saved or 'no checkpoint yet'}."
             )
 
     def read_counts(self) -> None:
         """Copy the counts of skipped steps from the device."""
-        in_a_row, skipped = torch.stack([self.nonfinite_in_a_row, self.skipped]).tolist()
-        self.state.bad_in_a_row, self.state.skipped = int(in_a_row), int(skipped)
+        in_a_row, skipped = torch.stack([self.consecutive_nonfinite, self.skipped]).tolist()
+        self.state.consecutive_nonfinite, self.state.skipped = int(in_a_row), int(skipped)
 
     def save(self, *, models: bool) -> None:
         """Write a checkpoint and, with `models`, the models to use."""
@@ -336,12 +337,7 @@ def _stop_signal() -> Iterator[threading.Event]:
 
 
 def _open_batches(
-    config: TrainConfig,
-    model: nn.Module,
-    *,
-    device: torch.device,
-    processes: int,
-    stack: contextlib.ExitStack,
+    config: TrainConfig, *, device: torch.device, processes: int, stack: contextlib.ExitStack
 ) -> FolderBatches | SyntheticStream:
     """Open the batches of a configuration; `stack` closes them."""
     data = config.data
@@ -356,7 +352,7 @@ def _open_batches(
         )
     height, width = config.model.image_size
     people = PeopleFolder(data.folder, size_hw=(height, width), tasks=config.model.tasks, view=data.view)
-    batches = FolderBatches(people, config, device=device, processes=processes, strides=head_strides(model))
+    batches = FolderBatches(people, config, device=device, processes=processes)
     return stack.enter_context(contextlib.closing(batches))
 
 

@@ -3,111 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitruvian.errors import ConfigError
 from vitruvian.human import GROUPS
 from vitruvian.losses.dense import cross_entropy, dice_loss
-from vitruvian.losses.detection import draw_people, people_loss
 from vitruvian.losses.heatmap import MSE_WEIGHT, heatmap_peaks
 from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.tensor_cache import cached_tensors, constant
 from vitruvian.training.config import ModelConfig, TrainConfig
-from vitruvian.training.datasets.augmentation import SHARPEN, degrade_crops, photometric
-from vitruvian.training.datasets.compose import Crops, Scenes, crop_scenes, halve_crops, halve_scenes
-from vitruvian.training.datasets.labels import TrainBatch, keypoint_targets, normalize, to_model_axes
-from vitruvian.training.datasets.stream import StreamBatch
-from vitruvian.training.synthetic.camera_effects import add_noise_and_jpeg
+from vitruvian.training.datasets.labels import LabeledImages, downsample, normalize, task_labels
 from vitruvian.training.synthetic.render import VISIBLE
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.task_models import head_strides
+from vitruvian.training.task_models import head_strides, run_tasks
 
-
-class FolderObjective(nn.Module):
-    """The weighted sum of the losses of all tasks, for batches of a folder.
-
-    Args:
-        model: The tasks over one encoder.
-        weights: Weight of each task's loss.
-    """
-
-    def __init__(self, model: Sapiens2MultiTask, weights: Mapping[str, float]) -> None:
-        super().__init__()
-        self.model, self.weights = model, dict(weights)
-
-    def forward(self, batch: TrainBatch, generator: torch.Generator | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its terms, named ``task/term``; `generator` is not used."""
-        outputs = self.model(batch.pixel_values, labels=batch.labels)
-        terms: dict[str, Tensor] = {}
-        for task, output in outputs.items():
-            terms[f"{task}/loss"] = output.loss
-            terms |= {f"{task}/{name}": value for name, value in (output.loss_terms or {}).items()}
-        return torch.stack([self.weights[task] * output.loss for task, output in outputs.items()]).sum(), terms
-
-
-def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> nn.Module:
-    """Return the objective for the batches of a configuration."""
-    weights = _task_weights(config.model)
-    if config.data.stream.pack is None:
-        return FolderObjective(model, weights)
-    dense = {stride for task, stride in head_strides(model).items() if task not in ("pose", "people")}
-    if len(dense) > 1 or dense - {1, 2}:
-        raise ConfigError(
-            f"model.heads: expected dense heads of one size, full or half, for a stream, got 1/{sorted(dense)}."
-        )
-    if config.model.pretrained is None:
-        _scale_heads(model)
-    sigma = config.data.heatmap_sigma
-    return StreamObjective(
-        model,
-        weights=weights,
-        sigma=2.0 if sigma is None else sigma,
-        half_size=dense == {2},
-        at_once=config.data.stream.at_once,
-    )
-
-
-def _task_weights(config: ModelConfig) -> dict[str, float]:
-    """Return the weights of the losses: the configured ones, or defaults that bring several tasks to one scale."""
-    if len(config.tasks) == 1:
-        return dict.fromkeys(config.tasks, 1.0) | config.loss_weights
-    defaults = {task: TASK_WEIGHTS[task] for task in config.tasks}
-    if config.loss_recipe and "pose" in defaults:  # the recipe has this factor already
-        defaults["pose"] /= MSE_WEIGHT
-    return defaults | config.loss_weights
-
-
-# Rare parts have larger weights, as in the published recipe, but less so.
-_PART_WEIGHTS = (0.45, *(weight**0.3 for weight in PART_LOSS_WEIGHTS[1:]))
+# Weights that bring the losses of several tasks to one scale, by the names under which they are logged: of tasks, of
+# further terms of theirs, and of tasks in whole images ("scene") and in crops of those ("crowd").
 TASK_WEIGHTS = {
     "pose": 400.0,
     "pose_peaks": 0.2,
-    "seg": 1.5,
-    "normal": 0.2,
+    "parts": 1.5,
+    "normals": 0.2,
     "pointmap": 0.35,
     "depth_steps": 4.0,
     "points": 5.0,
-    "matting": 0.5,
+    "matte": 0.5,
     "albedo": 0.3,
     "people": 0.5,
-    "scene_seg": 0.4,
-    "scene_matting": 0.25,
-    "crowd_seg": 0.5,
-    "crowd_matting": 0.25,
+    "scene_parts": 0.4,
+    "scene_matte": 0.25,
+    "crowd_parts": 0.5,
+    "crowd_matte": 0.25,
 }
-_ALTERNATING = ("normal", "pointmap", "matting", "albedo")  # tasks of which a step may train some
-_DEPENDENT_TERMS = {
-    "matting": ("scene_matting", "crowd_matting"),
-    "pointmap": ("depth_steps", "points"),
-}  # terms that go with them
-
-
+_ALTERNATING = ("normals", "pointmap", "matte", "albedo")  # tasks of which a step may train some
+_DEPENDENT_TERMS = {"matte": ("scene_matte", "crowd_matte"), "pointmap": ("depth_steps", "points")}
+# Rare parts have larger weights, as in the published recipe, but less so.
+_PART_WEIGHTS = (0.45, *(weight**0.3 for weight in PART_LOSS_WEIGHTS[1:]))
 _HIDDEN_WEIGHT = 0.6  # of a hidden keypoint, relative to a visible one
 # Most of the 308 points are in the face, which would dominate without weights.
 _GROUP_WEIGHTS = {
@@ -121,138 +56,27 @@ _GROUP_WEIGHTS = {
 }
 
 
-@cached_tensors
-def _point_weights(device: torch.device) -> Tensor:
-    """Return the weight of each keypoint [308]."""
-    weights = torch.ones(sum(len(ids) for ids in GROUPS.values()))
-    for group, weight in _GROUP_WEIGHTS.items():
-        weights[list(GROUPS[group])] = weight  # type: ignore[index]
-    return weights.to(device)
+def make_objective(config: TrainConfig, model: Sapiens2MultiTask) -> Objective:
+    """Return the objective of a configuration."""
+    if not config.model.loss_recipe and config.model.pretrained is None:
+        _scale_heads(model)
+    return Objective(
+        model,
+        weights=_task_weights(config.model),
+        loss_recipe=config.model.loss_recipe,
+        sigma=config.data.heatmap_sigma,
+        tasks_per_step=config.data.stream.tasks_per_step,
+    )
 
 
-class StreamObjective(nn.Module):
-    """The weighted sum of the losses of several tasks over crops and whole images of a stream.
-
-    Args:
-        model: The tasks over one encoder.
-        weights: Weight of each task's loss, of ``pose_peaks``, ``depth_steps`` and ``points`` beside them, of
-            ``scene_seg`` and ``scene_matting``: the same tasks in whole images, and of ``crowd_seg`` and
-            ``crowd_matting``: in crops of those; 0 leaves one out.
-        sigma: Sigma of keypoints in heatmap pixels.
-        half_size: Whether dense heads predict at half the size of the image.
-        at_once: How many of normals, pointmaps, mattes and albedo a step trains, drawn at random; None for all. Their
-            weights grow accordingly, so that the expected sum stays the same.
-    """
-
-    def __init__(
-        self,
-        model: Sapiens2MultiTask,
-        *,
-        weights: Mapping[str, float] | None = None,
-        sigma: float = 2.0,
-        half_size: bool = True,
-        at_once: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.at_once = at_once
-        self.model, self.weights = model, {**TASK_WEIGHTS, **(weights or {})}
-        self.sigma, self.half_size = sigma, half_size
-
-    def forward(self, batch: StreamBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and its terms by name."""
-        weights = self._step_weights(generator)
-        terms = self._crop_losses(batch.crops, weights, generator)
-        if batch.scenes is not None:
-            terms |= self._scene_losses(batch.scenes, weights, generator)
-        total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
-        return total, {name: value.detach() for name, value in terms.items()}
-
-    def _step_weights(self, generator: torch.Generator) -> dict[str, float]:
-        """Return the weights of a step: 0 for the tasks that it does not train."""
-        weights = dict(self.weights)
-        alternating = [task for task in _ALTERNATING if task in self.model.tasks and weights[task] > 0]
-        if self.at_once is None or self.at_once >= len(alternating):
-            return weights
-        order = torch.randperm(len(alternating), generator=generator, device=generator.device).tolist()
-        share = len(alternating) / self.at_once
-        for position, number in enumerate(order):
-            task = alternating[number]
-            for name in (task, *_DEPENDENT_TERMS.get(task, ())):
-                weights[name] *= share if position < self.at_once else 0.0
-        return weights
-
-    def _crop_losses(self, crops: Crops, weights: Mapping[str, float], generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the losses of the tasks with a weight on crops of people."""
-        size_hw = (crops.image.shape[-2], crops.image.shape[-1])
-        rng = Rng(generator, crops.image.device)
-        if self.half_size:
-            crops = halve_crops(crops, rng)
-        tasks = [task for task in self.model.tasks if task != "people" and weights[task] > 0]
-        labels: dict[str, dict[str, Any]] = {}
-        if "pose" in tasks:
-            maps, counts = keypoint_targets(crops.keypoints, size_hw=size_hw, stride=4, sigma=self.sigma)
-            counts = counts * torch.where(crops.keypoints[..., 2] < VISIBLE, _HIDDEN_WEIGHT, 1.0)
-            labels["pose"] = {"labels": maps, "label_weights": counts * _point_weights(maps.device)}
-        labels["normal"] = {"labels": to_model_axes(crops.normals)}
-        labels["pointmap"] = {"labels": crops.points, "label_intrinsics": crops.intrinsics}
-        labels["matting"] = {"labels": torch.cat([crops.foreground, crops.alpha], dim=1)}
-        labels["albedo"] = {"labels": crops.albedo, "label_mask": crops.alpha > 0.5}
-        pixels = normalize(degrade_crops(crops.image, rng))
-        outputs: Any = self.model(pixels, tasks=tasks, labels={t: v for t, v in labels.items() if t in tasks})
-        losses = {task: outputs[task].loss for task in tasks if task != "seg"}
-        if "seg" in tasks:
-            losses["seg"] = _parts_loss(outputs["seg"].logits, crops.parts)
-        if "pose" in tasks and weights["pose_peaks"] > 0:
-            losses["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
-        if "pointmap" in tasks:
-            points, depth = outputs["pointmap"].pointmaps, crops.points[:, 2:]
-            known = (depth > 0).float()
-            if weights["depth_steps"] > 0:
-                losses["depth_steps"] = depth_steps(points[:, 2:], depth, known)
-            if weights["points"] > 0:
-                losses["points"] = aligned_distance(points, crops.points, known, crops.height)
-        return losses
-
-    def _scene_losses(
-        self, scenes: Scenes, weights: Mapping[str, float], generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """Return the losses of people, parts and mattes in whole images, and of the last two in crops of them."""
-        rng = Rng(generator, scenes.image.device)
-        degraded = add_noise_and_jpeg(scenes.image, rng=rng, sharpen=SHARPEN)
-        scenes = replace(scenes, image=photometric(degraded, rng))
-        size_hw = (max(scenes.image.shape[-2:]), min(scenes.image.shape[-2:]))  # crops are upright
-        whole = {"people": "people", "seg": "scene_seg", "matting": "scene_matting"}
-        losses = self._image_losses(scenes, whole, weights, rng)
-        crowd = {"seg": "crowd_seg", "matting": "crowd_matting"}
-        if any(task in self.model.tasks and weights[name] > 0 for task, name in crowd.items()):
-            losses |= self._image_losses(crop_scenes(scenes, rng=rng, size_hw=size_hw), crowd, weights, rng)
-        return losses
-
-    def _image_losses(
-        self, scenes: Scenes, names: Mapping[str, str], weights: Mapping[str, float], rng: Rng
-    ) -> dict[str, Tensor]:
-        """Return the losses of the tasks among `names` with a weight, under those names."""
-        tasks = [task for task, name in names.items() if task in self.model.tasks and weights[name] > 0]
-        pixels = normalize(scenes.image)
-        if self.half_size:
-            scenes = halve_scenes(scenes, rng)
-        matte = torch.cat([scenes.foreground, scenes.alpha], dim=1)
-        outputs: Any = self.model(
-            pixels, tasks=tasks, labels={"matting": {"labels": matte}} if "matting" in tasks else {}
-        )
-        losses: dict[str, Tensor] = {}
-        if "matting" in tasks:
-            losses[names["matting"]] = outputs["matting"].loss
-        if "seg" in tasks:
-            losses[names["seg"]] = _parts_loss(outputs["seg"].logits, scenes.parts)
-        if "people" in tasks:
-            logits, sides = outputs["people"].logits, outputs["people"].sides
-            grid_hw = (logits.shape[-2], logits.shape[-1])
-            target = draw_people(
-                scenes.boxes_xyxy, scenes.present, scenes.ignored, grid_hw=grid_hw, stride=pixels.shape[-1] / grid_hw[1]
-            )
-            losses[names["people"]] = people_loss(logits, sides, target).total
-        return losses
+def _task_weights(config: ModelConfig) -> dict[str, float]:
+    """Return the weights of the losses: the configured ones, or defaults."""
+    if len(config.tasks) == 1:
+        return TASK_WEIGHTS | dict.fromkeys(config.tasks, 1.0) | config.loss_weights
+    defaults = dict(TASK_WEIGHTS)
+    if config.loss_recipe:  # the recipe has this factor already
+        defaults["pose"] /= MSE_WEIGHT
+    return defaults | config.loss_weights
 
 
 @torch.no_grad()
@@ -265,7 +89,130 @@ def _scale_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float
             predictor.bias[0] = people
 
 
+class Objective(nn.Module):
+    """The weighted sum of the losses of several tasks.
+
+    A batch is a mapping of views to images: a view trains every task whose ground truth its images have. The loss of a
+    task is called as the task, or ``VIEW_TASK`` if there is a weight of that name.
+
+    Args:
+        model: The tasks over one encoder.
+        weights: Weights of losses where they differ from `TASK_WEIGHTS`; 0 leaves one out.
+        loss_recipe: Whether losses are those of the published recipe. Otherwise they are those of the built-in model:
+            keypoints are weighted by group and visibility, and there are terms for the peaks of heatmaps, for
+            differences of depth, and for points after alignment.
+        sigma: Sigma of keypoints in heatmap pixels; see `keypoint_targets`.
+        tasks_per_step: How many of normals, pointmap, matte and albedo a step trains, drawn at random; None for all.
+            Their weights grow accordingly, so that the expected sum stays the same.
+    """
+
+    def __init__(
+        self,
+        model: Sapiens2MultiTask,
+        *,
+        weights: Mapping[str, float] | None = None,
+        loss_recipe: bool = True,
+        sigma: float | None = None,
+        tasks_per_step: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.weights = model, {**TASK_WEIGHTS, **(weights or {})}
+        self.loss_recipe, self.sigma, self.tasks_per_step = loss_recipe, sigma, tasks_per_step
+        self.strides = head_strides(model)
+
+    def forward(
+        self, batch: Mapping[str, LabeledImages], generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and its terms by name; parts of a term are called ``task/part``."""
+        weights = self._step_weights(generator)
+        losses: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}
+        for view, images in batch.items():
+            self._add_losses(losses, parts, view, images, weights, Rng(generator, images.image.device))
+        total = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
+        return total, {name: value.detach() for name, value in (losses | parts).items()}
+
+    def _step_weights(self, generator: torch.Generator) -> dict[str, float]:
+        """Return the weights of a step: 0 for the tasks that it does not train."""
+        weights = dict(self.weights)
+        alternating = [task for task in _ALTERNATING if task in self.strides and weights[task] > 0]
+        if self.tasks_per_step is None or self.tasks_per_step >= len(alternating):
+            return weights
+        order = torch.randperm(len(alternating), generator=generator, device=generator.device).tolist()
+        factor = len(alternating) / self.tasks_per_step
+        for position, number in enumerate(order):
+            task = alternating[number]
+            for name in (task, *_DEPENDENT_TERMS.get(task, ())):
+                weights[name] *= factor if position < self.tasks_per_step else 0.0
+        return weights
+
+    def _add_losses(
+        self,
+        losses: dict[str, Tensor],
+        parts: dict[str, Tensor],
+        view: str,
+        images: LabeledImages,
+        weights: Mapping[str, float],
+        rng: Rng,
+    ) -> None:
+        """Add the losses of one view."""
+        labels, names = self._labels(view, images, weights, rng)
+        own_parts = None if self.loss_recipe else labels.get("parts")
+        passed = {task: values for task, values in labels.items() if values is not own_parts}
+        outputs = run_tasks(self.model, normalize(images.image), tasks=list(labels), labels=passed)
+        for task, output in outputs.items():
+            if output.loss is not None:
+                losses[names[task]] = output.loss
+                parts |= {f"{names[task]}/{name}": value for name, value in (output.loss_terms or {}).items()}
+        if self.loss_recipe:
+            return
+        if own_parts is not None:
+            losses[names["parts"]] = _parts_loss(outputs["parts"].logits, own_parts["labels"])
+        if "pose" in outputs and weights["pose_peaks"] > 0:
+            losses["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
+        if "pointmap" in outputs:
+            predicted, points = outputs["pointmap"].pointmaps, labels["pointmap"]["labels"]
+            known = (points[:, 2:] > 0).float()
+            if weights["depth_steps"] > 0:
+                losses["depth_steps"] = depth_steps(predicted[:, 2:], points[:, 2:], known)
+            if weights["points"] > 0:
+                stature_m = images.require("stature_m")
+                known = known * (stature_m > 0)[:, None, None, None]
+                losses["points"] = aligned_distance(predicted, points, known, stature_m)
+
+    def _labels(
+        self, view: str, images: LabeledImages, weights: Mapping[str, float], rng: Rng
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """Return the labels of the tasks that a view trains, and the names of their losses."""
+        labels: dict[str, dict[str, Any]] = {}
+        names: dict[str, str] = {}
+        sized = {1: images}
+        for task, stride in self.strides.items():
+            name = f"{view}_{task}" if f"{view}_{task}" in weights else task
+            if weights[name] == 0 or not images.has_labels(task):
+                continue
+            size = 1 if task in ("pose", "people") else stride
+            if size not in sized:
+                sized[size] = downsample(images, size, rng)
+            labels[task], names[task] = task_labels(sized[size], task, stride=stride, sigma=self.sigma), name
+        if "pose" in labels and not self.loss_recipe:
+            hidden = images.require("keypoints")[..., 2] < VISIBLE
+            point_weights = torch.where(hidden, _HIDDEN_WEIGHT, 1.0) * _point_weights(hidden.device)
+            labels["pose"]["label_weights"] = labels["pose"]["label_weights"] * point_weights
+        return labels, names
+
+
+@cached_tensors
+def _point_weights(device: torch.device) -> Tensor:
+    """Return the weight of each keypoint [308]."""
+    weights = torch.ones(sum(len(ids) for ids in GROUPS.values()))
+    for group, weight in _GROUP_WEIGHTS.items():
+        weights[list(GROUPS[group])] = weight  # type: ignore[index]
+    return weights.to(device)
+
+
 def _parts_loss(logits: Tensor, parts: Tensor) -> Tensor:
     """Cross-entropy with class weights, and Dice: `segmentation_loss` without checks, which would synchronize."""
     logits = logits.float()
-    return cross_entropy(logits, parts, class_weights=constant(_PART_WEIGHTS, logits.device)) + dice_loss(logits, parts)
+    weights = constant(_PART_WEIGHTS, logits.device)
+    return cross_entropy(logits, parts, class_weights=weights) + dice_loss(logits, parts)

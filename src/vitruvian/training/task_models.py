@@ -1,16 +1,20 @@
 """From a configuration to a model, and from a trained model to checkpoints that open anywhere.
 
 ModelConfig ── build_model ──▶ Sapiens2MultiTask ── save_models ──▶ RUN/model/ (one task) or RUN/model/TASK/ (several)
+
+Training calls tasks by their public names ("parts"); Sapiens2 calls their heads otherwise ("seg"). This module
+translates between them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitruvian.config import ConfigBase
 from vitruvian.errors import CheckpointError, ConfigError, near_matches
@@ -22,8 +26,11 @@ from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
 from vitruvian.models.sapiens2.multitask_checkpoint import read_checkpoint_tasks
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
+from vitruvian.tasks import TASKS
 from vitruvian.training.config import ModelConfig
 
+HEADS = {task.name: task.sapiens2_head for task in TASKS.values() if task.sapiens2_head is not None}
+_TASK_OF_HEAD = {head: task for task, head in HEADS.items()}
 _PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
 
 
@@ -41,14 +48,16 @@ def build_model(settings: ModelConfig) -> Sapiens2MultiTask:
     else:
         config, encoder, stored = _open_pretrained(settings.pretrained, settings.tasks, common)
     heads = {
-        task: _head_fields(settings, task, stored[task].config if task in stored else None) for task in settings.tasks
+        HEADS[task]: _head_fields(settings, task, stored[task].config if task in stored else None)
+        for task in settings.tasks
     }
     model = Sapiens2MultiTask(config, heads)
     if encoder is not None:
         model.encoder.load_state_dict(encoder.state_dict())
-    for task, one in stored.items():
-        if model.task_model(task).config.head_config == one.config.head_config:
-            model.task_model(task).load_state_dict(one.state_dict())
+    for task, source in stored.items():
+        target = model.task_model(HEADS[task])
+        if target.config.head_config == source.config.head_config:
+            target.load_state_dict(source.state_dict())
     if settings.gradient_checkpointing:
         model.encoder.gradient_checkpointing_enable()
     return model.train()
@@ -60,8 +69,10 @@ def _open_pretrained(
     """Open a checkpoint of one or several tasks: its configuration with `common`, its encoder, those of `tasks`."""
     packed = read_checkpoint_tasks(source, HubOptions())
     if packed is not None:
-        opened = Sapiens2MultiTask.from_pretrained(source, tasks=[task for task in tasks if task in packed])
-        stored = {task: opened.task_model(task) for task in opened.tasks}
+        opened = Sapiens2MultiTask.from_pretrained(
+            source, tasks=[HEADS[task] for task in tasks if HEADS[task] in packed]
+        )
+        stored = {_TASK_OF_HEAD[head]: opened.task_model(head) for head in opened.tasks}
         return Sapiens2Config.from_pretrained(source, **common), opened.encoder, stored
     stored = {}
     folders = list(_task_folders(source).values()) or [Path(source)]
@@ -69,8 +80,8 @@ def _open_pretrained(
         config = Sapiens2Config.from_pretrained(folder, **common)
         encoder = Sapiens2Model.from_pretrained(folder, config=config, strict=True, dtype=torch.float32)
         task = _stored_task(config)
-        if task in tasks:
-            stored[task] = TASK_CLASSES[task].from_pretrained(folder, strict=True, dtype=torch.float32)
+        if task is not None and task in tasks:
+            stored[task] = TASK_CLASSES[HEADS[task]].from_pretrained(folder, strict=True, dtype=torch.float32)
     return config, encoder, stored
 
 
@@ -94,13 +105,13 @@ def _task_folders(source: str | Path) -> dict[str, Path]:
     if (folder / "model").is_dir():  # the folder of a run
         inner = folder / "model"
         return _task_folders(inner) or {"": inner}
-    return {task: folder / task for task in TASK_CLASSES if (folder / task / CONFIG_FILE).is_file()}
+    return {task: folder / task for task in HEADS if (folder / task / CONFIG_FILE).is_file()}
 
 
 def _stored_task(config: Sapiens2Config) -> str | None:
     """Return the task of a checkpoint; None for an encoder."""
-    named = config.architectures or []
-    return next((task for task, cls in TASK_CLASSES.items() if cls.__name__ in named), None)
+    names = config.architectures or []
+    return next((_TASK_OF_HEAD[head] for head, cls in TASK_CLASSES.items() if cls.__name__ in names), None)
 
 
 def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None) -> dict[str, Any]:
@@ -108,7 +119,7 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
     if stored is not None and stored.head_config is not None:
         base = stored.head_config.to_dict()
     else:
-        base = dict(_PEOPLE_HEAD if task == "people" else task_fields(task, settings.variant)["head_config"])
+        base = dict(_PEOPLE_HEAD if task == "people" else task_fields(HEADS[task], settings.variant)["head_config"])
     base.pop("model_type", None)
     changes = settings.heads.get(task, {})
     _check_names(changes, Sapiens2HeadConfig)
@@ -129,13 +140,11 @@ def _check_names(changes: dict[str, Any], config_class: type[ConfigBase]) -> Non
         raise ConfigError(f"{config_class.__name__}: has no field {name!r}.{near_matches(name, known)}")
 
 
-def head_strides(model: nn.Module) -> dict[str, int]:
+def head_strides(model: Sapiens2MultiTask) -> dict[str, int]:
     """Return the input pixels per output pixel of each task: 1 where a head predicts at full size."""
     strides: dict[str, int] = {}
-    if not isinstance(model, Sapiens2MultiTask):
-        return strides
-    for task in model.tasks:
-        config = model.task_model(task).config
+    for name in model.tasks:
+        task, config = _TASK_OF_HEAD[name], model.task_model(name).config
         head = config.head_config
         size = 2 ** len((head.upsample_out_channels if head else None) or [])
         if config.token_hw[0] % size:
@@ -147,6 +156,19 @@ def head_strides(model: nn.Module) -> dict[str, int]:
     return strides
 
 
+def run_tasks(
+    model: Sapiens2MultiTask,
+    pixel_values: Tensor,
+    *,
+    tasks: Sequence[str],
+    labels: Mapping[str, dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Run tasks on normalized images [B, 3, H, W]: task → output, with a loss for tasks that have labels."""
+    by_head = {HEADS[task]: values for task, values in (labels or {}).items()}
+    outputs = model(pixel_values, tasks=[HEADS[task] for task in tasks], labels=by_head)
+    return {task: outputs[HEADS[task]] for task in tasks}
+
+
 def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) -> list[Path]:
     """Write each task as an ordinary checkpoint with its image processor; return their folders.
 
@@ -155,9 +177,9 @@ def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) ->
     height, width = model.config.image_hw
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=pad, label_resample=0)
     written = []
-    for task in model.tasks:
-        path = folder if len(model.tasks) == 1 else folder / task
-        model.task_model(task).save_pretrained(path)
+    for head in model.tasks:
+        path = folder if len(model.tasks) == 1 else folder / _TASK_OF_HEAD[head]
+        model.task_model(head).save_pretrained(path)
         processor.save_pretrained(path)
         written.append(path)
     return written
@@ -176,5 +198,5 @@ def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
             raise ConfigError(
                 f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
             )
-        models[task] = TASK_CLASSES[task].from_pretrained(path, strict=True)
+        models[task] = TASK_CLASSES[HEADS[task]].from_pretrained(path, strict=True)
     return models

@@ -8,25 +8,26 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from vitruvian.cli.app import _option_names, program, run
+from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.options import MessageGroup
-from vitruvian.cli.report import Report, error_text, json_line, option_names, printable
+from vitruvian.cli.report import RunReport, error_text, json_line, printable
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.pipelines import _warn_about_builtin
 
 
 @pytest.fixture
-def names(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The options of a command, as they are while it runs."""
-    token = option_names.set(_option_names(program(request.param), [request.param, "people"]))
-    yield
-    option_names.reset(token)
+def names(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The options of a command with the source "people", as the program and the report have them."""
+    found = _option_names(program(request.param), [request.param, "people"])
+    for name, option in TASK_COMMANDS[request.param](sources=["people"]).option_names().items():
+        assert name in ("sources", "help_all") or found[name] == option
+    return found
 
 
 @pytest.mark.parametrize("names", ["pose"], indirect=True)
@@ -43,14 +44,14 @@ def names(request: pytest.FixtureRequest) -> Iterator[None]:
         ("two\n  lines", "two lines"),
     ],
 )
-def test_errors_about_arguments_are_about_options(names: None, message: str, text: str) -> None:
-    assert error_text(InputError(message)) == text
+def test_errors_about_arguments_are_about_options(names: dict[str, str], message: str, text: str) -> None:
+    assert error_text(InputError(message), names) == text
 
 
 @pytest.mark.parametrize("names", ["pointmap"], indirect=True)
-def test_options_with_other_names(names: None) -> None:
-    assert error_text(InputError("K and fov: expected one.")) == "--intrinsics and --fov: expected one."
-    assert error_text(InputError("tile_hw: too small.")) == "--tile: too small."
+def test_options_with_other_names(names: dict[str, str]) -> None:
+    assert error_text(InputError("K and fov: expected one."), names) == "--intrinsics and --fov: expected one."
+    assert error_text(InputError("tile_hw: too small."), names) == "--tile: too small."
 
 
 def test_where_no_command_runs() -> None:
@@ -71,7 +72,7 @@ def test_the_first_result_does_not_count_for_the_remaining_time(
     """It takes the longest: the model warms up."""
     clock = [0.0]
     monkeypatch.setattr("vitruvian.cli.report.time.monotonic", lambda: clock[0])
-    report = Report(MessageGroup())
+    report = RunReport(MessageGroup())
     with report.bar("images", 100) as bar:
         for count, clock[0] in ((1, 60.0), (2, 61.0), (11, 80.0), (21, 100.0)):
             bar.update(count)
@@ -99,13 +100,13 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
     """On a terminal, which a pseudo terminal stands for."""
     pty = pytest.importorskip("pty")
     code = (
-        "import time, warnings\n"
+        "import functools, time, warnings\n"
         "from vitruvian.cli.app import _show_warning\n"
         "from vitruvian.cli.options import MessageGroup\n"
-        "from vitruvian.cli.report import Report\n"
+        "from vitruvian.cli.report import RunReport\n"
         "from vitruvian.errors import VitruvianWarning\n"
-        "warnings.showwarning = _show_warning\n"
-        "with Report(MessageGroup()).busy('opening'):\n"
+        "warnings.showwarning = functools.partial(_show_warning, {})\n"
+        "with RunReport(MessageGroup()).busy('opening'):\n"
         "    time.sleep(0.5)\n"
         "    warnings.warn('model: small', VitruvianWarning)\n"
         "    time.sleep(0.3)\n"
@@ -129,7 +130,7 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
 
 def test_progress_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     for progress in (True, False):
-        report = Report(MessageGroup(json=True, progress=progress, quiet=True))
+        report = RunReport(MessageGroup(json=True, progress=progress, quiet=True))
         with report.bar("clip.mp4", None) as bar:
             for frame in range(1, 9):
                 bar.update(frame, 8)

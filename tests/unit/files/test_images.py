@@ -81,9 +81,9 @@ def test_what_is_not_an_image(tmp_path: Path, image: np.ndarray) -> None:
 
 def test_endings_and_sizes_that_do_not_fit(tmp_path: Path) -> None:
     image = np.zeros((2, 2, 3), np.uint8)
-    with pytest.raises(InputError, match=r"expected an ending \.png, \.jpg"):
+    with pytest.raises(InputError, match=r"expected an extension \.png, \.jpg"):
         write_image(tmp_path / "a.gif", image)
-    with pytest.raises(InputError, match=r"expected an ending \.png, \.webp, got '\.jpg'"):
+    with pytest.raises(InputError, match=r"expected an extension \.png, \.webp, got '\.jpg'"):
         write_image(tmp_path / "a.jpg", np.zeros((2, 2, 4), np.uint8))
     with pytest.raises(InputError, match="at most 16383 pixels a side for WEBP, got 20000"):
         write_image(tmp_path / "a.webp", np.zeros((1, 20000, 3), np.uint8))

@@ -7,7 +7,7 @@ from vitruvian import losses
 from vitruvian.errors import InputError
 from vitruvian.losses.matting import _halve, _laplacian_error
 
-TERMS = ["alpha", "colour", "laplacian", "composite", "gradient"]
+TERMS = ["alpha", "color", "laplacian", "composite", "gradient"]
 
 
 def matte(B=1, H=8, W=8, seed=0):
@@ -27,7 +27,7 @@ def test_by_hand():
     pred = torch.tensor([[0.2, 0.0, 0.0, 0.4], [0.0, 0.0, 0.0, 0.0]]).T.reshape(1, 4, 1, 2)
     out = losses.matting_loss(pred, target)
     assert float(out.terms["alpha"]) == pytest.approx(0.2)
-    assert float(out.terms["colour"]) == pytest.approx(0.1)
+    assert float(out.terms["color"]) == pytest.approx(0.1)
     # over mid-gray: |0.2 − 0.4·½| + 2·|−0.4·½| = 0.4, on one of two pixels
     assert float(out.terms["composite"]) == pytest.approx(0.2)
     assert float(out.terms["gradient"]) == pytest.approx(0.16)
@@ -60,7 +60,7 @@ def test_each_term_reacts_to_what_it_names():
     raised[:, 3] += 0.1
     terms = losses.matting_loss(raised, target).terms
     assert float(terms["gradient"]) == pytest.approx(0, abs=1e-6)  # a constant offset has no edges
-    assert float(terms["colour"]) == 0
+    assert float(terms["color"]) == 0
     assert float(terms["alpha"]) == pytest.approx(0.1, rel=1e-4)
     # all bands but the coarsest vanish: 2⁴ · 0.1 / 5
     assert float(terms["laplacian"]) == pytest.approx(16 * 0.1 / 5, rel=1e-3)
@@ -68,7 +68,7 @@ def test_each_term_reacts_to_what_it_names():
     tinted[:, 0] += 0.1
     terms = losses.matting_loss(tinted, target).terms
     assert float(terms["alpha"]) == float(terms["laplacian"]) == float(terms["gradient"]) == 0
-    assert float(terms["colour"]) == pytest.approx(0.1, rel=1e-4)
+    assert float(terms["color"]) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_the_pyramid_separates_fine_from_coarse():
@@ -103,7 +103,7 @@ def test_masked_and_unknown_pixels_do_not_count():
         for name in TERMS:
             torch.testing.assert_close(other.terms[name], first.terms[name])
     cropped = losses.matting_loss(pred[..., :5], target[..., :5])
-    for name in ("alpha", "colour", "composite", "gradient"):
+    for name in ("alpha", "color", "composite", "gradient"):
         torch.testing.assert_close(first.terms[name], cropped.terms[name])
 
 

@@ -139,7 +139,7 @@ def test_distillation_can_use_sinkhorn_and_huge_logits():
 
 
 def test_center_follows_the_mean_of_the_teacher():
-    center = losses.Center(3, momentum=0.75)
+    center = losses.TeacherCenter(3, momentum=0.75)
     center.update(torch.tensor([[[4.0, 0.0, 8.0], [0.0, 0.0, 0.0]]]))
     torch.testing.assert_close(center.value, torch.tensor([0.5, 0.0, 1.0]))
     center.update(torch.zeros(0, 3))
@@ -148,7 +148,7 @@ def test_center_follows_the_mean_of_the_teacher():
     with pytest.raises(InputError, match="expected 3 classes, got 4"):
         center.update(torch.zeros(1, 4))
     with pytest.raises(InputError, match="momentum"):
-        losses.Center(3, momentum=1.5)
+        losses.TeacherCenter(3, momentum=1.5)
 
 
 def test_center_and_sinkhorn_add_up_over_processes(monkeypatch):
@@ -162,7 +162,7 @@ def test_center_and_sinkhorn_add_up_over_processes(monkeypatch):
     alone = losses.sinkhorn(logits, temperature=1.0, iterations=2)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", pretend_a_twin_process)
-    center = losses.Center(2, momentum=0.0)
+    center = losses.TeacherCenter(2, momentum=0.0)
     center.update(logits)
     torch.testing.assert_close(center.value, torch.tensor([1.0, 0.0]))
     assert [call.tolist() for call in calls] == [[2.0, 0.0], 2.0]

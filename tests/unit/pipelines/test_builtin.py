@@ -189,7 +189,7 @@ class TestDetector:
         assert isinstance(detector, Sapiens2Detector)
         assert isinstance(detector.model, Sapiens2ForPeopleDetection)
         assert (detector.name, detector.threshold) == ("builtin", 0.0)
-        people = detector.find(sample_image())
+        people = detector.detect(sample_image())
         assert len(people) > 0  # random weights, any score will do
         assert (np.diff(people.scores) <= 0).all()
         assert people.boxes_xyxy.min() >= 0
@@ -205,7 +205,7 @@ class TestDetector:
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:
         detector, model = stand_in()
         x, y = size_hw[1] * 5 // 8, size_hw[0] * 3 // 8
-        people = detector.find(with_spot(size_hw, x=x, y=y, side=max(4, max(size_hw) // 40)))
+        people = detector.detect(with_spot(size_hw, x=x, y=y, side=max(4, max(size_hw) // 40)))
         ((h, w),) = model.sizes
         assert max(h, w) == 384
         assert h % 16 == 0
@@ -220,7 +220,7 @@ class TestDetector:
     def test_long_images_are_looked_at_in_pieces(self) -> None:
         wide = with_spot((300, 1800), x=950, y=120, side=40)
         detector, model = stand_in()
-        found = detector.find(wide)
+        found = detector.detect(wide)
         assert len(model.sizes) > 3
         assert all(size == (288, 384) for size in model.sizes[1:])
         widths = found.boxes_xyxy[:, 2] - found.boxes_xyxy[:, 0]
@@ -311,8 +311,8 @@ class TestDemo:
         save_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
         assert _demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
         model = tiny_multitask("matting").task_model("matting")
-        model.save_pretrained(tmp_path / "run" / "model" / "matting")
-        alone = tmp_path / "run" / "model" / "matting"
+        model.save_pretrained(tmp_path / "run" / "model" / "matte")
+        alone = tmp_path / "run" / "model" / "matte"
         assert _demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
         assert _demo_models(alone) == {"matte": alone}  # a checkpoint of one task
         assert list(_demo_models({"matte": "b", "pose": "a"})) == ["pose", "matte"]

@@ -39,10 +39,6 @@ class TestPeople:
             "boxes_xyxy": [[1, 2, 11, 14]], "scores": [0.9], "ids": [0], "detector": "test", "note": "a note",
         }  # fmt: skip
 
-    def test_detector_under_its_earlier_name(self) -> None:
-        given = results.People(boxes_xyxy=np.zeros((1, 4), np.float32), scores=np.ones(1, np.float32), finder="mine")
-        assert given.detector == given.finder == "mine"
-
 
 @pytest.mark.parametrize("task", EVERY)
 class TestEveryResult:
@@ -90,15 +86,15 @@ class TestEveryResult:
     def test_every_ending_is_written(self, task: str, tmp_path: Path) -> None:
         pytest.importorskip("OpenEXR")
         result = sample(task)
-        for ending in result.endings:
+        for ending in result.extensions:
             path = result.save(tmp_path / f"A{ending.upper()}")
             assert path.stat().st_size > 0
-        assert len(list(tmp_path.iterdir())) == len(result.endings)
+        assert len(list(tmp_path.iterdir())) == len(result.extensions)
 
     def test_unknown_endings_name_those_known(self, task: str, tmp_path: Path) -> None:
         result = sample(task)
         for name in ("a.docx", "a", ".png"):
-            with pytest.raises(InputError, match=f"expected a name that ends in {result.endings[0]}.* for {task}"):
+            with pytest.raises(InputError, match=f"expected a name that ends in {result.extensions[0]}.* for {task}"):
                 result.save(tmp_path / name)
         assert list(tmp_path.iterdir()) == []
 
@@ -120,7 +116,7 @@ WRONG = [
     ("pose", {"names": ("a", "b")}, r"keypoints: .*\[P, 2, 2\]"),
     ("parts", {"labels": np.full(HW, 29, np.uint8)}, "labels: expected numbers from 0 to 28, got 29"),
     ("parts", {"labels": np.zeros(HW, np.int64)}, "labels: .* got int64"),
-    ("parts", {"colours": np.zeros((3, 3), np.uint8)}, "colours: "),
+    ("parts", {"colors": np.zeros((3, 3), np.uint8)}, "colors: "),
     ("parts", {"score": MAP}, "score: .*float16"),
     ("normals", {"normals": MAP}, "normals: "),
     ("normals", {"mask": MAP}, "mask: .*bool"),

@@ -36,23 +36,6 @@ class TestMasks:
         assert sample("instances", kind=kind).task == kind
         assert sample("instances", kind=kind).to_dict()["task"] == kind
 
-    @pytest.mark.parametrize(("earlier", "kind"), [("mask-generation", "masks"), ("instance", "instances")])
-    def test_earlier_kinds_are_accepted(self, earlier: str, kind: str) -> None:
-        assert sample("instances", kind=earlier).kind == kind
-
-    def test_rles_under_their_earlier_name(self) -> None:
-        masks = sample("instances")
-        assert masks.runs is masks.rles
-        fewer = replace(
-            masks,
-            runs=TRUTH[:1],
-            scores=masks.scores[:1],
-            boxes_xyxy=masks.boxes_xyxy[:1],
-            label_ids=None,
-            label_names=None,
-        )
-        np.testing.assert_array_equal(fewer.masks, TRUTH[:1])
-
     def test_none_at_all(self, tmp_path: Path) -> None:
         for rles in ([], np.zeros((0, *HW), bool)):
             none = Masks(
@@ -65,7 +48,7 @@ class TestMasks:
             assert none.masks.shape == (0, *HW)
             assert none.to_coco() == []
             assert none.plot().size == (30, 20)
-            for ending in none.endings:
+            for ending in none.extensions:
                 none.save(tmp_path / f"a{ending}")
             assert np.asarray(Image.open(tmp_path / "a.png")).max() == 0
 

@@ -53,7 +53,7 @@ def test_show_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("task", SAMPLES)
 def test_file_objects(task: str, tmp_path: Path) -> None:
     result = sample(task)
-    for ending in result.endings:
+    for ending in result.extensions:
         if ending == ".exr":
             pytest.importorskip("OpenEXR")
         stream = io.BytesIO()
@@ -66,8 +66,8 @@ def test_file_objects(task: str, tmp_path: Path) -> None:
         result.save(io.BytesIO())
     with pytest.raises(InputError, match="file name or a file object, got int"):
         result.save(3)  # type: ignore[call-overload]
-    named = result.save(tmp_path / "plain", format=result.endings[0].lstrip("."))
-    assert named == tmp_path / f"plain{result.endings[0]}"
+    named = result.save(tmp_path / "plain", format=result.extensions[0].lstrip("."))
+    assert named == tmp_path / f"plain{result.extensions[0]}"
 
 
 @pytest.mark.parametrize("task", [*SAMPLES, "segment", "track"])

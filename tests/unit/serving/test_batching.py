@@ -133,7 +133,7 @@ def test_an_error_of_a_batch_is_that_of_one_image(queue: ModelQueue, pipe: Gated
     boxes = [[0, 0, 3, 3]]
     others = [submit(queue), submit(queue, boxes=boxes), submit(queue)]
     target = queue.pipe.for_call({"boxes": boxes})
-    expected = target.prepare(_frame(), None).units[0].pixels  # type: ignore[union-attr]
+    expected = target.prepare(_frame(), None).inputs[0].pixels  # type: ignore[union-attr]
 
     def broken(units: list[Any]) -> None:
         if any(unit.pixels.equal(expected) for unit in units):

@@ -8,6 +8,7 @@ import pytest
 
 from vitruvian.cli.app import program
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.pipelines.options import option_rows
 from vitruvian.serving.content import choose_kind, kinds_of
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
@@ -15,8 +16,8 @@ from vitruvian.tasks import PIPELINE_TASKS, TASKS
 
 CHANGED: dict[str, dict[str, Any]] = {
     "pose": {"boxes": [[1, 2, 3, 4]], "layout": "coco17", "flip": True, "save": "json,mp4", "smooth": False},
-    "parts": {"detect": "whole", "with_score": True, "opacity": 0.25, "tile": True},
-    "normals": {"tile": 64, "overlap": 0.3, "convention": "opengl", "on_empty": "none"},
+    "parts": {"detect": "whole", "with_score": True, "opacity": 0.25, "tile": True, "legend": False},
+    "normals": {"tile": 64, "overlap": 0.3, "convention": "opencv", "on_empty": "none"},
     "pointmap": {"intrinsics": [100, 100, 20, 20.5], "exif": False, "background": "keep"},
     "matte": {"over": "#00ff00", "max_people": 2},
     "albedo": {"background": "keep", "sound": False},
@@ -43,7 +44,7 @@ def test_every_task_has_options_and_the_command_line_takes_them(task: str) -> No
     command = program(task).commands[task]
     context = command.make_context(task, ["a.jpg", *options.arguments()])  # as a job starts it
     given = TASK_COMMANDS[task](**{name: value for name, value in context.params.items() if name != "help_all"})
-    names = {"prompts": "points", "labels": "points", "no_overlap": "non_overlapping_masks"}
+    names = {"prompts": "points", "labels": "points"}
     for name, value in CHANGED[task].items():
         read = getattr(given, names.get(name, name))
         assert read is not None, name
@@ -80,10 +81,18 @@ def test_wrong_options(task: str, values: dict[str, object], subject: str) -> No
     assert (caught.value.status, caught.value.subject) == (422, subject)
 
 
-@pytest.mark.parametrize("values", [{"save": "../x"}, {"save": "json --out /"}, {"legend": False}])
+@pytest.mark.parametrize("values", [{"save": "../x"}, {"save": "json --out /"}, {"mesh": True}])
 def test_wrong_options_of_jobs(values: dict[str, object]) -> None:
     with pytest.raises(RequestError):
-        JOB_OPTIONS["parts"].read(values).arguments()
+        JOB_OPTIONS["pointmap"].read(values).arguments()
+
+
+def test_limits_of_the_server() -> None:
+    library = {row.name: row.info.range.le for row in option_rows(TASKS["masks"].options_class())}
+    assert library["crop_layers"] == 4
+    IMAGE_OPTIONS["masks"].read({"crop_layers": 2})
+    with pytest.raises(RequestError, match="crop_layers"):
+        IMAGE_OPTIONS["masks"].read({"crop_layers": 3})
 
 
 def test_texts_of_query_parameters() -> None:

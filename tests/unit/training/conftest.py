@@ -3,9 +3,9 @@
 import pytest
 
 from tests.unit.training.tiny_runs import tube_people
-from vitruvian.training.synthetic.pack import Pack
+from vitruvian.training.synthetic.asset_pack import AssetPack
 
 
 @pytest.fixture(scope="session")
-def pack() -> Pack:
+def pack() -> AssetPack:
     return tube_people(0)

@@ -12,7 +12,7 @@ from tests.unit.training.tiny_runs import model_table
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.training import checkpoints as checkpoint
 from vitruvian.training.checkpoints import (
-    RunState,
+    TrainingState,
     _optimizer_tensors,
     find_checkpoint,
     list_checkpoints,
@@ -30,7 +30,7 @@ from vitruvian.training.task_models import build_model
 class Setup:
     """A small model that has taken a few steps."""
 
-    def __init__(self, seed: int = 0, steps: int = 2, tasks: tuple[str, ...] = ("pose", "seg")) -> None:
+    def __init__(self, seed: int = 0, steps: int = 2, tasks: tuple[str, ...] = ("pose", "parts")) -> None:
         torch.manual_seed(seed)
         self.model: nn.Module = build_model(ModelConfig(**model_table(*tasks)))
         self.optimizer = build_optimizer(self.model, OptimizerConfig())
@@ -47,10 +47,10 @@ class Setup:
     def save(self, folder: Path, step: int, keep: int = 9, **state: Any) -> Path:
         return save_checkpoint(
             folder, model=self.model, optimizer=self.optimizer, ema=self.average,
-            state=RunState(step=step, **state), config={"steps": 5}, keep=keep,
+            state=TrainingState(step=step, **state), config={"steps": 5}, keep=keep,
         )  # fmt: skip
 
-    def load(self, saved: Path) -> tuple[RunState, dict[str, Any]]:
+    def load(self, saved: Path) -> tuple[TrainingState, dict[str, Any]]:
         return load_checkpoint(saved, model=self.model, optimizer=self.optimizer, ema=self.average)
 
     def everything(self) -> dict[str, torch.Tensor]:
@@ -148,7 +148,7 @@ def test_mismatched_checkpoints_raise(tmp_path: Path):
 def test_a_checkpoint_without_an_average(tmp_path: Path):
     setup = Setup()
     saved = save_checkpoint(
-        tmp_path, model=setup.model, optimizer=setup.optimizer, ema=None, state=RunState(step=1), config={}, keep=1
+        tmp_path, model=setup.model, optimizer=setup.optimizer, ema=None, state=TrainingState(step=1), config={}, keep=1
     )
     with pytest.raises(CheckpointError, match="has no average of weights"):
         setup.load(saved)

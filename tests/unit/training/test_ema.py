@@ -90,7 +90,7 @@ def test_restore():
 
 
 def test_shared_weights_are_there_once():
-    model = build_model(ModelConfig(**model_table("pose", "seg")))
+    model = build_model(ModelConfig(**model_table("pose", "parts")))
     names = unique_weights(model)
     assert len({value.data_ptr() for value in names.values()}) == len(names)
     assert not [name for name in names if name.startswith("tasks.pose.model.")]

@@ -11,7 +11,7 @@ from tests.unit.training.tiny_runs import model_table
 from vitruvian import Sapiens2Backbone, Sapiens2Model
 from vitruvian.training.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from vitruvian.training.loop import _update_weights
-from vitruvian.training.objectives import FolderObjective
+from vitruvian.training.objectives import Objective
 from vitruvian.training.optimizer import (
     MuonAdamW,
     _orthogonalize,
@@ -49,7 +49,7 @@ def test_any_encoder_is_found():
     bare = scales(Sapiens2Model(tiny_config()))
     assert (bare["embeddings.cls_token"], bare["model.layer.3.norm1.weight"], bare["norm.weight"]) == (0.5**5, 0.5, 1)
     assert scales(Sapiens2Backbone(tiny_config()))["model.layer.0.norm1.weight"] == 0.5**4
-    several = FolderObjective(build_model(ModelConfig(**model_table("pose", "seg"))), {})  # three layers
+    several = Objective(build_model(ModelConfig(**model_table("pose", "parts"))))  # three layers
     found = scales(several)
     assert found["model.encoder.embeddings.cls_token"] == 0.5**4
     assert found["model.encoder.model.layer.2.norm1.weight"] == 0.5
@@ -57,7 +57,7 @@ def test_any_encoder_is_found():
 
 
 def test_every_weight_is_in_one_group():
-    model = build_model(ModelConfig(**model_table("pose", "normal")))
+    model = build_model(ModelConfig(**model_table("pose", "normals")))
     optimizer = build_optimizer(model, OptimizerConfig())
     names = [name for name, _ in named_weights(optimizer)]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
@@ -183,7 +183,7 @@ def test_muon_step_of_known_values():
 
 
 def test_muon_updates_only_matrices_of_layers():
-    model = build_model(ModelConfig(**model_table("pose", "seg")))
+    model = build_model(ModelConfig(**model_table("pose", "parts")))
     optimizer = build_optimizer(model, OptimizerConfig(kind="muon"))
     assert sorted(name for name, _ in named_weights(optimizer)) == sorted(name for name, _ in model.named_parameters())
     turned = [name for group in optimizer.param_groups if group.get("orthogonal") for name in group["names"]]

@@ -10,7 +10,7 @@ from tests.unit.training.tiny_runs import ENCODER, HEADS, SIZE_HW, TASKS, model_
 from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model, Sapiens2MultiTask
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.training.config import ModelConfig
-from vitruvian.training.task_models import _head_fields, build_model, head_strides, open_models, save_models
+from vitruvian.training.task_models import _head_fields, build_model, head_strides, open_models, run_tasks, save_models
 
 
 def part(*tasks: str, **changes: Any) -> ModelConfig:
@@ -20,38 +20,37 @@ def part(*tasks: str, **changes: Any) -> ModelConfig:
 def test_every_task_over_one_encoder():
     model = build_model(part(*TASKS))
     pixels = torch.randn(2, 3, *SIZE_HW)
-    outputs = model(pixels)
+    outputs = run_tasks(model, pixels, tasks=TASKS)
     assert list(outputs) == list(TASKS)
     assert outputs["pose"].heatmaps.shape == (2, 308, 16, 12)
-    assert outputs["seg"].logits.shape == (2, 29, *SIZE_HW)
+    assert outputs["parts"].logits.shape == (2, 29, *SIZE_HW)
     assert outputs["pointmap"].scales.shape == (2, 1)
     assert outputs["people"].logits.shape == (2, 1, 8, 6)
     assert model.training
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    full = dict.fromkeys(("seg", "normal", "pointmap", "matting", "albedo"), 1)
+    full = dict.fromkeys(("parts", "normals", "pointmap", "matte", "albedo"), 1)
     assert head_strides(model) == {"pose": 4, "people": 8} | full
     fine = build_model(part("people", heads={"people": {"upsample_out_channels": [8, 8]}}))
     assert head_strides(fine) == {"people": 4}
-    assert head_strides(torch.nn.Identity()) == {}
-    large = build_model(part("seg", heads={"seg": {"upsample_out_channels": [8] * 5}}))
+    large = build_model(part("parts", heads={"parts": {"upsample_out_channels": [8] * 5}}))
     with pytest.raises(ConfigError, match="expected at most 4 blocks"):
         head_strides(large)
 
 
 def test_heads_are_the_published_ones_with_changes():
-    plain = _head_fields(part("normal", heads={}), "normal", None)
+    plain = _head_fields(part("normals", heads={}), "normals", None)
     assert plain["upsample_out_channels"] == [768, 512, 256, 128]
-    changed = _head_fields(part("normal"), "normal", None)
-    assert changed["upsample_out_channels"] == HEADS["normal"]["upsample_out_channels"]
-    model = build_model(part("normal"))
+    changed = _head_fields(part("normals"), "normals", None)
+    assert changed["upsample_out_channels"] == HEADS["normals"]["upsample_out_channels"]
+    model = build_model(part("normals"))
     head = model.task_model("normal").config.head_config
     assert head is not None
     assert head.upsample_kernel_sizes == [3] * 4  # as the published head's
     assert head.use_pixel_shuffle
     with pytest.raises(ConfigError, match="has no field 'channels'"):
-        build_model(part("normal", heads={"normal": {"channels": 3}}))
+        build_model(part("normals", heads={"normals": {"channels": 3}}))
     with pytest.raises(ConfigError, match="Did you mean hidden_size"):
-        build_model(part("normal", encoder={"hidden_sise": 3}))
+        build_model(part("normals", encoder={"hidden_sise": 3}))
 
 
 def test_gradient_checkpointing_and_recipes():
@@ -66,7 +65,7 @@ def test_starting_from_an_encoder(tmp_path: Path):
     fields = ENCODER | {"image_size": list(SIZE_HW)}
     encoder = Sapiens2Model(Sapiens2Config(**fields))
     encoder.save_pretrained(tmp_path)
-    model = build_model(part("pose", "seg", pretrained=str(tmp_path), encoder={}))
+    model = build_model(part("pose", "parts", pretrained=str(tmp_path), encoder={}))
     for name, value in encoder.state_dict().items():
         assert torch.equal(model.encoder.state_dict()[name], value)
         assert torch.equal(model.task_model("seg").model.state_dict()[name], value)
@@ -75,7 +74,7 @@ def test_starting_from_an_encoder(tmp_path: Path):
 def test_starting_from_a_task(tmp_path: Path):
     first = build_model(part("pose"))
     save_models(first, tmp_path)
-    again = build_model(part("pose", "seg", pretrained=str(tmp_path), encoder={}, heads={"seg": HEADS["seg"]}))
+    again = build_model(part("pose", "parts", pretrained=str(tmp_path), encoder={}, heads={"parts": HEADS["parts"]}))
     for name, value in first.task_model("pose").state_dict().items():
         assert torch.equal(again.task_model("pose").state_dict()[name], value)
     other = build_model(part("pose", pretrained=str(tmp_path), encoder={}, heads={"pose": {"conv_out_channels": [6]}}))
@@ -100,7 +99,7 @@ def test_several_tasks_are_saved_apart(tmp_path: Path):
     assert list(opened) == list(TASKS)
     pixels = torch.randn(1, 3, *SIZE_HW)
     with torch.no_grad():
-        ours = model(pixels)
+        ours = run_tasks(model, pixels, tasks=TASKS)
         for task, one in opened.items():
             # Opened weights are views of the mapped file at any offset, and matrix products add in another order for
             # memory that is not aligned to 64 bytes: without copies, pointmap scales differ in the last bits.
@@ -108,7 +107,7 @@ def test_several_tasks_are_saved_apart(tmp_path: Path):
                 parameter.data = parameter.data.clone()
             for name, value in one(pixels).items():
                 assert torch.equal(value, ours[task][name]), (task, name)
-    assert AutoImageProcessor.from_pretrained(tmp_path / "model" / "normal").do_pad
+    assert AutoImageProcessor.from_pretrained(tmp_path / "model" / "normals").do_pad
 
 
 def test_folders_without_a_task(tmp_path: Path):
@@ -120,9 +119,9 @@ def test_folders_without_a_task(tmp_path: Path):
 
 
 def test_starting_from_all_heads_of_an_earlier_run(tmp_path: Path):
-    first = build_model(part("normal", "seg"))
+    first = build_model(part("normals", "parts"))
     save_models(first, tmp_path / "run" / "model")
-    again = build_model(part("normal", "seg", "matting", pretrained=str(tmp_path / "run")))
+    again = build_model(part("normals", "parts", "matte", pretrained=str(tmp_path / "run")))
     weights, before = again.weights(), first.weights()
     assert all(torch.equal(weights[name], value) for name, value in before.items())
     assert any(name.startswith("tasks.matting.") for name in weights)

@@ -12,17 +12,17 @@ from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.render import RenderOptions
 
 SIZE_HW = (64, 48)
-TASKS = ("pose", "seg", "normal", "pointmap", "matting", "albedo", "people")
+TASKS = ("pose", "parts", "normals", "pointmap", "matte", "albedo", "people")
 PLAIN = RenderOptions(
     size_hw=SIZE_HW, supersample=1, shadow_size=32, surroundings=2, surroundings_size=16, occluders=0.0
 )
 SHUFFLE = {"upsample_out_channels": [12, 8, 8, 8], "conv_out_channels": [8]}
 HEADS: dict[str, dict[str, Any]] = {
     "pose": {"upsample_out_channels": [12, 8], "conv_out_channels": [8]},
-    "seg": {"upsample_out_channels": [12, 8, 8, 8], "conv_out_channels": [8]},
-    "normal": SHUFFLE,
+    "parts": {"upsample_out_channels": [12, 8, 8, 8], "conv_out_channels": [8]},
+    "normals": SHUFFLE,
     "pointmap": SHUFFLE | {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [8]},
-    "matting": SHUFFLE,
+    "matte": SHUFFLE,
     "albedo": SHUFFLE,
     "people": {"upsample_out_channels": [12], "conv_out_channels": [8]},
 }

@@ -27,13 +27,13 @@ def bench(
     reference: Annotated[
         bool | None, typer.Option(help="Compare with transformers. The default if it is installed.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="About how long each call is timed.", min=0.0)] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to time each configuration.", min=0.0)] = 1.0,
     graphs: Annotated[bool, typer.Option(help="Capture calls with small batches as CUDA graphs.")] = True,
     cold: Annotated[bool, typer.Option("--cold", help="Flush the GPU's cache before each sample.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
     available: Annotated[bool, typer.Option("--list", help="List what can be measured and exit.")] = False,
 ) -> None:
-    """Time models with random weights, alternating with transformers on the same weights, and compare the outputs."""
+    """Benchmark models (random weights) against Transformers, and compare the outputs."""
     import functools
     import json
     import time

@@ -23,15 +23,15 @@ def demo(
         typer.Option(
             "--model",
             "-m",
-            help="builtin, a checkpoint, the folder of a training run or a packed model, or TASK=CHECKPOINT, repeated "
-            "for each. By default builtin, or random weights if the installation does not include it.",
+            help="builtin, a checkpoint, a training run folder or a multi-task checkpoint, or TASK=CHECKPOINT, "
+            "repeated for each. By default builtin, or random weights if the installation does not include it.",
             rich_help_panel=MODEL,
         ),
     ] = None,
     detect: Annotated[
         str | None,
         typer.Option(
-            help="Detector of people. By default the model if it detects people, else builtin.", rich_help_panel=MODEL
+            help="Person detector. By default the model if it detects people, else builtin.", rich_help_panel=MODEL
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sheet and all files.")] = Path("out/demo"),
@@ -40,11 +40,11 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Detect people in images, run every task on them, and draw all results on one sheet, OUT/sheet.png."""
-    from vitruvian.cli.report import Report, format_seconds, printable
+    """Detect people in images, run the people tasks on them, and draw all results on one sheet, OUT/sheet.png."""
+    from vitruvian.cli.report import RunReport, format_seconds, printable
     from vitruvian.pipelines.demo import run_demo
 
-    report = Report(MessageGroup(quiet=quiet, debug=debug))
+    report = RunReport(MessageGroup(quiet=quiet, debug=debug))
     with report.busy("processing images"):
         done = run_demo(
             images or None,
@@ -72,7 +72,5 @@ def _read_models(texts: Sequence[str] | None) -> str | dict[str, str] | None:
         return "".join(pairs[0])
     for task, _, checkpoint in pairs:
         if not checkpoint:
-            raise InputError(
-                f"--model: expected one for all tasks, or TASK=CHECKPOINT for each, got {task!r} among {len(pairs)}."
-            )
+            raise InputError(f"--model: give one model for all tasks, or TASK=CHECKPOINT for each, got {task!r}.")
     return {task: checkpoint for task, _, checkpoint in pairs}

@@ -20,6 +20,7 @@ from vitruvian.cli.options import Debug, Json
 from vitruvian.cli.report import print_json, printable
 from vitruvian.cpu_threads import usable_cores
 from vitruvian.limits import Limits, get_limits
+from vitruvian.serving.settings import ServerLimits, read_limits
 from vitruvian.version import __version__
 
 EXAMPLE = "vitruvian doctor"
@@ -29,14 +30,14 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "video": (("av",), "videos and cameras"),
     "serve": (("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "vitruvian serve"),
     "scale": (("ray", "pyarrow", "fsspec"), "jobs on a Ray cluster"),
-    "heif": (("pillow_heif",), "HEIC images of phones"),
+    "heif": (("pillow_heif",), "HEIC/HEIF images"),
     "exr": (("OpenEXR",), "EXR files"),
     "detect": (("onnxruntime",), "detecting people with ONNX models"),
     "supervision": (("supervision",), "results for supervision"),
     "train": (("accelerate", "scipy", "tensorboard"), "training, models over several GPUs"),
     "adapters": (("peft",), "adapters such as LoRA"),
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
-    "synthetic": (("anny", "scipy"), "packs of synthetic bodies"),
+    "synthetic": (("anny", "scipy"), "asset packs of synthetic people"),
 }
 _Facts = dict[str, Any]  # of JSON
 
@@ -46,12 +47,13 @@ def doctor(
 ) -> None:
     """Check the installation: versions, devices, extras, kernels, caches, limits, and the speed of a tiny model.
 
-    The exit code is 1 where something that everything needs is missing.
+    Exits with 1 if a required component is missing.
     """
     problems: list[str] = []
     facts: _Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
     facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
     facts["limits"] = dataclasses.asdict(get_limits())
+    facts["server_limits"] = dataclasses.asdict(read_limits({}, subject="limits")[1])
     facts |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
     if as_json:
         print_json(facts)
@@ -207,10 +209,14 @@ def _show(facts: _Facts) -> None:
     for name, cache in facts["caches"].items():
         row(name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})")
     row("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])
-    section("Limits (docs/limits.md)")
-    defaults = dataclasses.asdict(Limits())
-    for name, limit in facts["limits"].items():
-        row(name, f"{limit:,}" + ("" if limit == defaults[name] else f"   (by default {defaults[name]:,})"))
+    for title, key, limits in (
+        ("Limits (docs/limits.md)", "limits", Limits()),
+        ("Limits of vitruvian serve (docs/serving.md)", "server_limits", ServerLimits()),
+    ):
+        section(title)
+        for name, limit in facts[key].items():
+            default = getattr(limits, name)
+            row(name, f"{limit:,}" + ("" if limit == default else f"   (by default {default:,})"))
     if (speed := facts["speed"]) is not None:
         section("Speed of a tiny model")
         row(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)

@@ -13,15 +13,15 @@ EXAMPLE = "vitruvian evaluate my-run set"
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Folder of a run, of its model, or a Sapiens2 checkpoint of a task.")],
+    model: Annotated[str, typer.Argument(help="Training run folder, or a Sapiens2 checkpoint.")],
     folder: Annotated[Path, typer.Argument(help="A dataset that `vitruvian synthesize` wrote.")],
     task: Annotated[list[str] | None, typer.Option(help="Evaluate this task alone. Repeat for more.")] = None,
     view: Annotated[
-        Literal["person", "image", "picture"],
-        typer.Option(help="Crops of people, or whole images (picture is the earlier name of image)."),
+        Literal["person", "image"],
+        typer.Option(help="Crops of people, or whole images."),
     ] = "person",
-    images: Annotated[
-        int | None, typer.Option("--images", "--pictures", help="Evaluate only the first N crops.", min=1)
+    max_crops: Annotated[
+        int | None, typer.Option("--max-crops", help="Evaluate only the first N crops.", min=1)
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Crops in a batch.", min=1)] = 16,
     device: CudaDevice = None,
@@ -47,9 +47,7 @@ def evaluate(
     sizes = {one.config.image_hw for one in chosen.values()}
     if len(sizes) > 1:
         raise InputError(f"{model}: expected tasks for images of one size, got {sorted(sizes)}. Choose one --task.")
-    people = PeopleFolder(
-        folder, size_hw=sizes.pop(), tasks=list(chosen), view="person" if view == "person" else "image"
-    )
+    people = PeopleFolder(folder, size_hw=sizes.pop(), tasks=list(chosen), view=view)
     console = Console()
     with Progress(console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task("crops", total=None)
@@ -58,7 +56,7 @@ def evaluate(
             people,
             tasks=list(chosen),
             batch_size=batch_size,
-            images=images,
+            images=max_crops,
             device=target,
             precision=precision,
             title=f"{model} on {folder}",

@@ -17,9 +17,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     int8: Annotated[bool, typer.Option("--int8", help="Quantize to int8 for OpenVINO; needs --calibrate.")] = False,
     calibrate: Annotated[Path | None, typer.Option(help="Folder of 12 to 24 typical images for calibration.")] = None,
-    images: Annotated[
-        int, typer.Option("--images", "--pictures", help="Maximum number of images for calibration.", min=1)
-    ] = 16,
+    images: Annotated[int, typer.Option("--images", help="Maximum number of images for calibration.", min=1)] = 16,
     task: Annotated[
         str | None, typer.Option(help="Task of a checkpoint with several tasks: pose, parts, normals, …")
     ] = None,
@@ -29,20 +27,20 @@ def export(
     """Export a model to ONNX and compare it with torch; with --int8 for OpenVINO, and print the error."""
     import tempfile
 
-    from vitruvian.auto import AutoProcessor, read_config, saved_class
+    from vitruvian.auto import AutoProcessor, auto_class, read_config, saved_class
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
-    from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_costs
+    from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_errors
     from vitruvian.hub import HubOptions
     from vitruvian.models.sam2.modeling import Sam2Model
     from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-    from vitruvian.pipelines import pipeline_class
+    from vitruvian.tasks import find_task
 
     if int8 and calibrate is None:
         raise InputError("--int8: needs images to calibrate with. Add --calibrate FOLDER.")
     if calibrate is not None and not int8:
-        raise InputError("--calibrate: is used with --int8 alone. Add --int8, or leave it out.")
-    opener = saved_class(read_config(model, HubOptions()), model) if task is None else pipeline_class(task).auto
+        raise InputError("--calibrate requires --int8.")
+    opener = auto_class(find_task(task).auto_key) if task else saved_class(read_config(model, HubOptions()), model)
     if opener is Sam2VideoModel:  # what is exported is the model for images
         opener = Sam2Model
     opened = opener.from_pretrained(model, strict=True)
@@ -54,9 +52,9 @@ def export(
         return
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(opened, folder, size_hw=size_hw, check=check)
-        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, most=images + HELD_OUT)
+        samples = calibration_samples(opened, processor, calibrate, size_hw=size_hw, max_samples=images + HELD_OUT)
         samples, others = held_out(samples)
-        written = quantize_int8(folder, out, samples, most=images)
+        written = quantize_int8(folder, out, samples, max_samples=images)
     processor.save_pretrained(out)
     typer.echo(str(written))
-    print_costs(opened, OpenVinoModel(out), others, show=typer.echo)
+    print_errors(opened, OpenVinoModel(out), others, show=typer.echo)

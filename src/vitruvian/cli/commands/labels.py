@@ -23,7 +23,7 @@ def labels(
     image_root: Annotated[str, typer.Option(help="For Label Studio: URL in front of the names of images.")] = "",
     debug: Debug = False,
 ) -> None:
-    """Convert a COCO dataset of poses, masks or boxes to labels for YOLO, Label Studio or CVAT (images 1.1)."""
+    """Convert a COCO dataset of poses, masks or boxes to labels for YOLO, Label Studio or CVAT for images 1.1."""
     from vitruvian.files.labels import write_cvat, write_label_studio, write_yolo
     from vitruvian.json_files import read_json
 
@@ -37,7 +37,7 @@ def labels(
             write_label_studio(out, values, image_root=image_root)
     except InputError as error:
         raise InputError(error.detail, subject=str(dataset)) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a field is missing, or of another type
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # of a wrong field
         got = f"{type(error).__name__}: {error}"
         raise InputError(f"{dataset}: expected a COCO dataset with all of its fields, got {got}.") from error
     typer.echo(str(out))

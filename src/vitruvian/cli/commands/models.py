@@ -1,4 +1,4 @@
-"""`vitruvian models …`: which checkpoints there are, what is in one, getting and converting them, their licences."""
+"""`vitruvian models …`: which checkpoints there are, what is in one, getting and converting them, their licenses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def list_models(
     from rich.table import Table
 
     from vitruvian.cli.checkpoints import cached_sizes, describe_checkpoint
-    from vitruvian.cli.known_checkpoints import LICENCES, KnownCheckpoint, known_checkpoints
+    from vitruvian.cli.known_checkpoints import LICENSES, KnownCheckpoint, known_checkpoints
     from vitruvian.hub import BUILTIN, has_builtin
     from vitruvian.tasks import find_task
 
@@ -54,7 +54,7 @@ def list_models(
                 "name": one.name,
                 "commands": list(one.commands),
                 "parameters_millions": one.millions,
-                "licence": LICENCES[one.family].short,
+                "license": LICENSES[one.family].short,
                 "cached_bytes": sizes.get(one.name),
             }
             for one in chosen
@@ -62,12 +62,12 @@ def list_models(
         print_json({"checkpoints": rows})
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "for", "parameters", "here", "licence"):
-        table.add_column(title, justify="right" if title == "parameters" else "left", no_wrap=title != "licence")
+    for title in ("name", "for", "parameters", "here", "license"):
+        table.add_column(title, justify="right" if title == "parameters" else "left", no_wrap=title != "license")
     for one in chosen:
         size = decimal(sizes[one.name]) if one.name in sizes else ""
         commands, parameters = ", ".join(one.commands), format_millions(one.millions)
-        table.add_row(one.name, commands, parameters, size, LICENCES[one.family].short)
+        table.add_row(one.name, commands, parameters, size, LICENSES[one.family].short)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
@@ -79,7 +79,7 @@ def info(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Describe a checkpoint: task, parameters, data type, size. Of one on the Hub, only config.json is loaded."""
+    """Describe a checkpoint: task, parameters, data type, size. For Hub checkpoints only config.json is downloaded."""
     from vitruvian.cli.checkpoints import describe_checkpoint
 
     facts = describe_checkpoint(name, revision)
@@ -113,7 +113,7 @@ def download(
         if name.count("/") != 1 or Path(name).exists():
             raise InputError(f"{name}: expected a name on the Hub such as facebook/sapiens2-pose-0.4b.")
         if is_offline():
-            raise CheckpointError(f"{name}: the network is switched off (HF_HUB_OFFLINE). Switch it on to download.")
+            raise CheckpointError(f"{name}: offline mode is on (HF_HUB_OFFLINE). Unset it to download.")
         with hub_errors(name, "downloading", revision):
             files = HfApi(library_name="vitruvian").list_repo_files(name, revision=revision)
             patterns = ["*.json", "*.safetensors"]
@@ -127,8 +127,8 @@ def download(
 def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint of the original release: .safetensors, .pt or .pth.")],
     out: Annotated[Path, typer.Argument(help="Folder to write, in the layout of the Hub.")],
-    family: Annotated[Literal["sapiens2", "sam2"], typer.Option(help="Whose checkpoint it is.")] = "sapiens2",
-    image_size: Annotated[str, typer.Option(help="Height and width of images the model is for.")] = "1024x768",
+    family: Annotated[Literal["sapiens2", "sam2"], typer.Option(help="Model family of the checkpoint.")] = "sapiens2",
+    image_size: Annotated[str, typer.Option(help="Input size of the model (height×width).")] = "1024x768",
     debug: Debug = False,
 ) -> None:
     """Turn an original checkpoint into a folder that `from_pretrained` opens."""
@@ -149,13 +149,13 @@ def convert(
 
 @app.command(epilog="Example: vitruvian models licenses")
 def licenses(as_json: Json = False, debug: Debug = False) -> None:
-    """Summarize the licences of weights."""
-    from vitruvian.cli.known_checkpoints import LICENCES
+    """Summarize the weight licenses."""
+    from vitruvian.cli.known_checkpoints import LICENSES
 
     if as_json:
-        print_json({family: {"names": licence.names, "text": licence.text} for family, licence in LICENCES.items()})
+        print_json({family: {"names": license.names, "text": license.text} for family, license in LICENSES.items()})
         return
-    typer.echo("vitruvian's code is Apache-2.0. Weights have licences of their own:\n")
-    for licence in LICENCES.values():
-        typer.echo(f"{licence.names}\n    {licence.text}")
-    typer.echo("\nThis is a pointer, not legal advice: the checkpoint's own page decides.")
+    typer.echo("vitruvian's code is Apache-2.0. Weights have licenses of their own:\n")
+    for license in LICENSES.values():
+        typer.echo(f"{license.names}\n    {license.text}")
+    typer.echo("\nNot legal advice. The model card is authoritative.")

@@ -15,7 +15,7 @@ from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, find_task
 
 if TYPE_CHECKING:
-    from vitruvian.cli.report import Report
+    from vitruvian.cli.report import RunReport
     from vitruvian.serving.settings import Settings
 
 EXAMPLE = "vitruvian serve --model pose=facebook/sapiens2-pose-0.4b --model segment=facebook/sam2.1-hiera-tiny"
@@ -38,7 +38,7 @@ def serve(
     detect: Annotated[
         str | None,
         typer.Option(
-            help="Detector of people: a checkpoint or an ONNX file.",
+            help="Person detector: a checkpoint or an ONNX file.",
             show_default="the model, or builtin",
             rich_help_panel=MODEL,
         ),
@@ -106,7 +106,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Change a limit, such as upload_bytes=1e8 or queue=16. Repeat for more; docs/serving.md lists them.",
+            help="Set a limit, e.g. upload_bytes=1e8 or queue=16. Repeatable.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -148,7 +148,7 @@ def serve(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Serve all tasks over HTTP, with a page for the browser, until Ctrl-C. By default with the built-in model."""
+    """Serve tasks over HTTP, with a web UI, until Ctrl-C. By default the people tasks, with the built-in model."""
     try:
         from vitruvian.serving.auth import add_key as add_new_key
         from vitruvian.serving.auth import read_keys
@@ -156,15 +156,15 @@ def serve(
         from vitruvian.serving.settings import Settings, default_data_folder, read_limits
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "vitruvian serve") from error
-    from vitruvian.cli.report import Report
+    from vitruvian.cli.report import RunReport
     from vitruvian.limits import use_limits
 
     if add_key is not None:
         if api_key_file is None:
-            raise InputError("--add-key: expected --api-key-file with it, got none. Name the file of keys.")
+            raise InputError("--add-key requires --api-key-file.")
         typer.echo(add_new_key(api_key_file, add_key))
         return
-    report = Report(MessageGroup(quiet=quiet, debug=debug))
+    report = RunReport(MessageGroup(quiet=quiet, debug=debug))
     changes, limits = read_limits(dict(text.partition("=")[::2] for text in limit or ()), subject="--limit")
     settings = Settings(
         models=_read_models(model or []),
@@ -192,12 +192,14 @@ def serve(
         _serve_on_ray(settings, report, print_config, target_requests=target_requests, gpus=gpus_per_replica, **scaling)
         return
     with use_limits(**{"download_bytes": limits.upload_bytes} | changes):
-        run_server(settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}; Ctrl-C ends."))
+        run_server(
+            settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}; press Ctrl-C to stop.")
+        )
     report.say("Stopped.")
     sys.stderr.flush()
 
 
-def _serve_on_ray(settings: Settings, report: Report, print_config: bool, **scaling: Any) -> None:
+def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **scaling: Any) -> None:
     """Run as deployments of Ray Serve until Ctrl-C, or print their configuration."""
     from vitruvian.scale.chunk_runner import import_ray
     from vitruvian.scale.job import connected

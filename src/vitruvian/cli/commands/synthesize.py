@@ -17,7 +17,7 @@ def synthesize(
     count: Annotated[int, typer.Option(help="Number of images.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="The same seed gives the same dataset.", min=0)] = 0,
     pack: Annotated[
-        Path | None, typer.Option(help="Pack of people (.npz). Without it, bodies are made of tubes.")
+        Path | None, typer.Option(help="Asset pack (.npz). Without it, bodies are simple capsules.")
     ] = None,
     size: Annotated[str, typer.Option(help="Height and width of the images.")] = "384x288",
     people: Annotated[float, typer.Option(help="Mean number of people in an image.")] = 1.3,
@@ -29,8 +29,8 @@ def synthesize(
     from rich.console import Console
     from rich.progress import Progress
 
+    from vitruvian.training.synthetic.asset_pack import load_pack
     from vitruvian.training.synthetic.dataset import SHEET_FILE, DatasetOptions, write_dataset
-    from vitruvian.training.synthetic.pack import load_pack
     from vitruvian.training.synthetic.procedural_pack import procedural_pack
     from vitruvian.training.synthetic.render import RenderOptions
 
@@ -38,7 +38,7 @@ def synthesize(
     target = cuda_or_cpu(device)
     console = Console(stderr=True, soft_wrap=True)
     if pack is None:
-        console.print("no --pack: bodies are made of tubes. The documentation says how to build a pack of real bodies.")
+        console.print("no --pack: bodies are simple capsules. See the documentation: Synthetic people, Packs.")
     options = DatasetOptions(
         render=RenderOptions(size_hw=size_hw, supersample=supersample),
         people=people,

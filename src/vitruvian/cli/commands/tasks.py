@@ -1,44 +1,33 @@
-"""The commands of tasks: `vitruvian pose`, `vitruvian parts`, … Docstrings are the text of `--help`."""
+"""The commands of tasks: `vitruvian pose`, `vitruvian parts`, … Docstrings are the text of `--help`.
+
+Options come from the table in `vitruvian.pipelines.options`; a class declares those that have another form in a text.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from typer import Option
 
 from vitruvian.cli.commands.track import TrackCommand
-from vitruvian.cli.options import (
-    Background,
-    BatchGroup,
-    CocoGroup,
-    Convention,
-    HoleArea,
-    IslandArea,
-    Opacity,
-    PeopleGroup,
-    ThresholdGroup,
-    TileGroup,
-    read_numbers,
-    read_points,
-)
-from vitruvian.cli.task_command import TaskCommand
+from vitruvian.cli.options import BatchGroup, CocoGroup, PeopleGroup, TileGroup, read_numbers, read_points
+from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
 from vitruvian.json_files import read_json
+from vitruvian.pipelines.output_options import (
+    ALL_MASKS_HELP,
+    MatteOutput,
+    OutputOptions,
+    PointmapOutput,
+    PromptedMasksOutput,
+)
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
 
-    from vitruvian.results import Result
-
-
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Estimate 308 keypoints of each person: body, hands, feet and face. With Sapiens2.
+    """Estimate 308 keypoints of each person: body, hands, feet and face (Sapiens2).
 
     --save takes json, npz, png, jpg, jpeg, webp, txt (YOLO pose labels), crops.zip (an image of each person), plot,
     plot.jpg; for videos also mp4, webm, mov.
@@ -46,93 +35,55 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
 
     name = "pose"
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
-    panel = "Poses"
-    basic: ClassVar[tuple[str, ...]] = ("layout",)
-    call_names = ("flip",)
-
-    layout: Annotated[
-        Literal["sapiens308", "coco17", "coco133", "openpose"], Option(help="Keypoint layout of files and drawings.")
-    ] = "sapiens308"
-    keypoint_threshold: Annotated[float, Option(help="Minimum score of drawn keypoints.", min=0, max=1)] = 0.3
-    draw_boxes: Annotated[bool, Option("--draw-boxes", help="Draw the boxes of people.")] = False
-    flip: Annotated[bool, Option("--flip", help="Average with the mirrored crop; takes twice as long.")] = False
-
-    def plot_options(self) -> dict[str, object]:
-        """Return the threshold of keypoints and whether boxes are drawn."""
-        return {"threshold": self.keypoint_threshold, "boxes": self.draw_boxes}
-
-    def convert(self, result: Result) -> Result:
-        """Convert the keypoints to the layout."""
-        from vitruvian.results import Pose
-
-        if self.layout == "sapiens308" or not isinstance(result, Pose):
-            return result
-        return result.to_layout(self.layout)
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Segment people into 29 classes: body parts, clothes and background. With Sapiens2.
+    """Segment people into 29 classes: body parts, clothes and background (Sapiens2).
 
-    --save takes png (class numbers, with a palette), npz, json (areas and masks), parts.zip (a mask of each
-    part), plot, plot.jpg; for videos also mp4, webm, mov.
+    --save takes png (indexed, class ids), npz, json (areas and masks), parts.zip (a mask of each part), plot,
+    plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "parts"
     example = "vitruvian parts photo.jpg --model facebook/sapiens2-seg-0.4b --save png,plot"
-    panel = "Parts"
-    call_names = ("with_score",)
-    plot_names = ("opacity",)
-
-    with_score: Annotated[bool, Option("--with-score", help="Write the score of each pixel to .npz.")] = False
-    opacity: Opacity = 0.55
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the surface normal of each pixel. With Sapiens2.
+    """Estimate the surface normal of each pixel (Sapiens2).
 
     --save takes png (normals as colors), 16.png, npz, exr, plot, plot.jpg; for videos also mp4, webm, mov, json.
     """
 
     name = "normals"
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
-    panel = "Normals"
-    basic: ClassVar[tuple[str, ...]] = ("convention",)
-    call_names = ("convention", "background")
-
-    convention: Convention = "opencv"
-    background: Background = "mask"
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate a 3D point for each pixel: point clouds, depth, meshes and the focal length. With Sapiens2.
+    """Estimate a 3D point for each pixel: point clouds, depth, meshes and the focal length (Sapiens2).
 
-    Points are in metres if the camera is known or the model predicts the scale.
+    Points are in meters if the camera is known or the model predicts the scale.
 
-    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth as colors), 16.png (depth in millimetres), json
+    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth as colors), 16.png (depth in millimeters), json
     (the camera), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
     panel = "Camera"
-    basic: ClassVar[tuple[str, ...]] = ("intrinsics", "fov")
-    call_names = ("fov", "exif", "convention", "background")
+    basic: ClassVar[tuple[str, ...]] = ("intrinsics",)
 
     intrinsics: Annotated[
         str | None,
-        Option("--intrinsics", "-K", help="Camera: fx,fy,cx,cy in pixels, or a .json or .npy file of [3, 3]."),
+        Option("--intrinsics", "-K", help="Camera: fx,fy,cx,cy in pixels, or a .json or .npy file with a 3×3 matrix."),
     ] = None
-    fov: Annotated[float | None, Option(help="Horizontal field of view in degrees.")] = None
-    exif: Annotated[bool, Option(help="Use the focal length in the EXIF data of the file.")] = True
-    convention: Convention = "opencv"
-    background: Background = "mask"
 
-    def plot_options(self) -> dict[str, object]:
-        """Draw the color bar."""
-        return {"color_bar": True}
+    @property
+    def output(self) -> OutputOptions:
+        """Draw a color bar."""
+        return PointmapOutput(color_bar=True)
 
     def call_options(self) -> dict[str, object]:
         """Add the camera matrix."""
@@ -140,9 +91,9 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
         return super().call_options() | {"K": matrix}
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Cut people out: alpha and foreground color of each pixel. With Sapiens2.
+    """Cut people out: alpha and foreground color of each pixel (Sapiens2).
 
     --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out), plot,
     plot.jpg; for videos webm and mov (with alpha), mp4 (over a background), json.
@@ -163,11 +114,11 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     def with_defaults(self) -> Self:
         """With --over, save the drawing too."""
-        from vitruvian.cli.output_plan import OUT, file_kind
+        from vitruvian.cli.output_plan import OUT, named_format
 
         if self.over is None or self.save is not None or self.to_stdout:
             return self
-        if file_kind(self.task, Path(self.out or OUT).expanduser(), None) is not None:
+        if named_format(self.task, Path(self.out or OUT).expanduser(), None) is not None:
             return self
         return dataclasses.replace(self, save="png,plot")
 
@@ -176,37 +127,26 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
         """Whether nothing is put behind people."""
         return self.over is None
 
-    def draw(self, result: Result) -> NDArray[np.uint8] | Image.Image:
+    @property
+    def output(self) -> OutputOptions:
         """Draw people over a color or an image, or over the checkerboard."""
-        from vitruvian.results import Matte
-
-        if self.over is None or not isinstance(result, Matte):
-            return super().draw(result)
-        return result.over(self.over)
-
-    def draw_frame(self, result: Result) -> NDArray[np.uint8] | Image.Image:
-        """Draw a frame of a video as an image."""
-        return self.draw(result)
+        return MatteOutput(over=self.over)
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the color of surfaces without lighting and shadows. With Sapiens2.
+    """Estimate the color of surfaces without lighting and shadows (Sapiens2).
 
     --save takes png, npz, exr (linear), plot, plot.jpg; for videos also mp4, webm, mov, json.
     """
 
     name = "albedo"
     example = "vitruvian albedo photo.jpg --model my-albedo-model --save png"
-    panel = "Albedo"
-    call_names = ("background",)
-
-    background: Background = "mask"
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class EmbedCommand(BatchGroup, TaskCommand):
-    """Compute feature vectors: one for the image, and one for each patch. With the encoder of Sapiens2.
+    """Compute feature vectors: one per image and one per patch (the encoder of Sapiens2).
 
     Any Sapiens2 checkpoint works. --save takes npz (all vectors), json (the vector of the image), plot, plot.jpg; for
     videos also mp4, webm, mov.
@@ -216,9 +156,9 @@ class EmbedCommand(BatchGroup, TaskCommand):
     example = "vitruvian embed photo.jpg --model facebook/sapiens2-pretrain-0.4b --save npz,plot"
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
-    """Segment objects from points and boxes. With SAM 2.
+    """Segment objects from points and boxes (SAM 2).
 
     Points and boxes are in pixels of the upright image, and are used for every image and frame.
 
@@ -230,7 +170,6 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
     panel = "Prompts and masks"
     basic: ClassVar[tuple[str, ...]] = ("points", "boxes")
-    call_names = ("mask_threshold", "max_hole_area", "max_sprinkle_area")
 
     points: Annotated[
         list[str] | None,
@@ -239,38 +178,34 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     boxes: Annotated[list[str] | None, Option(help="Box around an object: x1,y1,x2,y2. Repeat for more objects.")] = (
         None
     )
-    all_masks: Annotated[
-        bool, Option("--all-masks", help="Write all three masks of each object instead of the best one.")
-    ] = False
-    mask_threshold: Annotated[
-        float, Option(help="Mask logits above this are inside: higher values give smaller masks.")
-    ] = 0.0
-    max_hole_area: HoleArea = 0.0
-    max_sprinkle_area: IslandArea = 0.0
+    all_masks: Annotated[bool, Option("--all-masks", help=ALL_MASKS_HELP)] = False
 
-    def plot_options(self) -> dict[str, object]:
+    @property
+    def output(self) -> OutputOptions:
         """Draw the boxes that were given, and mark the points."""
-        rows = [row for text in self.points or () for row in read_points(text)]
-        labels = [int(row[2]) if len(row) == 3 else 1 for row in rows]
-        return {"boxes": bool(self.boxes), "points": [row[:2] for row in rows], "labels": labels}
+        points = [point for points, labels in self._objects() for point in points]
+        labels = [label for points, labels in self._objects() for label in labels]
+        return PromptedMasksOutput(**vars(super().output), boxes=bool(self.boxes), points=points, labels=labels)
 
     def call_options(self) -> dict[str, object]:
         """Add the prompts."""
         if not self.points and not self.boxes:
-            raise InputError('prompts: expected --points or --boxes, got none. Add --points "x,y", say.')
+            raise InputError('prompts: expected --points or --boxes, got none. For example: --points "x,y".')
         options = super().call_options()
         if self.points:
-            objects = [read_points(text) for text in self.points]
-            options["points"] = [[row[:2] for row in rows] for rows in objects]
-            options["labels"] = [[int(row[2]) if len(row) == 3 else 1 for row in rows] for rows in objects]
+            options["points"], options["labels"] = map(list, zip(*self._objects(), strict=True))
         if self.boxes:
             options["boxes"] = [read_numbers("--boxes", text, 4) for text in self.boxes]
         return options | ({"best": False, "multimask": True} if self.all_masks else {})
 
+    def _objects(self) -> list[tuple[list[list[float]], list[int]]]:
+        """Read the points and labels of each object."""
+        return [read_points(text) for text in self.points or ()]
 
-@dataclass(frozen=True, kw_only=True)
+
+@task_command
 class MasksCommand(CocoGroup, TaskCommand):
-    """Segment all objects in an image, without prompts. With SAM 2.
+    """Segment all objects in an image, without prompts (SAM 2).
 
     --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
     out), plot, plot.jpg; for videos also mp4, webm, mov.
@@ -278,49 +213,22 @@ class MasksCommand(CocoGroup, TaskCommand):
 
     name = "masks"
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
-    panel = "Masks"
-    basic: ClassVar[tuple[str, ...]] = ("points_per_side", "quality")
-    call_names = (
-        "points_per_crop",
-        "points_per_batch",
-        "pred_iou_thresh",
-        "stability_score_thresh",
-        "crops_n_layers",
-        "max_hole_area",
-        "max_sprinkle_area",
-    )
-
-    points_per_side: Annotated[int, Option(help="Points along each side of the grid.", min=1)] = 32
-    points_per_batch: Annotated[int, Option(help="Points in a batch.", min=1)] = 64
-    quality: Annotated[float, Option(help="Minimum predicted IoU of a mask.")] = 0.88
-    stability: Annotated[
-        float, Option(help="Minimum stability score of a mask: how little it changes with its threshold.")
-    ] = 0.95
-    crop_layers: Annotated[
-        int, Option(help="Layers of crops (4, 16, …) that are processed too, for small objects.", min=0, max=4)
-    ] = 0
-    max_hole_area: HoleArea = 0.0
-    max_sprinkle_area: IslandArea = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
-    """Predict a class for each pixel. With Mask2Former or MaskFormer.
+    """Predict a class for each pixel (Mask2Former or MaskFormer).
 
     --save takes png (class numbers), npz, json (areas and masks), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "semantic"
     example = "vitruvian semantic photo.jpg --model facebook/mask2former-swin-small-ade-semantic --save png,plot"
-    panel = "Classes"
-    plot_names = ("opacity",)
-
-    opacity: Opacity = 0.55
 
 
-@dataclass(frozen=True, kw_only=True)
-class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Segment objects: a mask, a class and a score for each. With Mask2Former or MaskFormer.
+@task_command
+class InstancesCommand(BatchGroup, CocoGroup, TaskCommand):
+    """Segment objects: a mask, a class and a score for each (Mask2Former or MaskFormer).
 
     --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
     out), plot, plot.jpg; for videos also mp4, webm, mov.
@@ -330,9 +238,9 @@ class InstancesCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
     example = "vitruvian instances photo.jpg --model facebook/mask2former-swin-small-coco-instance --save json,plot"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Segment images into single objects, and regions such as sky. With Mask2Former or MaskFormer.
+@task_command
+class PanopticCommand(BatchGroup, CocoGroup, TaskCommand):
+    """Panoptic segmentation: objects (things) and regions such as sky (stuff), with Mask2Former or MaskFormer.
 
     --save takes png (COCO's panoptic ids), json (the segments), npz, plot, plot.jpg; for videos also mp4, webm,
     mov.
@@ -340,13 +248,6 @@ class PanopticCommand(ThresholdGroup, BatchGroup, CocoGroup, TaskCommand):
 
     name = "panoptic"
     example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
-    panel = "Objects"
-    call_names = ("label_ids_to_fuse",)
-
-    fuse: Annotated[
-        list[int] | None,
-        Option(help="Number of a class whose segments are merged into one, such as sky. Repeat for more."),
-    ] = None
 
 
 def _read_intrinsics(text: str) -> list[list[float]]:

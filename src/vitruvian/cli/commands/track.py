@@ -5,30 +5,31 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from typer import Option
 
-from vitruvian.cli.options import HoleArea, IslandArea, Opacity, read_numbers, read_points
-from vitruvian.cli.task_command import TaskCommand
+from vitruvian.cli.options import read_numbers, read_points
+from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
 from vitruvian.json_files import read_json
+from vitruvian.pipelines.options import PeopleOptions
+from vitruvian.tasks import PIPELINE_TASKS, TASKS
 
 if TYPE_CHECKING:
     from vitruvian.pipelines.video.track_prompt import TrackPrompt
 
 _PROMPTS = ("box", "points", "mask")  # boxes first: they replace points
-_FOLLOWING = ("pose", "parts", "matte", "normals", "pointmap", "albedo", "embed")
+_PEOPLE_TASKS = tuple(name for name in PIPELINE_TASKS if issubclass(TASKS[name].options_class(), PeopleOptions))
 
 
-@dataclass(frozen=True, kw_only=True)
+@task_command
 class TrackCommand(TaskCommand):
-    """Track objects through videos, from points, boxes and masks in any frame. With SAM 2.
+    """Track objects through videos, from points, boxes and masks in any frame (SAM 2).
 
-    A prompt is OBJECT@FRAME:values. Objects are numbered from 1 and frames from 0: 1@0:220,120 is a point on object 1
+    A prompt is ID@FRAME:values. Objects are numbered from 1 and frames from 0: 1@0:220,120 is a point on object 1
     in frame 0. Prompts on later frames correct an object, or add a new one. After a run with --keep-state, --refine
     adds prompts to a finished video without computing it again from the start.
 
@@ -41,8 +42,6 @@ class TrackCommand(TaskCommand):
     example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
     panel = "Prompts and masks"
     basic: ClassVar[tuple[str, ...]] = ("points", "box", "everyone", "cutout")
-    call_names = ("detect_every", "max_people", "max_hole_area", "max_sprinkle_area", "non_overlapping_masks")
-    plot_names = ("opacity",)
 
     points: Annotated[
         list[str] | None,
@@ -51,20 +50,15 @@ class TrackCommand(TaskCommand):
     box: Annotated[list[str] | None, Option(help="Box around an object: ID@FRAME:x1,y1,x2,y2. Repeat for more.")] = None
     mask: Annotated[
         list[str] | None,
-        Option(help="Mask of an object, pixels that are not black: ID@FRAME:mask.png. Repeat for more."),
+        Option(help="Mask image (non-black pixels = object): ID@FRAME:mask.png. Repeat for more."),
     ] = None
     everyone: Annotated[bool, Option("--everyone", help="Detect people and track all of them.")] = False
     detect: Annotated[str | None, Option(help="Detector for --everyone; see vitruvian pose --help.")] = None
-    detect_every: Annotated[
-        int,
-        Option(help="With --everyone, detect new people in every Nth frame; 0: only until a frame has people.", min=0),
-    ] = 0
-    max_people: Annotated[int | None, Option(help="Maximum number of detected people, by score.", min=1)] = None
     then: Annotated[
         str | None,
         Option(
-            help="Commands to run afterwards on the tracked people, each with a model or with builtin, such as "
-            "pose=facebook/sapiens2-pose-1b,matte."
+            help="Tasks to run afterwards on the tracked people, as TASK[=MODEL], e.g. pose=facebook/sapiens2-pose-1b,"
+            "matte."
         ),
     ] = None
     keep_state: Annotated[
@@ -81,12 +75,6 @@ class TrackCommand(TaskCommand):
             help="Write only the objects, as a video with alpha (webm, mov), instead of masks over the video.",
         ),
     ] = False
-    opacity: Opacity = 0.5
-    max_hole_area: HoleArea = 0.0
-    max_sprinkle_area: IslandArea = 0.0
-    non_overlapping_masks: Annotated[bool, Option("--no-overlap", help="Assign each pixel to at most one object.")] = (
-        False
-    )
 
     @property
     def transparent(self) -> bool:
@@ -106,16 +94,16 @@ class TrackCommand(TaskCommand):
             saved = self._saved_prompts()
             changes |= {name: [*saved[name], *(getattr(self, name) or ())] or None for name in _PROMPTS}
             changes["everyone"] = self.everyone or bool(saved["everyone"])
-        for name in self._following_names():
-            if name not in _FOLLOWING:
-                raise InputError(f"--then: expected commands among {', '.join(_FOLLOWING)}, got {name!r}.")
+        for name in self._people_tasks():
+            if name not in _PEOPLE_TASKS:
+                raise InputError(f"--then: expected tasks among {', '.join(_PEOPLE_TASKS)}, got {name!r}.")
         return dataclasses.replace(self, **changes)
 
     def call_options(self) -> dict[str, object]:
         """Add the prompts and the people detector."""
         if not any(getattr(self, name) for name in _PROMPTS) and not self.everyone:
             raise InputError(
-                'prompts: expected --points, --box, --mask or --everyone, got none. Add --points "1@0:x,y", say.'
+                'prompts: expected --points, --box, --mask or --everyone, got none. For example: --points "1@0:x,y".'
             )
         detect = (self.detect or BUILTIN) if self.everyone else None
         return super().call_options() | {"prompts": self._prompts(), "detect": detect, "interactive": False}
@@ -130,9 +118,7 @@ class TrackCommand(TaskCommand):
             if option == "box":
                 values["box"] = read_numbers("--box", rest, 4)
             elif option == "points":
-                rows = read_points(rest)
-                values["points"] = [row[:2] for row in rows]
-                values["labels"] = [int(row[2]) if len(row) == 3 else 1 for row in rows]
+                values["points"], values["labels"] = read_points(rest)
             else:
                 values["mask"] = _read_mask(Path(rest).expanduser())
             prompts.append(TrackPrompt(object_id=object_id, frame=frame, **values))
@@ -144,7 +130,7 @@ class TrackCommand(TaskCommand):
             for text in getattr(self, option) or ():
                 yield option, *_read_address(f"--{option}", text)
 
-    def input_files(self) -> list[Path]:
+    def mask_files(self) -> list[Path]:
         """Return the mask prompts."""
         return [Path(rest).expanduser() for option, _, _, rest in self._addresses() if option == "mask"]
 
@@ -152,7 +138,7 @@ class TrackCommand(TaskCommand):
 
     def segment_settings(self) -> dict[str, object]:
         """Return the prompts, which --refine reads, and a digest of all other settings."""
-        from vitruvian.cli.settings_digest import command_digest
+        from vitruvian.cli.command_digest import command_digest
 
         others = command_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
         prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
@@ -182,8 +168,8 @@ class TrackCommand(TaskCommand):
             saved = settings["prompts"]
             if settings["others"] != self.segment_settings()["others"]:
                 raise InputError(
-                    f"--refine: expected the options and the model of the first run, except for prompts; {self.refine} "
-                    "was written with others. Repeat them."
+                    f"--refine: use the same model and options as the first run, which wrote {self.refine}; only "
+                    "prompts may change."
                 )
             if all(isinstance(text, str) for name in _PROMPTS for text in saved[name]) and "everyone" in saved:
                 return dict(saved)
@@ -194,7 +180,7 @@ class TrackCommand(TaskCommand):
                 "video with --keep-state first."
             ) from error
 
-    def following(self, source: str, records: Path) -> list[TaskCommand]:
+    def people_commands(self, source: str, records: Path) -> list[TaskCommand]:
         """Return the commands of --then, for the tracked people of a video."""
         from vitruvian.cli.commands.tasks import TASK_COMMANDS
 
@@ -205,21 +191,21 @@ class TrackCommand(TaskCommand):
             shared["out"] = str(records.parent)
         return [
             TASK_COMMANDS[name](sources=[source], model=model, boxes=[str(records)], on_empty="none", **shared)  # type: ignore[call-arg]
-            for name, model in self._following_names().items()
+            for name, model in self._people_tasks().items()
         ]
 
-    def _following_names(self) -> dict[str, str | None]:
-        """Return the model of each command of --then, None for the default."""
+    def _people_tasks(self) -> dict[str, str | None]:
+        """Return the model of each task of --then, None for the default."""
         words = [word.strip().partition("=") for word in (self.then or "").split(",") if word.strip()]
         return {name: model or None for name, _, model in words}
 
 
 def _read_address(option: str, text: str) -> tuple[int, int, str]:
     """Read the object and the frame of a prompt, and return the rest."""
-    found = re.fullmatch(r"(\d+)@(\d+):(.+)", text)
-    if not found:
+    match = re.fullmatch(r"(\d+)@(\d+):(.+)", text)
+    if not match:
         raise InputError(f"{option}: expected ID@FRAME:numbers such as 1@0:220,120, got {text!r}.")
-    return int(found[1]), int(found[2]), found[3]
+    return int(match[1]), int(match[2]), match[3]
 
 
 def _read_mask(path: Path) -> Any:

@@ -18,10 +18,10 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run, instead of the configuration's.")] = None,
 ) -> None:
     """Train a model, or resume an interrupted run. Ctrl-C saves a checkpoint and exits."""
-    from vitruvian.training.config import read_config, with_changes
+    from vitruvian.training.config import read_training_config, with_changes
     from vitruvian.training.loop import train as run
 
-    settings = read_config(config, change or ())
+    settings = read_training_config(config, change or ())
     if out is not None:
         settings = with_changes(settings.to_dict() | {"out": str(out)}, ())
     result = run(settings)

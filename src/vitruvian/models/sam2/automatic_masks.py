@@ -24,6 +24,7 @@ from vitruvian.images.rle import Rle, decode_rles, encode_rles
 from vitruvian.models.sam2.crops import CropXYXY, overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.options import AutomaticMaskOptions
 from vitruvian.models.sam2.processing import Sam2Processor, fill_holes_and_remove_islands
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import ImageInput, as_pixels
@@ -31,59 +32,6 @@ from vitruvian.processor import ImageInput, as_pixels
 _STORED_BYTES = 256 << 20  # candidates beyond this are reduced by NMS before the next batch
 _RESIZED_PIXELS = 1 << 24  # pixels of resized masks to work on at a time
 _MASK_NMS_SIDE = 256  # side of the masks that `mask_nms_thresh` compares
-_MAX_LAYERS = 4  # layers of crops: the fourth has 256
-
-
-@dataclass(frozen=True)
-class AutomaticMaskOptions:
-    """Options of automatic masks, with the names of the mask-generation pipeline.
-
-    Args:
-        points_per_crop: Points along each side of the grid.
-        points_per_batch: Points that are decoded together; None for all of a crop.
-        pred_iou_thresh: Predicted IoU that a mask must exceed.
-        stability_score_thresh: IoU that a mask must exceed between a higher and a lower threshold.
-        stability_score_offset: Distance of these thresholds from `mask_threshold`.
-        mask_threshold: Logit above which a pixel is on the object.
-        crops_n_layers: Layers of crops beside the whole image; layer n has 4ⁿ crops.
-        crop_overlap_ratio: Overlap of the crops of the first layer over the shorter side of the image.
-        crop_n_points_downscale_factor: In layer n the grid has fewer points a side by this factor to the n.
-        crops_nms_thresh: Box IoU above which the worse of two masks is dropped.
-        mask_nms_thresh: The same for the IoU of the masks; None to compare boxes only.
-        max_hole_area: Fill holes of up to this many pixels.
-        max_sprinkle_area: Remove islands of up to this many pixels.
-        output_rle_mask: Store run lengths rather than pixels.
-    """
-
-    points_per_crop: int = 32
-    points_per_batch: int | None = 64
-    pred_iou_thresh: float = 0.88
-    stability_score_thresh: float = 0.95
-    stability_score_offset: float = 1.0
-    mask_threshold: float = 0.0
-    crops_n_layers: int = 0
-    crop_overlap_ratio: float = 512 / 1500
-    crop_n_points_downscale_factor: int = 1
-    crops_nms_thresh: float = 0.7
-    mask_nms_thresh: float | None = None
-    max_hole_area: float = 0.0
-    max_sprinkle_area: float = 0.0
-    output_rle_mask: bool = False
-
-    def __post_init__(self) -> None:
-        minimum = {"points_per_crop": 1, "points_per_batch": 1, "crop_n_points_downscale_factor": 1}
-        minimum |= {"crops_n_layers": 0, "max_hole_area": 0, "max_sprinkle_area": 0, "stability_score_offset": 0}
-        for name, lowest in minimum.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise InputError(f"{name}: expected at least {lowest}, got {value}.")
-        if self.crops_n_layers > _MAX_LAYERS:
-            raise InputError(
-                f"crops_n_layers: expected at most {_MAX_LAYERS}, got {self.crops_n_layers}: its last layer would have "
-                f"{4**self.crops_n_layers} crops."
-            )
-        if not 0 <= self.crop_overlap_ratio < 1:
-            raise InputError(f"crop_overlap_ratio: expected 0 up to 1, got {self.crop_overlap_ratio}.")
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.layers.backbone_stages import as_hw
 from vitruvian.models.sam2.configuration import positional_fields
+from vitruvian.models.sam2.options import TrackingOptions
 from vitruvian.models.sam2.processing import FixedSizeProcessor, Sam2Processor
 from vitruvian.models.sam2.prompts import prompt_levels
-from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (

@@ -11,63 +11,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError
+from vitruvian.models.sam2.history_files import HistoryFiles
+from vitruvian.models.sam2.options import TrackingOptions
 
 CONDITIONING, TRACKED = "cond_frame_outputs", "non_cond_frame_outputs"
 _SMALL = ("object_pointer", "object_score_logits", "iou_scores")  # outputs that stay on the device of the model
 
 FrameOutputs = dict[int, dict[str, Tensor]]  # frame -> name -> tensor
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class TrackingOptions:
-    """What a session does other than transformers; everything is off by default.
-
-    Args:
-        prior_logits: Give the last mask of a frame, clamped to ±32, to the decoder with further points, as the original
-            implementation does.
-        corrections_as_conditioning: Apply prompts on the frame that they are for, and make every prompted frame a
-            conditioning frame, so that a later propagation does not undo a correction.
-        independent_objects: Do not let the prompt of one object change the memory and the direction of the others.
-        objects_start_at_prompt: Do not track an object on frames before its first prompt was applied. Its mask is
-            empty there.
-        ignore_padding: Do not count padding of a batch of prompts as points.
-        max_hole_area: Fill holes of up to this many pixels of the small masks [h, w].
-        max_sprinkle_area: Remove islands of up to this many pixels of the small masks.
-        non_overlapping_masks: Assign each pixel of the results to the object with the highest logit only.
-        non_overlapping_memory: The same for the masks that are encoded to memory.
-        clear_memory_around_prompts: Drop memories of tracked frames near a prompt, which may show the old mask.
-        keep_history: Keep all frames and outputs. Without it, streamed frames and outputs that the model does not
-            attend to any more are dropped, and memory does not grow with the length of the video.
-    """
-
-    prior_logits: bool = False
-    corrections_as_conditioning: bool = False
-    independent_objects: bool = False
-    objects_start_at_prompt: bool = False
-    ignore_padding: bool = False
-    max_hole_area: float = 0.0
-    max_sprinkle_area: float = 0.0
-    non_overlapping_masks: bool = False
-    non_overlapping_memory: bool = False
-    clear_memory_around_prompts: bool = False
-    keep_history: bool = True
-
-    @classmethod
-    def from_keywords(cls, keywords: Mapping[str, Any]) -> TrackingOptions:
-        """Build options; raise `InputError` for unknown names."""
-        known = [field.name for field in fields(cls)]
-        for name in keywords:
-            if name not in known:
-                raise InputError(f"{name}: no such option of a video session.{near_matches(name, known)}")
-        return cls(**keywords)
 
 
 class Sam2VideoInferenceSession:
@@ -117,6 +74,7 @@ class Sam2VideoInferenceSession:
         self.dtype: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         self.max_vision_features_cache_size = max_vision_features_cache_size
         self.options = options or TrackingOptions()
+        self._files = HistoryFiles(self.options.history_folder) if self.options.history_folder else None
         self.is_streaming = video is None
         self.processed_frames: dict[int, Tensor] | None = None
         if video is not None:
@@ -231,7 +189,9 @@ class Sam2VideoInferenceSession:
         return None if value is None else value.to(self.inference_device, non_blocking=True)
 
     def _stored(self, name: str, value: Tensor) -> Tensor:
-        return value if name in _SMALL else value.to(self.inference_state_device, non_blocking=True)
+        if name in _SMALL:
+            return value
+        return self._files.store(value) if self._files else value.to(self.inference_state_device, non_blocking=True)
 
     def clear_tracked(self, obj_idx: int, frame_idx: int, *, distance: int) -> None:
         """Drop the outputs of tracked frames up to `distance` frames from a frame."""
@@ -284,7 +244,7 @@ class Sam2VideoInferenceSession:
             self.processed_frames = {}
         if self.processed_frames.get(index) is not frame:
             self._features.pop(index, None)
-        self.processed_frames[index] = frame
+        self.processed_frames[index] = self._files.store(frame) if self._files else frame
         return index
 
     def get_frame(self, frame_idx: int) -> Tensor:

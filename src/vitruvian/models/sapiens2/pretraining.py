@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses.pretraining import Center, ema_update, masked_reconstruction_loss, self_distillation_loss
+from vitruvian.losses.pretraining import TeacherCenter, ema_update, masked_reconstruction_loss, self_distillation_loss
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2PreTrainedModel
 from vitruvian.models.sapiens2.outputs import Sapiens2PreTrainingOutput
@@ -60,7 +60,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             pixel_values: Prepared images [B, 3, H, W].
             bool_masked_pos: Patches to hide, [B, N]; the loss reconstructs these.
             teacher_logits: The teacher's projections [B, K] of another view of the same images.
-            center: Subtracted from them [K] (see `Center`).
+            center: Subtracted from them [K] (see `TeacherCenter`).
             student_temp: Temperature of the student's distribution.
             teacher_temp: Temperature of the teacher's distribution.
             distillation_weight: Weight of the self-distillation beside the reconstruction.
@@ -122,7 +122,7 @@ class SelfDistillation(nn.Module):
         super().__init__()
         self.student = student
         self.teacher = copy.deepcopy(student).eval().requires_grad_(False)
-        self.center = Center(student.projection_head.prototypes.out_features, momentum=center_momentum)
+        self.center = TeacherCenter(student.projection_head.prototypes.out_features, momentum=center_momentum)
         self.momentum = momentum
 
     def forward(

@@ -1,4 +1,4 @@
-"""Batches of units for the model: their size, padding for CUDA graphs, and what follows when memory runs out."""
+"""Batches of inputs for the model: their size, padding for CUDA graphs, and what follows when memory runs out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 
 from vitruvian.cuda.graphs import GraphCache, capture_only
 from vitruvian.errors import InputError
-from vitruvian.pipelines.engine.task import InferenceTask, LazyUnit, Unit
+from vitruvian.pipelines.engine.steps import DeferredModelInput, InferenceSteps, ModelInput
+from vitruvian.pipelines.options import check_batch_size
 
 OwnerT = TypeVar("OwnerT")
 T = TypeVar("T")
@@ -28,8 +29,7 @@ class BatchSize:
     """Number of inputs in a batch. Unless `fixed`, it shrinks when memory runs out."""
 
     def __init__(self, size: int, *, fixed: bool) -> None:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InputError(f'batch_size: expected a whole number of at least 1, or "auto", got {size!r}.')
+        check_batch_size(size)
         self.size, self.fixed = size, fixed
 
     def shrink_below(self, failed_size: int, device: torch.device, reason: str) -> None:
@@ -92,31 +92,31 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @dataclass(eq=False)
-class _QueuedUnit(Generic[OwnerT]):
-    """A unit that waits for the model: number `index` of its owner; `alone` after its batch failed."""
+class _QueuedInput(Generic[OwnerT]):
+    """An input that waits for the model: number `index` of its owner; `alone` after its batch failed."""
 
     owner: OwnerT
     index: int
-    unit: Unit | LazyUnit
+    model_input: ModelInput | DeferredModelInput
     alone: bool = False
 
     @property
     def shape(self) -> torch.Size | None:
         """Shape of the input; None if it is not made yet."""
-        return self.unit.pixels.shape if isinstance(self.unit, Unit) else None
+        return self.model_input.pixels.shape if isinstance(self.model_input, ModelInput) else None
 
 
 class Batch(Generic[OwnerT]):
     """Units of one shape for one call of the model. As a context manager it catches the errors of the call.
 
     Attributes:
-        rows: The units.
+        rows: The inputs.
         outputs: One for each input; the caller sets them.
         error: What the call raised, unless memory ran out.
         out_of_memory: The message if memory ran out. The exception is not stored: its traceback references tensors.
     """
 
-    def __init__(self, rows: Sequence[_QueuedUnit[OwnerT]], *, graph_size: int | None) -> None:
+    def __init__(self, rows: Sequence[_QueuedInput[OwnerT]], *, graph_size: int | None) -> None:
         self.rows = rows
         self.outputs: list[Any] = []
         self.error: Exception | None = None
@@ -129,13 +129,15 @@ class Batch(Generic[OwnerT]):
             self._contexts.enter_context(capture_only(self._graph_size))
         return self
 
-    def inputs(self) -> list[Unit]:
-        """Return the units, padded with the last one up to the size of a CUDA graph. Call it in the context."""
-        units = [row.unit if isinstance(row.unit, Unit) else row.unit() for row in self.rows]
-        for pending in {unit.pending for unit in units if unit.pending is not None}:
+    def inputs(self) -> list[ModelInput]:
+        """Return the inputs, padded with the last one up to the size of a CUDA graph. Call it in the context."""
+        inputs = [
+            row.model_input if isinstance(row.model_input, ModelInput) else row.model_input() for row in self.rows
+        ]
+        for pending in {model_input.pending for model_input in inputs if model_input.pending is not None}:
             pending.wait()
-        padding = (self._graph_size or 0) - len(units)
-        return units + units[-1:] * padding if 0 < padding < len(units) else units
+        padding = (self._graph_size or 0) - len(inputs)
+        return inputs + inputs[-1:] * padding if 0 < padding < len(inputs) else inputs
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
         self._contexts.close()
@@ -158,14 +160,14 @@ class BatchQueue(Generic[OwnerT]):
     """
 
     def __init__(
-        self, task: InferenceTask[Any], size: BatchSize, graphs: GraphCache | None, *, warmup: bool = False
+        self, task: InferenceSteps[Any], size: BatchSize, graphs: GraphCache | None, *, warmup: bool = False
     ) -> None:
         self._task, self._size, self._graphs = task, size, graphs
-        self._units: deque[_QueuedUnit[OwnerT]] = deque()
+        self._inputs: deque[_QueuedInput[OwnerT]] = deque()
         self._warmup = 1 if warmup and not self.graph_size else size.size
 
     def __len__(self) -> int:
-        return len(self._units)
+        return len(self._inputs)
 
     @property
     def graph_size(self) -> int | None:
@@ -180,25 +182,25 @@ class BatchQueue(Generic[OwnerT]):
 
     @property
     def next_size(self) -> int:
-        """Number of units to wait for before a batch runs."""
-        return 1 if self._units and self._units[0].alone else min(self._warmup, self._size.size)
+        """Number of inputs to wait for before a batch runs."""
+        return 1 if self._inputs and self._inputs[0].alone else min(self._warmup, self._size.size)
 
-    def add(self, owner: OwnerT, units: Iterable[Unit | LazyUnit]) -> None:
-        """Append the units of an image."""
-        self._units.extend(_QueuedUnit(owner, index, unit) for index, unit in enumerate(units))
+    def add(self, owner: OwnerT, inputs: Iterable[ModelInput | DeferredModelInput]) -> None:
+        """Append the inputs of an image."""
+        self._inputs.extend(_QueuedInput(owner, index, model_input) for index, model_input in enumerate(inputs))
 
     def take(self) -> Batch[OwnerT]:
-        """Remove and return the next batch: of the first units, those with the shape of the first."""
-        first = [self._units.popleft() for _ in range(min(self.next_size, len(self._units)))]
+        """Remove and return the next batch: of the first inputs, those with the shape of the first."""
+        first = [self._inputs.popleft() for _ in range(min(self.next_size, len(self._inputs)))]
         self._warmup = min(2 * self._warmup, self._size.size)
         rows = [row for row in first if row.shape == first[0].shape]
-        self._units.extendleft(row for row in reversed(first) if row not in rows)
+        self._inputs.extendleft(row for row in reversed(first) if row not in rows)
         return Batch(rows, graph_size=self.graph_size)
 
     def complete(self, batch: Batch[OwnerT]) -> list[tuple[OwnerT, int, Any]]:
-        """Return owner, index and output (or exception) of each unit of a batch that has run.
+        """Return owner, index and output (or exception) of each input of a batch that has run.
 
-        When memory runs out, the batch size is halved. The units of a batch that failed are queued again, one by one
+        When memory runs out, the batch size is halved. The inputs of a batch that failed are queued again, one by one
         after other errors, to find the one that fails.
         """
         alone = False
@@ -212,22 +214,25 @@ class BatchQueue(Generic[OwnerT]):
         if batch.error is not None:
             if len(batch.rows) == 1:
                 (row,) = batch.rows
-                self._units = deque(other for other in self._units if other.owner is not row.owner)
+                self._inputs = deque(other for other in self._inputs if other.owner is not row.owner)
                 return [(row.owner, row.index, batch.error)]
             alone = True
         elif batch.out_of_memory is None:
             outputs = batch.outputs[: len(batch.rows)]  # without padding
             return [(row.owner, row.index, output) for row, output in zip(batch.rows, outputs, strict=True)]
-        self._units.extendleft(replace(row, alone=alone) for row in reversed(batch.rows))
+        self._inputs.extendleft(replace(row, alone=alone) for row in reversed(batch.rows))
         return []
 
 
-def forward_units(
-    task: InferenceTask[Any], units: Sequence[Unit | LazyUnit], size: BatchSize, graphs: GraphCache | None = None
+def forward_inputs(
+    task: InferenceSteps[Any],
+    inputs: Sequence[ModelInput | DeferredModelInput],
+    size: BatchSize,
+    graphs: GraphCache | None = None,
 ) -> list[Any]:
-    """Run the model on the units of one image, batch by batch; return one output for each. Errors are raised."""
+    """Run the model on the inputs of one image, batch by batch; return one output for each. Errors are raised."""
     queue: BatchQueue[None] = BatchQueue(task, size, graphs)
-    queue.add(None, units)
+    queue.add(None, inputs)
     outputs: dict[int, Any] = {}
     while queue:
         with queue.take() as batch:
@@ -235,4 +240,4 @@ def forward_units(
         outputs |= {index: output for _, index, output in queue.complete(batch)}
         if batch.error is not None:
             raise batch.error
-    return [outputs[index] for index in range(len(units))]
+    return [outputs[index] for index in range(len(inputs))]

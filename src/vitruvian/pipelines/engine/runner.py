@@ -1,6 +1,6 @@
 """The inference engine of all pipelines: loading, preprocessing, inference, postprocessing and saving run concurrently.
 
-    loaders ─ load ─▶ frames ─ detect ─▶ people ─ prepare ─▶ units ─ forward ─▶ outputs ─ decode, finish ─▶ results
+    loaders ─ load ─▶ frames ─ detect ─▶ people ─ prepare ─▶ inputs ─ forward ─▶ outputs ─ decode, finish ─▶ results
               workers          caller             workers            caller               workers
 
 The model runs in the thread that iterates over the results. On a GPU that thread never synchronizes with the device:
@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import torch
 
@@ -29,19 +29,18 @@ from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import on_decode
-from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_units, is_out_of_memory
+from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_inputs, is_out_of_memory
 from vitruvian.pipelines.engine.byte_budget import ByteBudget
-from vitruvian.pipelines.engine.task import InferenceTask, Prepared
+from vitruvian.pipelines.engine.steps import InferenceSteps, Prepared
+from vitruvian.pipelines.options import Errors, Options
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.results.base import People
 
 ResultT = TypeVar("ResultT")
 T = TypeVar("T")
 P = ParamSpec("P")
-Errors = Literal["keep", "raise"]
 ResultGenerator = Generator[ResultT | Failure, None, None]
 
-BATCH_TIMEOUT = 0.5  # seconds to wait for more images before a partial batch runs
 _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
 _MAX_FINISHED_BYTES = 1 << 30  # more images may be, while their results stay below this
 _RESULT_BYTES_PER_PIXEL = 16  # four float32 maps
@@ -81,26 +80,26 @@ class Results(Generic[ResultT]):
         self.close()
 
 
-def run_one(task: InferenceTask[ResultT], loader: FrameLoader, batch: BatchSize) -> ResultT:
+def run_one(task: InferenceSteps[ResultT], loader: FrameLoader, batch: BatchSize) -> ResultT:
     """Process one image in the calling thread. Errors are raised."""
     frame = loader.frame(0)
     if isinstance(frame, Failure):
         raise frame.error
     with torch.inference_mode():
         prepared = task.prepare(frame, task.detect(frame) if task.detects_people else None)
-        outputs = forward_units(task, prepared.units, batch)
+        outputs = forward_inputs(task, prepared.inputs, batch)
         return task.finish(prepared, HostCopy(task.decode(prepared, outputs)).wait())
 
 
 def run_many(
-    task: InferenceTask[ResultT],
+    task: InferenceSteps[ResultT],
     source: Source,
     *,
     batch: BatchSize,
     workers: int | None = None,
     errors: Errors = "keep",
     save: Callable[[ResultT, int], object] | None = None,
-    batch_timeout: float = BATCH_TIMEOUT,
+    batch_timeout: float = Options.batch_timeout,
     graphs: GraphCache | None = None,
 ) -> ResultGenerator[ResultT]:
     """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
@@ -140,7 +139,7 @@ class _InFlight(Generic[ResultT]):
     result_bytes: int = 0
     preparing: Future[Prepared] | None = None
     prepared: Prepared | None = None
-    outputs: dict[int, Any] = field(default_factory=dict)  # by the index of the unit
+    outputs: dict[int, Any] = field(default_factory=dict)  # by the index of the input
     finishing: Future[ResultT] | None = None
     failure: Failure | None = None
 
@@ -153,8 +152,8 @@ class _InFlight(Generic[ResultT]):
 
     @property
     def past_model(self) -> bool:
-        """Whether all its units have gone through the model."""
-        complete = self.prepared is not None and len(self.outputs) == len(self.prepared.units)
+        """Whether all its inputs have gone through the model."""
+        complete = self.prepared is not None and len(self.outputs) == len(self.prepared.inputs)
         return complete or self.finishing is not None or self.failure is not None
 
     @property
@@ -178,7 +177,7 @@ class InferenceEngine(Generic[ResultT]):
 
     def __init__(
         self,
-        task: InferenceTask[ResultT],
+        task: InferenceSteps[ResultT],
         source: Source,
         *,
         batch: BatchSize,
@@ -384,7 +383,7 @@ class InferenceEngine(Generic[ResultT]):
             item.fail(error)
 
     def _queue_units(self) -> None:
-        """Queue the units of prepared images for the model, in order."""
+        """Queue the inputs of prepared images for the model, in order."""
         for item in self._items:
             if item.preparing is None:
                 continue
@@ -396,7 +395,7 @@ class InferenceEngine(Generic[ResultT]):
             except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
                 item.fail(error)
                 continue
-            self.batches.add(item, item.prepared.units)
+            self.batches.add(item, item.prepared.inputs)
 
     def batch_ready(self) -> bool:
         """Return whether to run the model now, rather than wait for a fuller batch or for the consumer."""
@@ -438,7 +437,7 @@ class InferenceEngine(Generic[ResultT]):
                 continue
             item.prepared, item.outputs = None, {}
             if self._task.upload_stream is not None:
-                prepared.units = []  # frees their device memory
+                prepared.inputs = []  # frees their device memory
             decode: Callable[[], HostCopy[Any]] = partial(self._decode, prepared, outputs)
             try:
                 if self._decode_pool is not None:

@@ -10,5 +10,4 @@ from vitruvian.pipelines.people.detectors import (
     people_from_boxes,
 )
 
-__all__ = ["PeopleDetector", "SourceDetector", "detect_people", "open_detector", "open_finder", "people_from_boxes"]
-open_finder = open_detector  # its name before
+__all__ = ["PeopleDetector", "SourceDetector", "detect_people", "open_detector", "people_from_boxes"]

@@ -68,16 +68,16 @@ class BoxesFile:
                 )
                 rows += [row] if row[4] >= threshold else []
 
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return the people of the only image that the file lists."""
         listed = [path for same_name in self._images.values() for path in same_name]
         if len(listed) != 1:
             raise InputError(
                 f"{self.name}: lists {len(listed)} images, so the name of the image is needed. Pass a file or a folder."
             )
-        return self.find_in(image, source=str(listed[0]), frame=None)
+        return self.detect_in(image, source=str(listed[0]), frame=None)
 
-    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
+    def detect_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people of an image or frame, with a note if the file does not list it."""
         frames, note = self._look_up(source), None
         if frames is None:

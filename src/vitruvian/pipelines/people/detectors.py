@@ -2,8 +2,8 @@
 
     image ── detector ──▶ boxes ── detect_people ──▶ People: clipped to the image, by score, with a note if empty
 
-A detector is any object with a `name` and a method `find(image) -> People`. If its answer depends on the file, it has
-`find_in` too.
+A detector is any object with a `name` and a method `detect(image) -> People`. If its answer depends on the file, it has
+`detect_in` too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
 from vitruvian.images.types import RgbImage
+from vitruvian.pipelines.options import BoxFormat, OnEmpty
 from vitruvian.results.base import People
 
-OnEmpty = Literal["whole", "none", "error"]
-BoxFormat = Literal["xyxy", "xywh"]
 Device = str | int | torch.device | None
 DType = str | torch.dtype | None
 _WHOLE_IMAGE = "whole image"  # in results, which are saved with it
@@ -39,7 +38,7 @@ class PeopleDetector(Protocol):
 
     name: str
 
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3]; possibly none."""
         ...
 
@@ -48,7 +47,7 @@ class PeopleDetector(Protocol):
 class SourceDetector(PeopleDetector, Protocol):
     """A detector whose answer depends on the file of the image."""
 
-    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
+    def detect_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in an image [H, W, 3] of a file, or in one frame of a video."""
         ...
 
@@ -68,7 +67,7 @@ class FunctionDetector:
         self.function = function
         self.name: str = name or str(getattr(function, "__name__", type(function).__name__))
 
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return what the function returns, checked."""
         detected = self.function(image)
         if isinstance(detected, People):
@@ -110,7 +109,7 @@ def open_detector(
         if callable(spec):
             return FunctionDetector(spec)
         raise InputError(
-            f"detect: expected a name, a path, a function or an object with find(image), got {type(spec).__name__}. "
+            f"detect: expected a name, a path, a function or an object with detect(image), got {type(spec).__name__}. "
             "See open_detector."
         )
     if not str(spec).strip():
@@ -143,8 +142,8 @@ def open_detector(
 def run_detector(detector: PeopleDetector, image: RgbImage, *, source: str, frame: int | None) -> People:
     """Run a detector of either kind on an image [H, W, 3]."""
     if isinstance(detector, SourceDetector):
-        return detector.find_in(image, source=source, frame=frame)
-    return detector.find(image)
+        return detector.detect_in(image, source=source, frame=frame)
+    return detector.detect(image)
 
 
 def detect_people(

@@ -106,7 +106,7 @@ class OnnxDetector:
             raise InputError(f"kind: expected yolox or rtmdet, got {kind!r}.")
         self.kind = kind or _detect_kind(self.path, [output.shape for output in self.session.get_outputs()])
 
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         pixels, inner_hw = _letterbox(image, self.layout.size_hw)
         values = self.session.run(None, {self.layout.name: self._to_input(pixels)})

@@ -66,7 +66,7 @@ class Sapiens2Detector:
         name = str(source) if source == BUILTIN else Path(source).name
         return cls(model, Sapiens2ImageProcessor.from_pretrained(source), name=name, **options)
 
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         pixels = pixels_of(image)  # [3, H, W]
         boxes, scores = self._detect(pixels)

@@ -71,7 +71,7 @@ class SegmentationDetector:
         return cls(model, AutoImageProcessor.from_pretrained(source), name=Path(source).name, **options)
 
     @torch.inference_mode()
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return the people in an image [H, W, 3], by score."""
         weight = next(self.model.parameters())
         pixels = pixels_of(image)  # [3, H, W]

@@ -1,16 +1,14 @@
-"""Which people a task processes: `PeopleOptions`, the detector that they select, and the boxes that a user passes.
+"""Which people a task processes, by `PeopleOptions`.
 
 boxes            the people in them
-detect           the people that this detector finds; "whole" for the whole image
-neither          the people that the model itself detects if it can, else those of the built-in detector
+detect           the people that this detector returns; "whole" for the whole image
+neither          the people that the model itself detects if it can, else those that the built-in detector returns
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,8 +18,8 @@ from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.limits import get_limits
-from vitruvian.pipelines.options import Options, nesting_depth
-from vitruvian.pipelines.people.detectors import BoxFormat, DetectorSpec, OnEmpty, people_from_boxes
+from vitruvian.pipelines.options import PeopleOptions, nesting_depth
+from vitruvian.pipelines.people.detectors import DetectorSpec, people_from_boxes
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results.base import People
 
@@ -29,60 +27,9 @@ DEFAULT_DETECTOR_NOTE = "people were detected by the built-in detector, the defa
 _NO_DETECTOR_NOTE = "no boxes were passed and no detector is installed; processed the whole image"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeopleOptions(Options):
-    """Which people a task about people processes.
-
-    Args:
-        boxes: Bounding boxes of people: [P, 4] for one image or for all, a list of those (one per image), or a mapping
-            of file name → boxes. Coordinates are pixels of the upright image.
-        box_format: The four numbers of a box: "xyxy" (corners) or "xywh" (corner, width and height, as in COCO).
-        detect: The people detector: whatever `vitruvian.pipelines.people.open_detector` takes, such as "builtin"; or
-            "whole" to process the whole image without detection. By default the model itself if it detects people,
-            else the built-in detector.
-        detect_threshold: Lowest score of a person; by default the detector's. Ignored for detectors that are open.
-        on_empty: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
-            result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
-        max_people: Maximum number of people, by score.
-    """
-
-    aliases: ClassVar[dict[str, str]] = Options.aliases | {
-        "people": "detect",
-        "finder": "detect",
-        "nobody": "on_empty",
-        "box_form": "box_format",
-    }
-    exclusive: ClassVar[tuple[str, ...]] = ("boxes", "detect")
-
-    boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike] | None = None
-    box_format: BoxFormat = "xyxy"
-    detect: DetectorSpec | None = None
-    detect_threshold: float | None = None
-    on_empty: OnEmpty | None = None
-    max_people: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.detect, str) and self.detect == "crop":  # what people="crop" was: the default detector
-            object.__setattr__(self, "detect", None)
-        if self.box_format not in ("xyxy", "xywh"):
-            raise InputError(f'box_format: expected "xyxy" or "xywh", got {self.box_format!r}.')
-        if self.on_empty not in (None, "whole", "none", "error"):
-            raise InputError(f'on_empty: expected "whole", "none" or "error", got {self.on_empty!r}.')
-        if self.max_people is not None and self.max_people < 1:
-            raise InputError(f"max_people: expected at least 1, got {self.max_people}. Leave it out to keep everyone.")
-        if self.processes_whole_image and self.boxes is not None:
-            raise InputError('boxes: cannot be combined with detect="whole". Drop one of them.')
-
-    @property
-    def processes_whole_image(self) -> bool:
-        """Whether `detect` asks for the whole image."""
-        return isinstance(self.detect, str) and self.detect == "whole"
-
-    @property
-    def whole_image_note(self) -> str | None:
-        """What the results of a whole image say about it: nothing if that was asked for."""
-        return None if self.processes_whole_image else _NO_DETECTOR_NOTE
+def whole_image_note(options: PeopleOptions) -> str | None:
+    """Return what the results of a whole image say about it: nothing if that was asked for."""
+    return None if options.processes_whole_image else _NO_DETECTOR_NOTE
 
 
 def detector_spec(options: PeopleOptions, own: str | None) -> DetectorSpec | None:

@@ -39,11 +39,11 @@ class TrackFile:
         except OSError as error:
             raise InputError(f"{self.path}: expected records of tracked objects, got {error.strerror}.") from error
 
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return the people in the first frame."""
-        return self.find_in(image, source="", frame=0)
+        return self.detect_in(image, source="", frame=0)
 
-    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
+    def detect_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people of a frame; none where the file does not list it."""
         rows = self._frames.get(frame or 0, [])
         return People(

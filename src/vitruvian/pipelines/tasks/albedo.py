@@ -6,7 +6,8 @@ from torch import Tensor
 
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, Mask, MaskedOptions
+from vitruvian.pipelines.options import MaskedOptions
+from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, Mask
 from vitruvian.results import Albedo
 
 
@@ -14,7 +15,6 @@ class AlbedoPipeline(DensePipeline[Albedo, MaskedOptions]):
     """A color for each pixel."""
 
     task = "albedo"
-    options_class = MaskedOptions
     channels = 3
 
     def maps(self, out: ModelOutput) -> list[Tensor]:

@@ -1,8 +1,8 @@
 """What dense predictions of Sapiens2 share: parts, normals, pointmaps, mattes and albedo.
 
-whole   image ─ resize (and pad, if the processor says so) ─▶ one unit ─ model ─▶ map ─ unpad, resize ─▶ [H, W]
-crop    people ─ crop ─▶ a unit each ─ model ─▶ maps ─ blend ─▶ [H, W]
-tile    overlapping tiles ─ resize ─▶ a unit each ─ model ─▶ maps ─ blend ─▶ [H, W]
+whole   image ─ resize (and pad, if the processor says so) ─▶ one input ─ model ─▶ map ─ unpad, resize ─▶ [H, W]
+crop    people ─ crop ─▶ an input each ─ model ─▶ maps ─ blend ─▶ [H, W]
+tile    overlapping tiles ─ resize ─▶ an input each ─ model ─▶ maps ─ blend ─▶ [H, W]
 
 Maps with the outlines of people, and normals, are upsampled along the edges of the image (`images/guided_filter.py`).
 Normals, points and albedo mean little on the background: a multi-task checkpoint with mattes masks it, with the alpha
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,10 @@ from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_task
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
-from vitruvian.pipelines.engine.task import Prepared, Unit
-from vitruvian.pipelines.options import Options
+from vitruvian.pipelines.engine.steps import ModelInput, Prepared
+from vitruvian.pipelines.options import DenseOptions, MaskedOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, whole_image
-from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
+from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
 from vitruvian.pipelines.regions import (
     Blend,
     Region,
@@ -51,65 +51,20 @@ from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
-OptionsT = TypeVar("OptionsT", bound="DenseOptions")
+OptionsT = TypeVar("OptionsT", bound=DenseOptions)
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 FullMap = tuple[Tensor, Tensor | None]  # values [H, W, C]; where they are [H, W], None for everywhere
-Background = Literal["mask", "keep"]
 PERSON_ALPHA = 0.5  # from which a pixel is one of a person
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseOptions(PeopleOptions):
-    """Options of dense predictions.
-
-    Args:
-        tile: Process large images in tiles of this many pixels: a number, (height, width), or True for the size of the
-            model's input. An image that is not larger than a tile is processed whole.
-        overlap: Minimum share of a tile's side that it has in common with the next.
-        feather: Share of a person's crop, at each edge, over which its weight falls to zero.
-        refine: Whether outlines of people, and normals, follow the edges of an image that is much larger than the map
-            of the model, and mattes have the colors of the image. False upsamples what the model predicts
-            bilinearly, as the reference does.
-    """
-
-    tile: int | Sequence[int] | bool | None = None
-    overlap: float = 0.25
-    feather: float = 0.1
-    refine: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tile and (self.boxes is not None or (self.detect is not None and not self.processes_whole_image)):
-            raise InputError(
-                "tile: cannot be combined with boxes or detect, since tiles cover the whole image. Drop one of them."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedOptions(DenseOptions):
-    """Options of maps that mean little on the background.
-
-    Args:
-        background: "mask" leaves it out, if the checkpoint has a matting head, as the built-in model does; "keep"
-            returns the map of everything that was processed.
-    """
-
-    background: Background = "mask"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.background not in get_args(Background):
-            raise InputError(f'background: expected "mask" or "keep", got {self.background!r}.')
 
 
 @dataclass(frozen=True)
 class DenseContext:
-    """The parts of an image that its units show.
+    """The parts of an image that its inputs show.
 
     Attributes:
         people: The people that are processed.
-        regions: Region of each unit; None if there is one unit, the whole image.
+        regions: Region of each input; None if there is one input, the whole image.
         are_crops: Whether regions are crops of people rather than tiles.
     """
 
@@ -122,7 +77,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     """A map of the image from a Sapiens2 model; subclasses define the map and build the result."""
 
     processor: Sapiens2ImageProcessor
-    options_class: ClassVar[type[Options]] = DenseOptions
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
@@ -180,7 +134,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
 
         count = 1 if context.regions is None else len(context.regions)
-        return Prepared(frame, self.make_units(frame, count, make), context)
+        return Prepared(frame, self.make_inputs(frame, count, make), context)
 
     def _choose_regions(self, frame: Frame, people: People | None) -> DenseContext:
         if self.options.tile:
@@ -188,7 +142,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
         if crops is None or crops.fallback:  # not as a crop of one person: that would be padded differently
-            return DenseContext(crops or whole_image(frame.size_hw, note=self.options.whole_image_note))
+            return DenseContext(crops or whole_image(frame.size_hw, note=whole_image_note(self.options)))
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 
     def _tile_hw(self) -> tuple[int, int]:
@@ -198,9 +152,11 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         height, width = (tile, tile) if isinstance(tile, int) else tile
         return int(height), int(width)
 
-    def forward(self, units: list[Unit]) -> list[tuple[Any, Tensor | None]]:
-        """Return the map of each unit, and alpha [1, h, w] where the background is masked."""
-        pixels = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
+    def forward(self, inputs: list[ModelInput]) -> list[tuple[Any, Tensor | None]]:
+        """Return the map of each input, and alpha [1, h, w] where the background is masked."""
+        pixels = stack_on_device(
+            [model_input.pixels for model_input in inputs], self.device, self.model.dtype
+        )  # [B, 3, h, w]
         if self._matting is None:
             return [(one, None) for one in self.maps(self.model(pixels, return_dict=True))]
         # A graph of the matting model: it ends with the weights that it reads.
@@ -226,7 +182,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         return self.full_map(prepared, [one for one, _ in outputs]), person
 
     def full_map(self, prepared: Prepared, maps: list[Any]) -> Any:
-        """Return the map of the whole image from those of its units."""
+        """Return the map of the whole image from those of its inputs."""
         if prepared.context.regions is None:
             return self.whole_map(prepared, maps[0], along_edges=self.along_edges), None
         regions = self.region_maps(prepared, maps)
@@ -237,7 +193,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         return blended["values"], blended["cover"] if prepared.context.are_crops else None
 
     def full_alpha(self, prepared: Prepared, alphas: list[Tensor]) -> Tensor:
-        """Return the alpha of the whole image from that of its units: [1, h, w] each -> [H, W] from 0 to 1."""
+        """Return the alpha of the whole image from that of its inputs: [1, h, w] each -> [H, W] from 0 to 1."""
         if prepared.context.regions is None:
             alpha = self.whole_map(prepared, alphas[0], along_edges=True)
         else:

@@ -18,7 +18,7 @@ from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, patch_map
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.task import Prepared, Unit
+from vitruvian.pipelines.engine.steps import ModelInput, Prepared
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.sources import Frame
@@ -48,11 +48,11 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
         pixels = pixels_of(frame.image)  # [3, H, W]
-        return Prepared(frame, [Unit(one) for one in self.processor.prepare_images([pixels], None)])
+        return Prepared(frame, [ModelInput(one) for one in self.processor.prepare_images([pixels], None)])
 
-    def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
+    def forward(self, inputs: list[ModelInput]) -> list[tuple[Tensor, Tensor]]:
         """Return the CLS feature [C] and the patch features [h, w, C] of each image."""
-        pixels = stack_on_device([unit.pixels for unit in units], self.device)  # [B, 3, H, W]
+        pixels = stack_on_device([model_input.pixels for model_input in inputs], self.device)  # [B, 3, H, W]
         tokens = self.model(pixels, return_dict=True).last_hidden_state.float()  # [B, 1 + R + h·w, C]
         maps = patch_map(tokens, self.model.config, pixels).permute(0, 2, 3, 1)  # [B, h, w, C]
         return list(zip(tokens[:, 0], maps, strict=True))

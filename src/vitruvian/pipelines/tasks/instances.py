@@ -7,8 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from vitruvian.images.rle import rle_box_xywh
-from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.segmentation_base import QueryThresholdOptions, Segmentation, SegmentationPipeline
+from vitruvian.pipelines.engine.steps import Prepared
+from vitruvian.pipelines.options import QueryThresholdOptions
+from vitruvian.pipelines.tasks.segmentation_base import Segmentation, SegmentationPipeline
 from vitruvian.results import Masks
 
 
@@ -16,7 +17,6 @@ class InstancesPipeline(SegmentationPipeline[Masks, QueryThresholdOptions]):
     """One mask for each object, by score; masks may overlap."""
 
     task = "instances"
-    options_class = QueryThresholdOptions
     post_process = "post_process_instance_segmentation"
     post_process_options: ClassVar[dict[str, object]] = {"return_coco_annotation": True}
 

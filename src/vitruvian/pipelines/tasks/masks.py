@@ -8,36 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
 
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
-from vitruvian.models.sam2.automatic_masks import AutomaticMaskOptions, MaskProposals, Sam2AutomaticMaskGenerator
+from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
+from vitruvian.models.sam2.options import AutomaticMaskOptions
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
-from vitruvian.pipelines.options import Options
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
+from vitruvian.pipelines.options import MasksOptions
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import Masks, People
 
 _PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MasksOptions(Options, AutomaticMaskOptions):
-    """Options of every pipeline, and how masks are proposed and selected.
-
-    Args:
-        output_bboxes_mask: As in transformers; ``result["bounding_boxes"]`` is there whatever its value.
-    """
-
-    output_bboxes_mask: bool = False
-
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
-        AutomaticMaskOptions.__post_init__(self)
 
 
 class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
@@ -51,7 +36,6 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
 
     processor: Sam2Processor
     task = "masks"
-    options_class = MasksOptions
 
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
         super().__init__(model, processor, **options)
@@ -70,17 +54,17 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Return the image at full resolution, from which the generator crops."""
-        return Prepared(frame, [Unit(pixels_of(frame.image))])
+        return Prepared(frame, [ModelInput(pixels_of(frame.image))])
 
-    def forward(self, units: list[Unit]) -> list[MaskProposals]:
+    def forward(self, inputs: list[ModelInput]) -> list[MaskProposals]:
         """Generate masks of each image. When memory runs out, batches of points become smaller."""
         points = BatchSize(self.options.points_per_batch or self.options.points_per_crop**2, fixed=False)
 
-        def generate(unit: Unit, size: int) -> MaskProposals:
+        def generate(model_input: ModelInput, size: int) -> MaskProposals:
             options = dataclasses.replace(self.options, points_per_batch=size, output_rle_mask=True)
-            return self.generator.generate(unit.pixels, options)
+            return self.generator.generate(model_input.pixels, options)
 
-        return [points.run(functools.partial(generate, unit), self.device) for unit in units]
+        return [points.run(functools.partial(generate, model_input), self.device) for model_input in inputs]
 
     def finish(self, prepared: Prepared, decoded: MaskProposals) -> Masks:
         """Build the result."""

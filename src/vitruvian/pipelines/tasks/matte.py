@@ -9,8 +9,9 @@ from torch import Tensor
 from vitruvian.images.guided_filter import foreground_colors
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.dense_base import DenseOptions, DensePipeline, Floats, FullMap, Mask
+from vitruvian.pipelines.engine.steps import Prepared
+from vitruvian.pipelines.options import DenseOptions
+from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, FullMap, Mask
 from vitruvian.results import Matte
 
 

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
-from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, FullMap, Mask, MaskedOptions, normalize_vectors
+from vitruvian.pipelines.engine.steps import Prepared
+from vitruvian.pipelines.options import NormalsOptions
+from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, FullMap, Mask, normalize_vectors
 from vitruvian.results import Normals
-from vitruvian.results.camera import Convention
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormalsOptions(MaskedOptions):
-    """Options of normals.
-
-    Args:
-        convention: "opengl" (x right, y up, z towards the viewer, as the model has it) or "opencv" (x right, y down, z
-            away, as pointmaps have it).
-    """
-
-    convention: Convention = "opengl"
 
 
 class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
     """A unit vector for each pixel."""
 
     task = "normals"
-    options_class = NormalsOptions
     channels = 3
     blend = "unit"
     along_edges = True

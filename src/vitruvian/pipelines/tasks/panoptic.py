@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.segmentation_base import QueryThresholdOptions, Segmentation, SegmentationPipeline
+from vitruvian.pipelines.engine.steps import Prepared
+from vitruvian.pipelines.options import PanopticOptions
+from vitruvian.pipelines.tasks.segmentation_base import Segmentation, SegmentationPipeline
 from vitruvian.results import Panoptic, Segment
-
-
-@dataclass(frozen=True, kw_only=True)
-class PanopticOptions(QueryThresholdOptions):
-    """Options of panoptic segmentation.
-
-    Args:
-        label_ids_to_fuse: Classes with at most one segment, such as sky.
-    """
-
-    label_ids_to_fuse: Collection[int] | None = None
 
 
 class PanopticPipeline(SegmentationPipeline[Panoptic, PanopticOptions]):
     """One segment for each pixel: objects separately, regions such as sky as a whole."""
 
     task = "panoptic"
-    options_class = PanopticOptions
     post_process = "post_process_panoptic_segmentation"
 
     def finish(self, prepared: Prepared, decoded: Segmentation) -> Panoptic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,20 +12,10 @@ from vitruvian.human import PART_NAMES
 from vitruvian.images.class_maps import resized_argmax
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.engine.task import Prepared
-from vitruvian.pipelines.tasks.dense_base import PERSON_ALPHA, DenseOptions, DensePipeline
+from vitruvian.pipelines.engine.steps import Prepared
+from vitruvian.pipelines.options import PartsOptions
+from vitruvian.pipelines.tasks.dense_base import PERSON_ALPHA, DensePipeline
 from vitruvian.results import Parts
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartsOptions(DenseOptions):
-    """Options of body parts.
-
-    Args:
-        with_score: Whether the result has the model's confidence in each pixel.
-    """
-
-    with_score: bool = False
 
 
 class PartsPipeline(DensePipeline[Parts, PartsOptions]):
@@ -37,7 +26,6 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
     """
 
     task = "parts"
-    options_class = PartsOptions
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -75,7 +63,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
             labels=labels.numpy(),
             names=names,
             score=None if score is None else score.numpy(),
-            **({} if names == PART_NAMES else {"colours": class_colors(len(names))}),
+            **({} if names == PART_NAMES else {"colors": class_colors(len(names))}),
         )
 
 

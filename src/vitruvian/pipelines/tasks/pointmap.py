@@ -10,14 +10,11 @@ the canonical one, and points are not metric.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-from vitruvian.errors import InputError
 from vitruvian.images import fit_inside_hw
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
@@ -29,41 +26,16 @@ from vitruvian.pipelines.camera_estimation import (
     known_camera,
     median_focal,
 )
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
+from vitruvian.pipelines.options import PointmapOptions
 from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
-from vitruvian.pipelines.tasks.dense_base import DenseContext, DensePipeline, Floats, Mask, MaskedOptions
+from vitruvian.pipelines.tasks.dense_base import DenseContext, DensePipeline, Floats, Mask
 from vitruvian.results import Pointmap
-from vitruvian.results.camera import Convention
 
 PointsAndScale = tuple[Tensor, Tensor | None]
 # Points [H, W, 3] of the whole image, or [3, h, w] of each region, and the scale [1] of each.
 DecodedPoints = tuple[Tensor | list[Tensor], list[Tensor | None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointmapOptions(MaskedOptions):
-    """Options of pointmaps: what is known about the camera.
-
-    Args:
-        K: Camera matrix [3, 3] in pixels of the upright image, the center of the first pixel being (0, 0); or one for
-            each image [N, 3, 3].
-        fov: Horizontal field of view in degrees.
-        exif: Whether to use the focal length in a file's EXIF block, if there is neither `K` nor `fov`.
-        convention: "opencv" (x right, y down, z away) or "opengl" (x right, y up, z towards the viewer).
-    """
-
-    K: ArrayLike | Tensor | None = None
-    fov: float | None = None
-    exif: bool = True
-    convention: Convention = "opencv"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.K is not None and self.fov is not None:
-            raise InputError("K and fov: cannot be combined. Drop one of them.")
-        if self.fov is not None and not (isinstance(self.fov, int | float) and 0 < self.fov < 180):
-            raise InputError(f"fov: expected degrees between 0 and 180, got {self.fov!r}.")
 
 
 class _Scene(NamedTuple):
@@ -88,7 +60,6 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
     """A point for each pixel, metric if the scale or the camera is known."""
 
     task = "pointmap"
-    options_class = PointmapOptions
 
     def maps(self, out: ModelOutput) -> list[PointsAndScale]:
         """Return points [3, h, w] of the canonical camera, and the scale [1] or None."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -27,9 +26,10 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
+from vitruvian.pipelines.options import PoseOptions
 from vitruvian.pipelines.people.detectors import whole_image
-from vitruvian.pipelines.people.selection import PeopleOptions, people_to_crop
+from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
 from vitruvian.pipelines.regions import boxes_xywh
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
@@ -61,25 +61,11 @@ BatchKeypoints = tuple[Tensor, tuple[int, int]]
 PersonKeypoints = tuple[LazyValue[HostCopy[BatchKeypoints]], int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoseOptions(PeopleOptions):
-    """Options of poses.
-
-    Args:
-        flip: Test-time augmentation: average with the mirrored image. Twice the work for slightly better keypoints.
-        kernel_size: Size of the Gaussian that smooths heatmaps before keypoints are refined.
-    """
-
-    flip: bool = False
-    kernel_size: int = 11
-
-
 class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     """Keypoints of the people in boxes, of detected people, or of one person who fills the image."""
 
     processor: Sapiens2ImageProcessor
     task = "pose"
-    options_class = PoseOptions
     on_empty = "none"
     fixed_input_size = True
     forward_options = ("flip", "kernel_size")
@@ -94,7 +80,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         """Crop the people."""
         crops = people_to_crop(frame, people, self.options)
         if crops is None:
-            crops = whole_image(frame.size_hw, note=self.options.whole_image_note)
+            crops = whole_image(frame.size_hw, note=whole_image_note(self.options))
         if not len(crops):
             return Prepared(frame, [], crops)
         boxes = boxes_xywh(crops)  # [P, 4]
@@ -102,11 +88,13 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
             return self.processor.prepare_images([pixels], [boxes[rows]], dtype=self.model.dtype)
 
-        return Prepared(frame, self.make_units(frame, len(boxes), make), crops)
+        return Prepared(frame, self.make_inputs(frame, len(boxes), make), crops)
 
-    def forward(self, units: list[Unit]) -> list[PersonKeypoints]:
-        """Run the model; return the keypoints of all people in the batch, and the row of each unit."""
-        crops = stack_on_device([unit.pixels for unit in units], self.device, self.model.dtype)  # [B, 3, h, w]
+    def forward(self, inputs: list[ModelInput]) -> list[PersonKeypoints]:
+        """Run the model; return the keypoints of all people in the batch, and the row of each input."""
+        crops = stack_on_device(
+            [model_input.pixels for model_input in inputs], self.device, self.model.dtype
+        )  # [B, 3, h, w]
         pairs = self._flip_pairs() if self.options.flip else None
         if decodes_without_sync(crops, kernel_size=self.options.kernel_size):
             # Decoding is part of the CUDA graph; the model alone is not captured.
@@ -125,7 +113,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
             copy = LazyValue(decode)
             if self.upload_stream is None:
                 copy.get()  # frees the heatmaps
-        return [(copy, row) for row in range(len(units))]
+        return [(copy, row) for row in range(len(inputs))]
 
     def _forward_and_decode(self, crops: Tensor, pairs: Tensor | None, kernel_size: int) -> BatchKeypoints:
         """Run the model and decode: crops [B, 3, h, w] -> keypoints."""

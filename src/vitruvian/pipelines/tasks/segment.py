@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
-from vitruvian.pipelines.options import Options, nesting_depth
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
+from vitruvian.pipelines.options import PromptOptions, nesting_depth
 from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
@@ -28,40 +27,11 @@ from vitruvian.results import Masks, People
 _MAX_PROMPTED_OBJECTS = 64  # in one call of the mask decoder
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptOptions(Options):
-    """Prompts in pixels of the upright image, the same for every image, and post-processing of the masks.
-
-    Args:
-        points: A point [x, y], the points of one object [[x, y], …], or those of several [[[x, y], …], …].
-        labels: For each point, nested alike: 1 on the object (the default), 0 off it.
-        boxes: A box [x1, y1, x2, y2], or one for each object.
-        masks: An initial mask [h, w], or one for each object [P, h, w]: logits of an earlier call or binary masks.
-        multimask: Propose three masks for each object and take the best. By default if every object has one point and
-            nothing else, which is ambiguous between a part and the whole.
-        best: Whether to keep only the best of three.
-        mask_threshold: Logit above which a pixel is on the object.
-        max_hole_area: Holes of up to this many pixels are filled.
-        max_sprinkle_area: Islands of up to this many pixels are removed.
-    """
-
-    points: ArrayLike | None = None
-    labels: ArrayLike | None = None
-    boxes: ArrayLike | None = None
-    masks: ArrayLike | None = None
-    multimask: bool | None = None
-    best: bool = True
-    mask_threshold: float = 0.0
-    max_hole_area: float = 0.0
-    max_sprinkle_area: float = 0.0
-
-
 class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     """One mask for each prompted object, in the order of the prompts."""
 
     processor: Sam2Processor
     task = "segment"
-    options_class = PromptOptions
     forward_options = ("best",)
 
     @property
@@ -73,7 +43,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         """Resize and normalize the image, and scale the prompts with it."""
         prompts = self.prompts(frame.size_hw)
         pixels = pixels_of(frame.image)  # [3, H, W]
-        return Prepared(frame, [Unit(self.processor.image_processor.prepare_image(pixels), prompts)])
+        return Prepared(frame, [ModelInput(self.processor.image_processor.prepare_image(pixels), prompts)])
 
     def prompts(self, size_hw: tuple[int, int]) -> tuple[BatchFeature, bool]:
         """Return the prompts of the options as inputs of the model, and whether it proposes three masks of each."""
@@ -89,10 +59,12 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         ambiguous = points is not None and all(len(one) == 1 for one in points) and boxes is None and masks is None
         return prompts, ambiguous if options.multimask is None else options.multimask
 
-    def forward(self, units: list[Unit]) -> list[tuple[Tensor, Tensor]]:
+    def forward(self, inputs: list[ModelInput]) -> list[tuple[Tensor, Tensor]]:
         """Return low-resolution logits [N, h, w] and scores [N] of each image's masks; images are encoded together."""
-        images = self.encode([unit.pixels for unit in units])
-        return [self.decode_prompts(levels, *unit.extra) for levels, unit in zip(images, units, strict=True)]
+        images = self.encode([model_input.pixels for model_input in inputs])
+        return [
+            self.decode_prompts(levels, *model_input.extra) for levels, model_input in zip(images, inputs, strict=True)
+        ]
 
     def encode(self, inputs: Sequence[Tensor]) -> list[list[Tensor]]:
         """Return the embeddings of each image, a list of levels [1, C, h, w], from inputs [3, H, W]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from vitruvian.cuda.streams import stack_on_device
 from vitruvian.images.data_format import pixels_of
 from vitruvian.pipelines.base import TaskPipeline
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
@@ -21,21 +21,6 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 QueryOutputs = tuple[Tensor, Tensor, Tensor]  # class logits [1, Q, K+1], mask logits [1, Q, h, w], pixel mask [1, H, W]
 Segmentation = dict[str, Any]  # what post-processing returns
 _TYPICAL_HW = (768, 1024)  # of a photograph
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryThresholdOptions(Options):
-    """Which queries become segments, in instance and panoptic segmentation.
-
-    Args:
-        threshold: Lowest score of an object.
-        mask_threshold: Lowest probability of a pixel in a mask.
-        overlap_mask_area_threshold: Minimum share of its mask that an object keeps against others.
-    """
-
-    threshold: float = 0.5
-    mask_threshold: float = 0.5
-    overlap_mask_area_threshold: float = 0.8
 
 
 class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):
@@ -60,15 +45,17 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
         inputs = self.processor(pixels_of(frame.image), return_tensors="pt")
-        return Prepared(frame, [Unit(inputs["pixel_values"][0], inputs["pixel_mask"][0])])
+        return Prepared(frame, [ModelInput(inputs["pixel_values"][0], inputs["pixel_mask"][0])])
 
-    def forward(self, units: list[Unit]) -> list[QueryOutputs]:
+    def forward(self, inputs: list[ModelInput]) -> list[QueryOutputs]:
         """Return the queries of each image."""
-        pixels = stack_on_device([unit.pixels for unit in units], self.device).to(self.model.dtype)  # [B, 3, H, W]
-        masks = stack_on_device([unit.extra for unit in units], self.device)  # [B, H, W]
+        pixels = stack_on_device([model_input.pixels for model_input in inputs], self.device).to(
+            self.model.dtype
+        )  # [B, 3, H, W]
+        masks = stack_on_device([model_input.extra for model_input in inputs], self.device)  # [B, H, W]
         out = self.model(pixels, pixel_mask=masks, return_dict=True)
         classes, queries = out.class_queries_logits.float(), out.masks_queries_logits
-        return [(classes[i : i + 1], queries[i : i + 1], masks[i : i + 1]) for i in range(len(units))]
+        return [(classes[i : i + 1], queries[i : i + 1], masks[i : i + 1]) for i in range(len(inputs))]
 
     def decode_thread(self) -> DecodeThread:
         """Return "worker": `decode` waits for the device."""

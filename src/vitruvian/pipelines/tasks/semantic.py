@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from vitruvian.pipelines.engine.task import Prepared
+from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.options import Options
 from vitruvian.pipelines.tasks.segmentation_base import QueryOutputs, SegmentationPipeline
 from vitruvian.results import Semantic

@@ -9,9 +9,9 @@ attends to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,13 +21,12 @@ from vitruvian.cuda.streams import HostCopy, stack_on_device
 from vitruvian.errors import InputError, PromptError
 from vitruvian.images.rle import Rle
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
-from vitruvian.models.sam2.video_session import TrackingOptions
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
-from vitruvian.pipelines.options import Options
-from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
+from vitruvian.pipelines.options import TrackOptions
+from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import encode_masks
 from vitruvian.pipelines.video.object_tracker import FrameMasks, ObjectTracker, frame_number
@@ -35,52 +34,6 @@ from vitruvian.pipelines.video.smoothing import State
 from vitruvian.pipelines.video.track_prompt import TrackPrompt
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackOptions(Options, TrackingOptions):
-    """What to track and how. Options of the session have other defaults here than in transformers' behaviour.
-
-    Args:
-        prompts: Prompts of objects; more can be added while the video runs, see `TrackResults`. An empty list starts
-            without objects.
-        detect: A people detector, whatever `vitruvian.pipelines.people.open_detector` takes. Each person that it
-            detects is tracked, with the next free id.
-        detect_every: Detect people in every so many frames, and track those whose box no tracked object has. 0 detects
-            until a frame has people, and then no more.
-        max_people: Maximum number of people that are detected in a frame, by score.
-        interactive: Whether the model waits until a result is taken before it processes the next frame, so that
-            prompts can be added for the frame of that result. Without it the model runs ahead, which is faster.
-        mask_threshold: Logit above which a pixel is on the object.
-    """
-
-    prompts: TrackPrompt | Sequence[TrackPrompt] | None = None
-    aliases: ClassVar[dict[str, str]] = Options.aliases | {"finder": "detect"}
-    detect: DetectorSpec | None = None
-    detect_every: int = 0
-    max_people: int | None = None
-    interactive: bool = True
-    mask_threshold: float = 0.0
-    # fields of TrackingOptions, whose docstring has them
-    prior_logits: bool = True
-    corrections_as_conditioning: bool = True
-    independent_objects: bool = True
-    objects_start_at_prompt: bool = True
-    ignore_padding: bool = True
-    keep_history: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.detect_every < 0:
-            raise InputError(f"detect_every: expected a number of frames from 0, got {self.detect_every}.")
-        for prompt in self.prompt_list:
-            if not isinstance(prompt, TrackPrompt):
-                raise InputError(f"prompts: expected TrackPrompt objects, got {type(prompt).__name__}.")
-
-    @property
-    def prompt_list(self) -> list[TrackPrompt]:
-        """The prompts as a list."""
-        return [self.prompts] if isinstance(self.prompts, TrackPrompt) else list(self.prompts or ())
 
 
 class TrackResults(Results[Track]):
@@ -168,7 +121,6 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
     processor: Sam2VideoProcessor
     tracker: ObjectTracker
     task = "track"
-    options_class = TrackOptions
     fixed_input_size = True
     _people_found: bool
 
@@ -216,29 +168,22 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         number, every = frame_number(frame), self.options.detect_every
         if self.detector is None or (number % every if every else self._people_found):
             return None
-        people = detect_people(
-            self.detector,
-            frame.image,
-            source=str(frame.path or frame.name),
-            frame=frame.frame,
-            on_empty="none",
-            max_people=self.options.max_people,
-        )
+        people = self.run_detector(self.detector, frame, "none")
         self._people_found = self._people_found or len(people) > 0
         return people
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the frame."""
         resize = self.processor.video_processor.prepare_image
-        (unit,) = self.make_units(frame, 1, lambda pixels, _: [resize(pixels)])
-        assert isinstance(unit, Unit)  # only many units are made later
-        return Prepared(frame, [unit._replace(extra=(frame, people))])
+        (model_input,) = self.make_inputs(frame, 1, lambda pixels, _: [resize(pixels)])
+        assert isinstance(model_input, ModelInput)  # only many inputs are made later
+        return Prepared(frame, [model_input._replace(extra=(frame, people))])
 
-    def forward(self, units: list[Unit]) -> list[FrameMasks | None]:
+    def forward(self, inputs: list[ModelInput]) -> list[FrameMasks | None]:
         """Track all objects to the next frame."""
-        (unit,) = units
-        frame, people = unit.extra
-        pixels = stack_on_device([unit.pixels], self.device)[0].to(self.model.dtype)
+        (model_input,) = inputs
+        frame, people = model_input.extra
+        pixels = stack_on_device([model_input.pixels], self.device)[0].to(self.model.dtype)
         return [self.tracker.advance(frame, pixels, people)]
 
     def decode_thread(self) -> DecodeThread:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vitruvian.pipelines.video.loop import (
+    FrameProcessor,
     VideoOptions,
     VideoReport,
-    VideoTask,
     pipeline_task,
     run_video,
     run_video_part,
@@ -14,14 +14,12 @@ from vitruvian.pipelines.video.loop import (
 from vitruvian.pipelines.video.person_tracking import PersonTracker
 
 __all__ = [
+    "FrameProcessor",
     "PersonTracker",
-    "Tracker",
     "VideoOptions",
     "VideoReport",
-    "VideoTask",
     "pipeline_task",
     "run_video",
     "run_video_part",
     "split_video",
 ]
-Tracker = PersonTracker  # its name before

@@ -35,7 +35,7 @@ from vitruvian.results import Result
 
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
 # Takes frames in order and the people detector; yields a result or a `Failure` for each, in order.
-VideoTask = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
+FrameProcessor = Callable[[Iterator[Frame] | Source, PeopleDetector | None], Iterable[Result | Failure]]
 _CAMERA_RATE = Fraction(30)
 _MAX_QUEUED = 4  # frames that wait to be drawn and written
 
@@ -134,7 +134,7 @@ class VideoReport:
     interrupted: bool = False
 
 
-def pipeline_task(pipe: _Pipeline, **options: object) -> VideoTask:
+def pipeline_task(pipe: _Pipeline, **options: object) -> FrameProcessor:
     """Make a task of a pipeline and the options of its call."""
 
     def run(frames: Iterator[Frame] | Source, detector: PeopleDetector | None) -> Iterable[Result | Failure]:
@@ -146,7 +146,7 @@ def pipeline_task(pipe: _Pipeline, **options: object) -> VideoTask:
 
 
 def run_video(
-    source: str | Path | int, task: VideoTask, options: VideoOptions | None = None, **changes: Any
+    source: str | Path | int, task: FrameProcessor, options: VideoOptions | None = None, **changes: Any
 ) -> VideoReport:
     """Run a task over every frame of a video.
 
@@ -216,7 +216,9 @@ def split_video(source: str | Path, options: VideoOptions, *, seconds: float) ->
     return [(start, start + length if start != starts[-1] else None) for start in starts]
 
 
-def run_video_part(source: str | Path, task: VideoTask, options: VideoOptions, part: tuple[int, int | None]) -> None:
+def run_video_part(
+    source: str | Path, task: FrameProcessor, options: VideoOptions, part: tuple[int, int | None]
+) -> None:
     """Process a part of a video that `split_video` returned; what was completed before is kept."""
     reader = open_video(str(source))
     folder = _open_folder(options, reader)

@@ -201,11 +201,11 @@ class TrackedDetector(Stateful):
         self._number = 0
         self._checkpoints: dict[int, State] = {}
 
-    def find(self, image: RgbImage, /) -> People:
+    def detect(self, image: RgbImage, /) -> People:
         """Return the people in the next frame."""
-        return self.find_in(image, source="", frame=self._number)
+        return self.detect_in(image, source="", frame=self._number)
 
-    def find_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
+    def detect_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in a frame, which must be the next one."""
         self._number = self._number if frame is None else frame
         if self._checkpoint_every and self._number % self._checkpoint_every == 0:

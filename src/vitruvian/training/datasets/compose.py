@@ -1,7 +1,8 @@
 """New images from rendered people: other crops, backgrounds, occluders, bystanders and light.
 
-    Samples ─compose_crops──▶ Crops: one person at the size that a model reads, with all ground truth
-            └compose_scenes─▶ Scenes: whole images with none to several people and their boxes ─crop_scenes─▶ Scenes
+    Samples ─compose_crops──▶ LabeledImages: one person at the size that a model reads, with all ground truth
+            └compose_scenes─▶ LabeledImages: whole images with none to several people, their boxes, parts and mattes
+                                            └crop_scenes─▶ one person of each, often small and half hidden
 
 Everything runs on the device of the samples. Letters: n images, m the most people in one.
 """
@@ -9,7 +10,7 @@ Everything runs on the device of the samples. Letters: n images, m the most peop
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -20,87 +21,70 @@ from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.tensor_cache import constant
 from vitruvian.training.datasets.crop_window import CropWindow
+from vitruvian.training.datasets.labels import LabeledImages
 from vitruvian.training.synthetic.backgrounds import photo_crops, soft_shape
-from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.render import hide_keypoints
 from vitruvian.training.synthetic.rng import Rng
-from vitruvian.training.synthetic.samples import Samples, depth_metres
-from vitruvian.training.tensor_batch import TensorBatch
+from vitruvian.training.synthetic.samples import Samples, depth_meters
 
+_MIN_AREA = 12  # pixels: smaller visible parts of people are not labeled
 _CLOTHES = tuple(PART_INDEX[name] for name in ("Apparel", "Lower_Clothing", "Upper_Clothing"))
 
 
 @dataclass(frozen=True)
 class CropOptions:
-    """How people are cropped and what is composed around them. Probabilities are per image."""
+    """How people are cropped and what is composed around them."""
 
     size_hw: tuple[int, int] = (384, 288)
     padding: float = 1.25  # the crop is the box times this, as at inference
     scale: tuple[float, float] = (0.78, 1.3)
     shift: float = 0.09  # of the crop's sides
-    flip: float = 0.5
-    new_background: float = 0.6
-    bystander: float = 0.45  # another person in the image
-    printed: float = 0.3  # an image printed on clothes
-    occluder: float = 0.12
-    edge: float = 0.15  # a straight edge hides one side, and the box is that of the rest
-    border: float = 0.15  # the image ends within the crop
+    flip_probability: float = 0.5
+    background_probability: float = 0.6  # of another background
+    bystander_probability: float = 0.45  # of another person in the image
+    print_probability: float = 0.3  # of an image printed on clothes
+    occluder_probability: float = 0.12
+    edge_probability: float = 0.15  # of a straight edge that hides one side; the box is that of the rest
+    border_probability: float = 0.15  # that the image ends within the crop
 
     @classmethod
     def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
         """Return options for crops as at inference, without augmentation."""
-        probabilities = ("flip", "new_background", "bystander", "printed", "occluder", "edge", "border")
+        probabilities = [field.name for field in fields(cls) if field.name.endswith("_probability")]
         return cls(size_hw=size_hw, scale=(1.0, 1.0), shift=0.0, **dict.fromkeys(probabilities, 0.0))
 
 
-@dataclass(frozen=True)
-class Crops(TensorBatch):
-    """n images of one person each (and perhaps another one), with ground truth."""
-
-    image: Tensor  # [n, 3, H, W] 0..1 sRGB
-    foreground: Tensor  # [n, 3, H, W] premultiplied
-    alpha: Tensor  # [n, 1, H, W]
-    albedo: Tensor  # [n, 3, H, W]
-    normals: Tensor  # [n, 3, H, W]; zero where unknown
-    points: Tensor  # [n, 3, H, W] metres; zero where unknown
-    parts: Tensor  # [n, H, W] int64
-    intrinsics: Tensor  # [n, 3, 3]
-    keypoints: Tensor  # [n, 308, 3]
-    height: Tensor  # [n]
-
-
-def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: CropOptions) -> Crops:
+def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: CropOptions) -> LabeledImages:
     """Crop n people as a pose model reads them, each in new surroundings.
 
     `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
     """
     n, size_hw = len(samples), options.size_hw
-    edges = _sample_half_planes(samples, rng, probability=options.edge if len(backgrounds) else 0.0)
-    window = CropWindow(
-        *_crop_around(edges.boxes_xywh, rng, options), flipped=rng.bernoulli(options.flip, n), size_hw=size_hw
-    )
+    edges = _sample_half_planes(samples, rng, probability=options.edge_probability if len(backgrounds) else 0.0)
+    start, step = _crop_around(edges.boxes_xywh, rng, options)
+    window = CropWindow(start, step, rng.bernoulli(options.flip_probability, n), size_hw)
     crops = _crop(samples, window)
     if len(backgrounds):
         crops = _print_on_clothes(crops, backgrounds, rng, options)
-        replaced = rng.bernoulli(options.new_background, n)[:, None, None, None]
+        replaced = rng.bernoulli(options.background_probability, n)[:, None, None, None]
         behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
-        lit = _jitter_exposure(crops.foreground, crops.alpha, rng)
-        foreground = torch.where(replaced, lit, crops.foreground)
-        image = torch.where(replaced, lit + (1 - crops.alpha) * behind, crops.image)
-        crops = replace(crops, image=image, foreground=foreground)
+        foreground, alpha = crops.require("foreground"), crops.require("alpha")
+        lit = _jitter_exposure(foreground, alpha, rng)
+        image = torch.where(replaced, lit + (1 - alpha) * behind, crops.image)
+        crops = replace(crops, image=image, foreground=torch.where(replaced, lit, foreground))
     crops = _add_bystander(crops, samples.select(rng.permutation(n)), rng, options)
     if len(backgrounds):
-        shapes = _sample_shapes(n, rng, options, probability=options.occluder, radius=(0.14, 0.45))
+        shapes = _sample_shapes(n, rng, options, probability=options.occluder_probability, radius=(0.14, 0.45))
         crops = _occlude(crops, shapes, backgrounds, rng)
         crops = _occlude(crops, edges.beyond(window), backgrounds, rng)
     inside = _inside_image(samples, window, rng, options)  # black and empty outside
-    return replace(_mask(crops, inside), image=crops.image * inside, albedo=crops.albedo * inside)
+    return replace(_mask(crops, inside), image=crops.image * inside, albedo=crops.require("albedo") * inside)
 
 
-def _mask(crops: Crops, mask: Tensor) -> Crops:
+def _mask(crops: LabeledImages, mask: Tensor) -> LabeledImages:
     """Remove people where `mask` [n, 1, H, W] is False."""
-    maps = {name: getattr(crops, name) * mask for name in ("foreground", "alpha", "normals", "points")}
-    return replace(crops, **maps, parts=crops.parts * mask[:, 0])
+    names = ("foreground", "alpha", "normals", "depth", "parts")
+    return replace(crops, **{name: getattr(crops, name) * mask for name in names})
 
 
 def _truncated_sides(samples: Samples) -> Tensor:
@@ -120,7 +104,7 @@ def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropO
     box = torch.stack([x, y, x + w, y + h], dim=1)  # [n, 4]
     edge = constant((0.0, 0.0, float(W), float(H)), x.device).expand(n, 4)
     endless = constant((-math.inf, -math.inf, math.inf, math.inf), x.device)
-    ends = rng.bernoulli(options.border, n, 4)
+    ends = rng.bernoulli(options.border_probability, n, 4)
     near = torch.lerp(box, edge, rng.uniform(0.0, 1.0, n, 4))
     limit = torch.where(_truncated_sides(samples), edge, torch.where(ends, near, endless)) - 0.5  # between pixels
     columns, rows = window.source_xy()
@@ -179,27 +163,25 @@ def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Te
     return middle - size / 2 + step / 2, step
 
 
-def _crop(samples: Samples, window: CropWindow) -> Crops:
-    depth = depth_metres(samples)
+def _crop(samples: Samples, window: CropWindow) -> LabeledImages:
+    depth = depth_meters(samples)
     inverse = torch.where(depth > 0, 1 / depth.clamp_min(1e-3), 0.0)  # linear across a plane, unlike depth
     colors = [getattr(samples, name) / 255 for name in ("image", "foreground", "alpha", "albedo")]
     stack = torch.cat([*colors, inverse, (samples.depth > 0).float()], dim=1)  # [n, 12, h, w]
     image, foreground, alpha, albedo, inverse, share = torch.split(window.sample(stack), [3, 3, 1, 3, 1, 1], dim=1)
     parts = window.sample_parts(samples.parts)
-    known = (share > 0.99) & (parts > 0)[:, None]
-    K = window.camera(samples.intrinsics)
-    depth = torch.where(known, 1 / inverse.clamp_min(1e-4), 0.0)  # [n, 1, H, W]
-    return Crops(
+    known = (share > 0.99) & (parts > 0)  # [n, 1, H, W]
+    return LabeledImages(
         image=image,
         foreground=foreground,
         alpha=alpha,
         albedo=albedo,
         normals=window.sample_normals(samples.normals / 127) * known,
-        points=points_from_depth(depth[:, 0], K),
+        depth=torch.where(known, 1 / inverse.clamp_min(1e-4), 0.0),
         parts=parts,
-        intrinsics=K,
+        intrinsics=window.camera(samples.intrinsics),
         keypoints=window.move_keypoints(samples.keypoints),
-        height=samples.height,
+        stature_m=samples.stature_m,
     )
 
 
@@ -219,11 +201,11 @@ def _jitter_exposure(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
     return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
 
 
-def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions) -> Crops:
+def _add_bystander(crops: LabeledImages, others: Samples, rng: Rng, options: CropOptions) -> LabeledImages:
     """Compose another person behind or in front of some people; its normals and points are unknown."""
     n, (H, W) = len(others), options.size_hw
     truncated = _truncated_sides(others)
-    present = rng.bernoulli(options.bystander, n) & ~truncated[:, :3].any(dim=1)
+    present = rng.bernoulli(options.bystander_probability, n) & ~truncated[:, :3].any(dim=1)
     in_front = rng.bernoulli(0.3, n)
     x, y, w, h = others.boxes_xywh.unbind(1)
     height = h.clamp_min(8.0) * rng.log_uniform(0.9, 2.6, n)  # source pixels along the height of the crop
@@ -238,25 +220,25 @@ def _add_bystander(crops: Crops, others: Samples, rng: Rng, options: CropOptions
     window = CropWindow(start, size / constant((W, H), size.device), rng.bernoulli(0.5, n), options.size_hw)
     other = _crop(others, window)
     there = present[:, None, None, None]
-    amount = other.alpha * there
-    lit = _jitter_exposure(other.foreground, other.alpha, rng) * there
+    amount = other.require("alpha") * there
+    lit = _jitter_exposure(other.require("foreground"), other.require("alpha"), rng) * there
     front = in_front[:, None, None, None]
+    foreground, alpha, albedo = (crops.require(name) for name in ("foreground", "alpha", "albedo"))
     first = torch.where(front, 1 - amount, 1.0)  # visible share of the first person
-    second = torch.where(front, 1.0, 1 - crops.alpha)  # and of the second
-    background = crops.image - crops.foreground
-    is_second = (crops.alpha * first < amount * second) & (amount * second > 0.5)  # [n, 1, H, W]
+    second = torch.where(front, 1.0, 1 - alpha)  # and of the second
+    is_second = (alpha * first < amount * second) & (amount * second > 0.5)  # [n, 1, H, W]
     known = ~is_second & (first > 0.5)
-    foreground = crops.foreground * first + lit * second
+    both = foreground * first + lit * second
     return replace(
         crops,
-        image=(foreground + background * (1 - amount)).clamp(0, 1),
-        foreground=foreground,
-        alpha=(crops.alpha * first + amount * second).clamp(0, 1),
-        albedo=torch.where(is_second, other.albedo, crops.albedo),
-        normals=crops.normals * known,
-        points=crops.points * known,
-        parts=torch.where((is_second | (first <= 0.5))[:, 0], other.parts, crops.parts),
-        keypoints=hide_keypoints(crops.keypoints, (front & (amount > 0.5))[:, 0]),
+        image=(both + (crops.image - foreground) * (1 - amount)).clamp(0, 1),
+        foreground=both,
+        alpha=(alpha * first + amount * second).clamp(0, 1),
+        albedo=torch.where(is_second, other.require("albedo"), albedo),
+        normals=crops.require("normals") * known,
+        depth=crops.require("depth") * known,
+        parts=torch.where(is_second | (first <= 0.5), other.require("parts"), crops.require("parts")),
+        keypoints=hide_keypoints(crops.require("keypoints"), (front & (amount > 0.5))[:, 0]),
     )
 
 
@@ -270,53 +252,28 @@ def _sample_shapes(
     return shapes & rng.bernoulli(probability, n)[:, None, None, None]
 
 
-def _print_on_clothes(crops: Crops, backgrounds: Tensor, rng: Rng, options: CropOptions) -> Crops:
+def _print_on_clothes(crops: LabeledImages, backgrounds: Tensor, rng: Rng, options: CropOptions) -> LabeledImages:
     """Print images on some clothes: light and shadow stay, the albedo changes."""
-    shape = _sample_shapes(len(crops.image), rng, options, probability=options.printed, radius=(0.03, 0.25))
-    clothes = torch.isin(crops.parts, constant(_CLOTHES, crops.parts.device))[:, None]
-    printed = shape & clothes & (crops.alpha > 0.99)
-    paint = _crop_backgrounds(backgrounds, len(crops.image), options.size_hw, rng=rng)
-    light = crops.image.mean(dim=1, keepdim=True) / crops.albedo.mean(dim=1, keepdim=True).clamp_min(0.05)
+    probability, n = options.print_probability, len(crops)
+    shape = _sample_shapes(n, rng, options, probability=probability, radius=(0.03, 0.25))
+    parts, alpha, albedo = (crops.require(name) for name in ("parts", "alpha", "albedo"))
+    printed = shape & torch.isin(parts, constant(_CLOTHES, parts.device)) & (alpha > 0.99)
+    paint = _crop_backgrounds(backgrounds, n, options.size_hw, rng=rng)
+    light = crops.image.mean(dim=1, keepdim=True) / albedo.mean(dim=1, keepdim=True).clamp_min(0.05)
     lit = (paint * light.clamp(0.2, 2.0)).clamp(0, 1)
     return replace(
         crops,
         image=torch.where(printed, lit, crops.image),
-        foreground=torch.where(printed, lit, crops.foreground),
-        albedo=torch.where(printed, paint, crops.albedo),
+        foreground=torch.where(printed, lit, crops.require("foreground")),
+        albedo=torch.where(printed, paint, albedo),
     )
 
 
-def _occlude(crops: Crops, shape: Tensor, backgrounds: Tensor, rng: Rng) -> Crops:
+def _occlude(crops: LabeledImages, shape: Tensor, backgrounds: Tensor, rng: Rng) -> LabeledImages:
     """Cover crops with other images where `shape` [n, 1, H, W] is set."""
-    cover = _crop_backgrounds(backgrounds, len(shape), (shape.shape[-2], shape.shape[-1]), rng=rng)
-    image = torch.where(shape, cover, crops.image)
-    return replace(_mask(crops, ~shape), image=image, keypoints=hide_keypoints(crops.keypoints, shape[:, 0]))
-
-
-def halve_crops(crops: Crops, rng: Rng) -> Crops:
-    """Return ground truth at half the size, for heads that predict at half the size; image and keypoints stay."""
-    known = (crops.points[:, 2:] > 0).float()
-    share = F.avg_pool2d(known, 2)
-    there = share > 0.6
-    inverse = F.avg_pool2d(torch.where(known > 0, 1 / crops.points[:, 2:].clamp_min(1e-3), 0.0), 2)
-    depth = torch.where(there, share.clamp_min(0.1) / inverse.clamp_min(1e-5), 0.0)
-    K = crops.intrinsics.clone()
-    K[:, :2, :2] /= 2
-    K[:, :2, 2] = (crops.intrinsics[:, :2, 2] + 0.5) / 2 - 0.5
-    return replace(
-        crops,
-        **{name: F.avg_pool2d(getattr(crops, name), 2) for name in ("foreground", "alpha", "albedo")},
-        normals=F.normalize(F.avg_pool2d(crops.normals, 2), dim=1) * there,
-        points=points_from_depth(depth[:, 0], K),
-        parts=_halve_labels(crops.parts, rng),
-        intrinsics=K,
-    )
-
-
-def _halve_labels(labels: Tensor, rng: Rng) -> Tensor:
-    """Take one pixel of each 2 x 2 block of labels [n, H, W], at a random position that all blocks share."""
-    row, column = divmod(rng.seed() % 4, 2)
-    return labels[:, row::2, column::2]
+    image = torch.where(shape, _crop_backgrounds(backgrounds, len(crops), crops.size_hw, rng=rng), crops.image)
+    keypoints = hide_keypoints(crops.require("keypoints"), shape[:, 0])
+    return replace(_mask(crops, ~shape), image=image, keypoints=keypoints)
 
 
 # ------------------------------------------------------------------------------------------------------- scenes
@@ -328,31 +285,20 @@ class SceneOptions:
 
     size_hw: tuple[int, int] = (288, 384)
     people: tuple[float, ...] = (0.06, 0.22, 0.2, 0.17, 0.14, 0.12, 0.09)  # probability of 0, 1, 2 … people
-    tall: tuple[float, float] = (0.15, 1.35)  # height of a person over that of the image
-    close: float = 0.2  # probability of a sample's image as rendered: one person near the camera, truncated at any side
+    relative_height: tuple[float, float] = (0.15, 1.35)  # of a person, over the height of the image
+    close_up_probability: float = 0.2  # of a sample's image as rendered: one person near the camera, truncated anywhere
 
 
-@dataclass(frozen=True)
-class Scenes(TensorBatch):
-    """n whole images with up to m people."""
-
-    image: Tensor  # [n, 3, H, W]
-    alpha: Tensor  # [n, 1, H, W]
-    foreground: Tensor  # [n, 3, H, W] premultiplied
-    parts: Tensor  # [n, H, W] int64
-    boxes_xyxy: Tensor  # [n, m, 4] around the visible part
-    present: Tensor  # [n, m] bool
-    ignored: Tensor  # [n, m] bool: too little is visible to be a target
-
-
-def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rng, options: SceneOptions) -> Scenes:
+def compose_scenes(
+    samples: Samples, backgrounds: Tensor, count: int, *, rng: Rng, options: SceneOptions
+) -> LabeledImages:
     """Compose `count` whole images. Larger people stand in front.
 
     A person that is truncated below stands at the lower border; one truncated elsewhere is not used.
     """
     H, W = options.size_hw
     device = samples.image.device
-    most = len(options.people) - 1
+    max_people = len(options.people) - 1
     number = rng.categorical(options.people, count)  # [n]
     if len(backgrounds):
         image = _crop_backgrounds(backgrounds, count, options.size_hw, rng=rng)
@@ -363,54 +309,53 @@ def compose_scenes(samples: Samples, backgrounds: Tensor, count: int, *, rng: Rn
     usable = (~truncated[:, :3].any(dim=1) & (h >= 24) & (w >= 12)).cumsum(0)  # [N] running count
     number = torch.where(usable[-1] > 0, number, 0)
     # Indices are drawn from the running count, so that the host need not know how many samples are usable.
-    drawn = (rng.uniform(0.0, 1.0, count, most) * usable[-1]).floor() + 1
+    drawn = (rng.uniform(0.0, 1.0, count, max_people) * usable[-1]).floor() + 1
     which = torch.searchsorted(usable, drawn.long().clamp(max=usable[-1])).clamp(max=len(samples) - 1).flatten()
-    wanted = torch.arange(most, device=device) < number[:, None]  # [n, m]
-    tall, order = rng.log_uniform(*options.tall, count, most).sort(dim=1)  # [n, m] farthest first
+    wanted = torch.arange(max_people, device=device) < number[:, None]  # [n, m]
+    height, order = rng.log_uniform(*options.relative_height, count, max_people).sort(dim=1)  # [n, m] farthest first
     wanted = wanted.gather(1, order)
-    window = _scene_window(samples.boxes_xywh[which], truncated[which, 3], tall.flatten(), rng, options.size_hw)
+    window = _scene_window(samples.boxes_xywh[which], truncated[which, 3], height.flatten(), rng, options.size_hw)
     colors = window.sample(torch.cat([samples.foreground[which], samples.alpha[which]], dim=1) / 255)
-    labels = window.sample_parts(samples.parts[which]).view(count, most, H, W)
+    labels = window.sample_parts(samples.parts[which]).view(count, max_people, 1, H, W)
     there = wanted[:, :, None, None, None]
-    lit = _jitter_exposure(colors[:, :3], colors[:, 3:], rng).view(count, most, 3, H, W) * there
-    alpha = colors[:, 3:].reshape(count, most, 1, H, W) * there
+    lit = _jitter_exposure(colors[:, :3], colors[:, 3:], rng).view(count, max_people, 3, H, W) * there
+    alpha = colors[:, 3:].reshape(count, max_people, 1, H, W) * there
     masks: list[Tensor] = []
-    parts = torch.zeros(count, H, W, dtype=torch.int64, device=device)
+    parts = torch.zeros(count, 1, H, W, dtype=torch.int64, device=device)
     total = torch.zeros(count, 1, H, W, device=device)
     foreground = torch.zeros(count, 3, H, W, device=device)
-    for m in range(most):
+    for m in range(max_people):
         rest = 1 - alpha[:, m]
         image = torch.addcmul(lit[:, m], rest, image)
         foreground = torch.addcmul(lit[:, m], rest, foreground)
         total = torch.addcmul(alpha[:, m], rest, total)
-        covered = alpha[:, m, 0] > 0.5
+        covered = alpha[:, m] > 0.5
         parts = torch.where(covered, labels[:, m], parts)
         masks = [mask & ~covered for mask in masks] + [covered]
-    visible = torch.stack(masks, dim=1)  # [n, m, H, W]
+    visible = torch.cat(masks, dim=1)  # [n, m, H, W]
     boxes, area = mask_boxes(visible).float(), visible.sum(dim=(-2, -1))
     wide, high = (boxes[..., 2:] - boxes[..., :2]).unbind(-1)
     enough = (wide >= 8) & (high >= 12) & (area >= 0.12 * wide * high)
-    scenes = Scenes(
+    scenes = LabeledImages(
         image=image.clamp(0, 1),
         alpha=total,
         foreground=foreground.clamp(0, 1),
         parts=parts,
-        boxes_xyxy=boxes,
-        present=(area > 12) & enough,
-        ignored=(area > 12) & ~enough,
+        boxes_xyxy=boxes * (area > _MIN_AREA)[..., None],
+        ignored=(area > _MIN_AREA) & ~enough,
     )
-    return _replace_by_portraits(scenes, samples, rng, options) if options.close else scenes
+    return _replace_by_close_ups(scenes, samples, rng, options) if options.close_up_probability else scenes
 
 
 def _scene_window(
-    boxes_xywh: Tensor, truncated: Tensor, tall: Tensor, rng: Rng, size_hw: tuple[int, int]
+    boxes_xywh: Tensor, truncated: Tensor, relative_height: Tensor, rng: Rng, size_hw: tuple[int, int]
 ) -> CropWindow:
     """Draw windows that put people [k] at random positions; those `truncated` below at the lower border."""
     k, (H, W) = len(boxes_xywh), size_hw
     position, flipped = rng.uniform(0.0, 1.0, k, 2), rng.bernoulli(0.5, k)
     x, y, w, h = boxes_xywh.unbind(1)
     # A truncated person shows about half of itself, which fills more of the image.
-    step = h / (tall * torch.where(truncated, 0.8, 1.0) * H)  # [k] source pixels per output pixel
+    step = h / (relative_height * torch.where(truncated, 0.8, 1.0) * H)  # [k] source pixels per output pixel
     wide, high = w / step, h / step  # in output pixels
     left = position[:, 0] * (W + 0.5 * wide) - 0.75 * wide
     top = position[:, 1] * (H + 0.3 * high) - 0.65 * high
@@ -423,9 +368,9 @@ def _scene_window(
     return CropWindow(torch.stack([start_x, y - top * step], dim=1), step[:, None].expand(-1, 2), flipped, size_hw)
 
 
-def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: SceneOptions) -> Scenes:
+def _replace_by_close_ups(scenes: LabeledImages, samples: Samples, rng: Rng, options: SceneOptions) -> LabeledImages:
     """Replace some scenes by crops of samples as they were rendered: one person, truncated at any side."""
-    n, (H, W) = len(scenes.image), options.size_hw
+    n, (H, W) = len(scenes), options.size_hw
     height, width = samples.size_hw
     which = rng.integers(len(samples), n)
     step = (min(height / H, width / W) * rng.uniform(0.75, 1.0, n))[:, None].expand(-1, 2)  # [n, 2]
@@ -436,60 +381,42 @@ def _replace_by_portraits(scenes: Scenes, samples: Samples, rng: Rng, options: S
     image, foreground, alpha = torch.split(window.sample(colors, padding="border"), [3, 3, 1], dim=1)
     mask = alpha > 0.5
     area = mask.sum(dim=(-2, -1))  # [n, 1]
-    large = area > 0.02 * H * W
     first = torch.arange(scenes.present.shape[1], device=area.device) == 0  # [m]
-    portrait = Scenes(
+    close_ups = LabeledImages(
         image=image,
         alpha=alpha,
         foreground=foreground,
         parts=window.sample_parts(samples.parts[which]),
-        boxes_xyxy=mask_boxes(mask).float() * (first & large)[..., None],
-        present=first & large,
-        ignored=first & ~large & (area > 12),
+        boxes_xyxy=mask_boxes(mask).float() * (first & (area > _MIN_AREA))[..., None],
+        ignored=first & (area > _MIN_AREA) & (area <= 0.02 * H * W),
     )
-    both = Scenes.cat([portrait, scenes])
-    return both.select(torch.arange(n, device=area.device) + n * ~rng.bernoulli(options.close, n))
+    both = LabeledImages.cat([close_ups, scenes])
+    return both.select(torch.arange(n, device=area.device) + n * ~rng.bernoulli(options.close_up_probability, n))
 
 
-def crop_scenes(scenes: Scenes, *, rng: Rng, size_hw: tuple[int, int]) -> Scenes:
+def crop_scenes(scenes: LabeledImages, *, rng: Rng, size_hw: tuple[int, int]) -> LabeledImages:
     """Crop one person of each whole image, as a pose model reads people: small, beside others, half hidden.
 
     Crops are around the visible part. Images without people are replaced by others; where all are empty, crops are
     anywhere. What lies outside an image is black and empty.
     """
-    n = len(scenes.image)
-    height, width = scenes.image.shape[-2:]
+    n, (height, width) = len(scenes), scenes.size_hw
     has_people = scenes.present.any(dim=1)  # [n]
     row = torch.arange(n, device=has_people.device)
     others = has_people.byte().argsort(descending=True, stable=True)[row % has_people.sum().clamp_min(1)]
     scenes = scenes.select(torch.where(has_people, row, others))
     lot = rng.uniform(0.5, 1.0, *scenes.present.shape) * scenes.present  # [n, m]
-    box = scenes.boxes_xyxy[row, lot.argmax(dim=1)]  # [n, 4]
+    box = scenes.require("boxes_xyxy")[row, lot.argmax(dim=1)]  # [n, 4]
     low = rng.uniform(0.0, 0.6, n, 2) * constant((width, height), lot.device)
     anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
     box = torch.where(scenes.present.any(dim=1, keepdim=True), box, anywhere)
     options = CropOptions(size_hw=size_hw, scale=(0.85, 1.2), shift=0.06)
     start, step = _crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
     window = CropWindow(start, step, torch.zeros_like(has_people), size_hw)
-    matte = window.sample(torch.cat([scenes.foreground, scenes.alpha], dim=1))
-    boxes = window.move_boxes(scenes.boxes_xyxy)
-    inside = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)  # [n, m]
-    return Scenes(
+    matte = window.sample(torch.cat([scenes.require("foreground"), scenes.require("alpha")], dim=1))
+    return LabeledImages(
         image=window.sample(scenes.image, mode="bicubic").clamp(0, 1),
         alpha=matte[:, 3:],
         foreground=matte[:, :3],
-        parts=window.sample_parts(scenes.parts[:, None]),
-        boxes_xyxy=boxes,
-        present=scenes.present & inside,
-        ignored=scenes.ignored & inside,
-    )
-
-
-def halve_scenes(scenes: Scenes, rng: Rng) -> Scenes:
-    """Return ground truth at half the size; image and boxes stay."""
-    return replace(
-        scenes,
-        alpha=F.avg_pool2d(scenes.alpha, 2),
-        foreground=F.avg_pool2d(scenes.foreground, 2),
-        parts=_halve_labels(scenes.parts, rng),
+        parts=window.sample_parts(scenes.require("parts")),
     )

@@ -12,7 +12,7 @@ from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.tensor_cache import constant
 
 _ANTIALIAS_ABOVE = 4 / 3  # images that shrink by more than this are antialiased
-_SMALLEST_BOX = 2.0  # pixels: smaller boxes in a crop do not count
+_MIN_BOX_SIDE = 2.0  # pixels: smaller boxes in a crop do not count
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class CropWindow:
         return F.grid_sample(images, grid, mode=mode, padding_mode=padding, align_corners=False)
 
     def sample_parts(self, parts: Tensor) -> Tensor:
-        """Crop labels [n, 1, h, w]; left and right are swapped where flipped: int64 [n, H, W]."""
-        labels = self.sample(parts.float(), mode="nearest")[:, 0].long()
+        """Crop labels [n, 1, h, w]; left and right are swapped where flipped: int64 [n, 1, H, W]."""
+        labels = self.sample(parts.float(), mode="nearest").long()
         swapped = constant(PART_FLIP_PERMUTATION, labels.device)[labels]
-        return torch.where(self.flipped[:, None, None], swapped, labels)
+        return torch.where(self.flipped[:, None, None, None], swapped, labels)
 
     def sample_normals(self, normals: Tensor, *, antialias: bool = False) -> Tensor:
         """Crop normals [n, 3, h, w]; x changes its sign where flipped: unit vectors [n, 3, H, W]."""
@@ -83,7 +83,7 @@ class CropWindow:
         mirrored = torch.stack([W - right, top, W - left, bottom], dim=-1)
         moved = torch.where(self.flipped[:, None, None], mirrored, moved)
         moved = moved.clamp_min(0).minimum(constant((W, H, W, H), moved.device))
-        return moved * (moved[..., 2:] - moved[..., :2] >= _SMALLEST_BOX).all(dim=-1, keepdim=True)
+        return moved * (moved[..., 2:] - moved[..., :2] >= _MIN_BOX_SIDE).all(dim=-1, keepdim=True)
 
     def camera(self, intrinsics: Tensor) -> Tensor:
         """Return the intrinsics [n, 3, 3] of the crops."""

@@ -1,6 +1,6 @@
 """Batches of a dataset that `vitruvian synthesize` wrote (or any folder with the same layout, see `synthetic.dataset`).
 
-    annotations.json ──▶ PeopleFolder[i] ──▶ crop ──▶ FolderBatches.batch(n) ──▶ TrainBatch
+    annotations.json ──▶ PeopleFolder.read(i) ──▶ FolderBatches.batch(n) ──▶ LabeledImages
 
 A batch depends on its number and the seed alone: each epoch has another order, each crop other random changes.
 """
@@ -8,36 +8,30 @@ A batch depends on its number and the seed alone: each epoch has another order, 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_windows, fit_inside_hw
-from vitruvian.json_files import read_json_object
+from vitruvian.json_files import JsonObject, read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
-from vitruvian.training.datasets.augmentation import color_jitter, random_crop
+from vitruvian.training.datasets.augmentation import Photometric, photometric
 from vitruvian.training.datasets.crop_window import CropWindow
-from vitruvian.training.datasets.labels import LabeledImages, TrainBatch, make_batch
+from vitruvian.training.datasets.labels import LABEL_FIELDS, LabeledImages
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
-from vitruvian.training.synthetic.pack import KEYPOINTS
-from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.synthetic.rng import Rng, derive_seed
 
-_SMALLEST_SIDE = 8  # pixels: smaller people are not cropped
-_MAPS_OF: Mapping[str, frozenset[str]] = {
-    "pose": frozenset(),
-    "people": frozenset(),
-    "seg": frozenset({"parts"}),
-    "normal": frozenset({"geometry"}),
-    "pointmap": frozenset({"geometry"}),
-    "albedo": frozenset({"albedo", "parts"}),
-    "matting": frozenset({"matte"}),
-}
+_MIN_SIDE = 8  # pixels: smaller people are not cropped
+# The files of `MAPS` that have the ground truth of a field.
+_FILES = {"parts": "parts", "normals": "geometry", "depth": "geometry", "albedo": "albedo", "alpha": "matte"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class _Annotations:
     intrinsics: Tensor  # [3, 3]
     boxes_xywh: Tensor  # [M, 4]
     keypoints: Tensor  # [308, 3] of the subject; zero where there is none, and so are stature and area
-    stature: float  # metres; 0: unknown
+    stature_m: float  # 0: unknown
     area: float  # pixels
 
 
@@ -72,10 +66,10 @@ class PeopleFolder:
         view: Literal["person", "image"] = "person",
     ) -> None:
         self.folder, self.size_hw, self.view = Path(folder).expanduser(), size_hw, view
-        unknown = [task for task in tasks if task not in _MAPS_OF]
+        unknown = [task for task in tasks if task not in LABEL_FIELDS]
         if unknown:
-            raise InputError(f"tasks: expected some of {', '.join(_MAPS_OF)}, got {', '.join(unknown)}.")
-        self.maps = frozenset[str]().union(*(_MAPS_OF[task] for task in tasks))
+            raise InputError(f"tasks: expected some of {', '.join(LABEL_FIELDS)}, got {', '.join(unknown)}.")
+        self.maps = frozenset(_FILES[name] for task in tasks for name in LABEL_FIELDS[task] if name in _FILES)
         self.entries = _read_entries(self.folder, view)
 
     def __len__(self) -> int:
@@ -83,7 +77,7 @@ class PeopleFolder:
         return len(self.entries)
 
     def read(self, index: int, *, augment: AugmentConfig | None = None, seed: int = 0) -> LabeledImages:
-        """Read one crop (B = 1), with random changes where `augment` is not None."""
+        """Read one crop (B = 1); zoomed, shifted and mirrored at random if `augment` is not None."""
         known = self.entries[index]
         missing = sorted(self.maps - known.files.keys())
         if missing:
@@ -95,11 +89,9 @@ class PeopleFolder:
             crop = _person_crop(known.boxes_xywh[0], self.size_hw)
         else:
             crop = _image_crop(known.size_hw, self.size_hw)
-        if augment is None:
-            return _crop_image(maps, known, crop)
-        generator = torch.Generator().manual_seed(seed)
-        crop = random_crop(crop, augment, generator)
-        return color_jitter(_crop_image(maps, known, crop), augment, generator)
+        if augment is not None:
+            crop = _random_crop(crop, augment, torch.Generator().manual_seed(seed))
+        return _crop_image(maps, known, crop)
 
 
 class FolderBatches:
@@ -107,33 +99,29 @@ class FolderBatches:
 
     Args:
         people: The dataset.
-        config: The configuration of a run: seed, tasks, batch size, augmentation and number of threads.
+        config: The configuration of a run: seed, batch size, augmentation and number of threads.
         device: Device of the batches.
         processes: Number of processes, which take turns: the distance between the batch numbers of one.
-        strides: Input pixels per output pixel of each task; see `vitruvian.training.task_models.head_strides`.
     """
 
     def __init__(
-        self,
-        people: PeopleFolder,
-        config: TrainConfig,
-        *,
-        device: torch.device | str = "cpu",
-        processes: int = 1,
-        strides: Mapping[str, int] | None = None,
+        self, people: PeopleFolder, config: TrainConfig, *, device: torch.device | str = "cpu", processes: int = 1
     ) -> None:
-        self.people, self.seed, self.tasks, self.data = people, config.seed, config.model.tasks, config.data
-        self.device, self.processes, self.strides = torch.device(device), processes, strides
+        self.people, self.seed, self.data = people, config.seed, config.data
+        self.device, self.processes = torch.device(device), processes
         workers = config.data.workers
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="crops") if workers else None
         self.pending: dict[int, Future[LabeledImages]] = {}
         self.order = functools.lru_cache(maxsize=4)(self._order)
 
-    def batch(self, step: int) -> TrainBatch:
+    def batch(self, step: int) -> dict[str, LabeledImages]:
         """Return the batch of a number, counted from 0 over all processes and accumulated steps."""
-        images = self._read(step) if self.pool is None else self._prefetch(step, self.pool)
-        sigma = self.data.heatmap_sigma
-        return make_batch(images.to(self.device), self.tasks, strides=self.strides, heatmap_sigma=sigma)
+        images = (self._read(step) if self.pool is None else self._prefetch(step, self.pool)).to(self.device)
+        augment = self.data.augment
+        if augment.color or augment.gray:
+            rng = Rng(torch.Generator().manual_seed(derive_seed(self.seed, 3, step)), self.device)
+            images = photometric(images, rng, Photometric.colors_only(augment.color, augment.gray))
+        return {"image": images}
 
     def _read(self, step: int) -> LabeledImages:
         """Read the crops of a batch, on the CPU."""
@@ -174,28 +162,27 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
         )
     table = read_json_object(path)
     try:
-        people: dict[object, list[dict[str, Any]]] = {image["id"]: [] for image in table["images"]}
+        people: dict[object, list[JsonObject]] = {image["id"]: [] for image in table["images"]}
         for person in table["annotations"]:
             people[person["image_id"]].append(person)
         entries = []
         for image in table["images"]:
             members = people[image["id"]]
-            large = [person for person in members if min(person["bbox"][2:]) >= _SMALLEST_SIDE]
+            large = [person for person in members if min(person["bbox"][2:]) >= _MIN_SIDE]
             if view == "person":
                 entries += [_read_entry(image, members, subject) for subject in large]
             else:
                 subject = max(large, key=lambda person: float(person["area"]), default=None)
                 entries.append(_read_entry(image, members, subject))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: expected COCO's tables, but met {error!r}. Write the dataset again.") from error
+        reason = f"missing {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(f"{path}: not a valid COCO file: {reason}. Write the dataset again.") from error
     if not entries:
         raise InputError(f"{folder}: expected people in its images, got none. Write another dataset.")
     return entries
 
 
-def _read_entry(
-    image: Mapping[str, Any], people: Sequence[Mapping[str, Any]], subject: Mapping[str, Any] | None
-) -> _Annotations:
+def _read_entry(image: JsonObject, people: Sequence[JsonObject], subject: JsonObject | None) -> _Annotations:
     """Read an image and its people; `subject` is one of them, or None."""
     for person in people:
         if len(person["keypoints"]) != 3 * KEYPOINTS:
@@ -212,7 +199,7 @@ def _read_entry(
         intrinsics=torch.tensor(image["intrinsics"], dtype=torch.float32),
         boxes_xywh=torch.tensor([person["bbox"] for person in order], dtype=torch.float32).reshape(-1, 4),
         keypoints=torch.tensor(first["keypoints"], dtype=torch.float32).view(KEYPOINTS, 3),
-        stature=float(first.get("stature", 0.0)),
+        stature_m=float(first.get("stature", 0.0)),
         area=float(first["area"]),
     )
 
@@ -238,6 +225,16 @@ def _image_crop(source_hw: tuple[int, int], size_hw: tuple[int, int]) -> CropWin
     return CropWindow((0.5 - margin) * step - 0.5, step, torch.zeros(1, dtype=torch.bool), size_hw, centered=False)
 
 
+def _random_crop(crop: CropWindow, augment: AugmentConfig, generator: torch.Generator) -> CropWindow:
+    """Zoom about the middle, shift and mirror a crop at random."""
+    draw = 2 * torch.rand(4, generator=generator) - 1
+    scale = math.exp(float(draw[0]) * math.log1p(augment.scale))
+    size = torch.tensor([crop.size_hw[1], crop.size_hw[0]])
+    middle = (size - 1) / 2
+    start = crop.start_xy + crop.step_xy * (middle - (middle + draw[1:3] * augment.shift * size) / scale)
+    return replace(crop, start_xy=start, step_xy=crop.step_xy / scale, flipped=(draw[3:] + 1) / 2 < augment.flip)
+
+
 def _crop_image(maps: ImageMaps, known: _Annotations, crop: CropWindow) -> LabeledImages:
     """Crop an image with its ground truth (B = 1)."""
 
@@ -249,7 +246,7 @@ def _crop_image(maps: ImageMaps, known: _Annotations, crop: CropWindow) -> Label
         cropped["alpha"] = sample(maps["matte"][3:])
         cropped["foreground"] = sample(maps["matte"][:3] * maps["matte"][3:])
     if "parts" in maps:
-        cropped["parts"] = crop.sample_parts(maps["parts"][None, None])[:, None]
+        cropped["parts"] = crop.sample_parts(maps["parts"][None, None])
         if "albedo" in maps:
             covered = (maps["parts"] > 0)[None].float()
             mean = sample(maps["albedo"] * covered) / sample(covered).clamp_min(1e-3)
@@ -264,7 +261,7 @@ def _crop_image(maps: ImageMaps, known: _Annotations, crop: CropWindow) -> Label
         intrinsics=crop.camera(known.intrinsics[None]),
         keypoints=crop.move_keypoints(known.keypoints[None]),
         boxes_xyxy=crop.move_boxes(boxes[None]),
-        stature=torch.tensor([known.stature]),
+        stature_m=torch.tensor([known.stature_m]),
         area=known.area / crop.step_xy.prod(dim=1),
         **cropped,
     )

@@ -9,41 +9,22 @@ that a run can be resumed exactly. Rendering runs in the training process: separ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from vitruvian.errors import InputError
 from vitruvian.training.config import TrainConfig
-from vitruvian.training.datasets.compose import (
-    CropOptions,
-    Crops,
-    SceneOptions,
-    Scenes,
-    compose_crops,
-    compose_scenes,
-)
-from vitruvian.training.synthetic.pack import Pack
+from vitruvian.training.datasets.augmentation import Photometric, degrade, photometric
+from vitruvian.training.datasets.compose import CropOptions, SceneOptions, compose_crops, compose_scenes, crop_scenes
+from vitruvian.training.datasets.labels import LabeledImages
+from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.render import RenderOptions
 from vitruvian.training.synthetic.rng import Rng, derive_seed
 from vitruvian.training.synthetic.samples import Samples, render_samples
 from vitruvian.training.synthetic.textures import build_pyramid
 
 
-@dataclass(frozen=True)
-class StreamBatch:
-    """The images of one step."""
-
-    crops: Crops
-    scenes: Scenes | None
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.crops.image) + (0 if self.scenes is None else len(self.scenes.image))
-
-
 class SyntheticStream:
-    """An endless stream of synthetic people: `data.batch_size` crops and `data.stream.scenes` whole images a step.
+    """An endless stream of synthetic people: `data.batch_size` crops and `data.stream.scenes` whole images per step.
 
     Portrait and landscape scenes alternate.
 
@@ -53,30 +34,33 @@ class SyntheticStream:
         device: Where images are rendered.
     """
 
-    def __init__(self, pack: Pack, config: TrainConfig, *, device: torch.device | str = "cpu") -> None:
+    def __init__(self, pack: AssetPack, config: TrainConfig, *, device: torch.device | str = "cpu") -> None:
         self.device, self.seed = torch.device(device), config.seed
         self.config, self.crops = config.data.stream, config.data.batch_size
         height, width = self.config.size or config.model.image_size
         # Many images teach more than fewer with softer shadows.
         self.render = RenderOptions(size_hw=(height, width), chunk=self.config.chunk, surroundings=6, shadow_taps=6)
-        self.crop = CropOptions(size_hw=(height, width), flip=config.data.augment.flip)
+        self.crop = CropOptions(size_hw=(height, width), flip_probability=config.data.augment.flip)
         self.scenes = (SceneOptions(size_hw=(height, width)), SceneOptions(size_hw=(width, height)))
+        self.crowd = not {"parts", "matte"}.isdisjoint(config.model.tasks)
         self.pack = pack.to(self.device)
         self.pyramid = build_pyramid(self.pack.textures)
         self.ring: Samples | None = None
         self.written = 0  # chunks
 
-    def batch(self, step: int) -> StreamBatch:
-        """Return the images of step `step`; steps are cheapest in order."""
+    def batch(self, step: int) -> dict[str, LabeledImages]:
+        """Return the images of a step: "crop", "scene", and "crowd", which are crops of scenes."""
         ring, backgrounds = self._advance_ring(step), self.pack.scenery.backgrounds
         rng = Rng(torch.Generator().manual_seed(derive_seed(self.seed, 2, step)), self.device)
-        crops = compose_crops(
-            ring.select(rng.permutation(len(ring))[: self.crops]), backgrounds, rng=rng, options=self.crop
-        )
-        scenes = None
+        samples = ring.select(rng.permutation(len(ring))[: self.crops])
+        crops = compose_crops(samples, backgrounds, rng=rng, options=self.crop)
+        batch = {"crop": photometric(degrade(crops, rng, shrink=True), rng, Photometric())}
         if self.config.scenes:
             scenes = compose_scenes(ring, backgrounds, self.config.scenes, rng=rng, options=self.scenes[step % 2])
-        return StreamBatch(crops, scenes)
+            batch["scene"] = photometric(degrade(scenes, rng, shrink=False), rng, Photometric())
+            if self.crowd:
+                batch["crowd"] = crop_scenes(batch["scene"], rng=rng, size_hw=self.crop.size_hw)
+        return batch
 
     def chunks_before(self, step: int) -> int:
         """Return the number of chunks that were written into the ring before step `step`."""

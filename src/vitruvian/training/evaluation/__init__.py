@@ -3,12 +3,12 @@
 | what | class |
 |---|---|
 | keypoints | `PCK` of known people, `KeypointAP` (OKS) of detected people |
-| parts, silhouettes | `MeanIoU`, `ForegroundIoU` |
+| parts, person masks | `MeanIoU`, `ForegroundIoU` |
 | normals, depth, 3D points, mattes | `AngularError`, `DepthError`, `PointError`, `MattingError` |
 | boxes of people, objects by box or mask, segments | `BoxAP`, `MeanAveragePrecision`, `PanopticQuality` |
 
 All take numpy arrays and torch tensors, hold numbers but no images, and can be pickled to be merged across processes.
-`Report` turns their scores into tables and JSON; `evaluate.evaluate_folder` runs the metrics of each task on a dataset.
+`ScoreReport` turns their scores into tables and JSON; `evaluate.evaluate_folder` scores the tasks of a model.
 """
 
 from vitruvian.training.evaluation.average_precision import BoxAP, MeanAveragePrecision
@@ -25,7 +25,7 @@ from vitruvian.training.evaluation.keypoints import (
 )
 from vitruvian.training.evaluation.matting import MattingError, unknown_band
 from vitruvian.training.evaluation.panoptic import PanopticQuality
-from vitruvian.training.evaluation.report import Goal, Report
+from vitruvian.training.evaluation.report import Goal, ScoreReport
 
 __all__ = [
     "PCK",
@@ -40,7 +40,7 @@ __all__ = [
     "MeanIoU",
     "PanopticQuality",
     "PointError",
-    "Report",
+    "ScoreReport",
     "box_length",
     "head_length",
     "layout_groups",

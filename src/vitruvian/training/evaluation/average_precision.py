@@ -103,7 +103,7 @@ class AveragePrecision(Metric):
         self.matches.append(_Matches(label, scores, matched, ignored_detections, (~outside).sum(1)))
 
     def precision_recall(self, images: Sequence[_Matches], limit: int | None = None) -> tuple[Floats, Floats]:
-        """Return mean precision over all recalls and the highest recall, with `limit` detections an image: [R, T]."""
+        """Return mean precision over all recalls and the highest recall, with `limit` detections per image: [R, T]."""
         if not images:
             nothing = np.full((len(_AREA_RANGES), len(self.thresholds)), np.nan)
             return nothing, nothing
@@ -159,7 +159,7 @@ def _match_greedily(
 
 
 def summarize(name: str, tables: Sequence[Floats]) -> dict[str, float]:
-    """Return COCO's means of tables [R, T], one a label: over all thresholds, at 0.5, at 0.75, and by size."""
+    """Return COCO's means of tables [R, T], one per label: over all thresholds, at 0.5, at 0.75, and by size."""
     table = np.stack(tables) if tables else np.full((1, len(_AREA_RANGES), len(IOU_THRESHOLDS)), np.nan)
     sizes = {f"{name}_{size}": nan_mean(table[:, row]) for row, size in enumerate(_AREA_RANGES) if size != "all"}
     at_one = {f"{name}50": nan_mean(table[:, 0, 0]), f"{name}75": nan_mean(table[:, 0, 5])}
@@ -192,7 +192,7 @@ class MeanAveragePrecision(AveragePrecision):
         kind: What objects are compared by: "mask" (bool [N, H, W] or a list of RLE) or "box" (xyxy [N, 4]).
     """
 
-    settings = ("kind",)
+    merge_key = ("kind",)
 
     def __init__(self, kind: Literal["mask", "box"] = "mask") -> None:
         super().__init__()
@@ -237,7 +237,6 @@ class MeanAveragePrecision(AveragePrecision):
             )
 
     def compute(self) -> MeanAveragePrecisionScores:
-        """Return the scores of all images so far."""
         images: dict[int, list[_Matches]] = {}
         for image in self.matches:
             images.setdefault(image.label, []).append(image)
@@ -297,10 +296,10 @@ class BoxAP(AveragePrecision):
         thresholds: IoU from which a person counts as detected.
         min_height: Height under which people do not count, as a share of the image's height.
         min_score: Boxes with lower scores are left out; by default none.
-        max_detections: Number of boxes an image that count, best first.
+        max_detections: Number of boxes per image that count, best first.
     """
 
-    settings = ("thresholds", "min_height", "min_score", "max_detections")
+    merge_key = ("thresholds", "min_height", "min_score", "max_detections")
 
     def __init__(
         self,
@@ -354,7 +353,6 @@ class BoxAP(AveragePrecision):
         )
 
     def compute(self) -> BoxAPScores:
-        """Return the scores of all images so far."""
         tables = self.precision_recall(self.matches)
         correct, counted = np.zeros((2, len(self.thresholds)))
         for image in self.matches:

@@ -1,6 +1,6 @@
 """Evaluate models on a dataset with the metrics of the field.
 
-    PeopleFolder ──▶ crops ──▶ outputs of each task ──▶ metrics ──▶ Report
+    PeopleFolder ──▶ crops ──▶ outputs of each task ──▶ metrics ──▶ ScoreReport
 
 Everything is measured in the pixels of the crops, as the model reads them.
 """
@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.human import PART_NAMES, SIGMAS
+from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.person_detection import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.results.base import check_choice
@@ -27,19 +28,20 @@ from vitruvian.training.evaluation.geometry import AngularError, DepthError, Poi
 from vitruvian.training.evaluation.iou import ForegroundIoU, MeanIoU
 from vitruvian.training.evaluation.keypoints import PCK, KeypointAP, box_length
 from vitruvian.training.evaluation.matting import MattingError
-from vitruvian.training.evaluation.report import Report
+from vitruvian.training.evaluation.report import ScoreReport
+from vitruvian.training.task_models import run_tasks
 
 Output = Any  # the output of a task's model
 Predict = Callable[[Tensor], Mapping[str, Output]]
-Evaluate = Callable[[nn.Module, int], Mapping[str, float]]
-_LOWEST_SCORE = 0.05  # of detected people: average precision needs uncertain ones too
+Evaluate = Callable[[Any, int], Mapping[str, float]]  # of the model, after a number of steps
+_MIN_SCORE = 0.05  # of detected people: average precision needs uncertain ones too
 # The scores that a training run shows; a report holds all.
 _HEADLINES: Mapping[str, tuple[str, ...]] = {
     "pose": ("pck.pck@0.1", "pck.per_group.body@0.1", "pck.per_group.feet@0.1", "oks.ap"),
-    "seg": ("parts.mean_iou", "parts.pixel_accuracy", "silhouette.mean_iou"),
-    "normal": ("mean", "median", "within@11.25", "within@30"),
+    "parts": ("classes.mean_iou", "classes.pixel_accuracy", "person_mask.mean_iou"),
+    "normals": ("mean", "median", "within@11.25", "within@30"),
     "pointmap": ("depth.abs_rel", "depth.delta_1", "points.relative_distance"),
-    "matting": ("matte.mse", "matte.sad", "silhouette.mean_iou"),
+    "matte": ("alpha.mse", "alpha.sad", "person_mask.mean_iou"),
     "albedo": ("mae", "rmse"),
     "people": ("ap@0.5", "recall@0.5", "precision@0.5"),
 }
@@ -57,14 +59,14 @@ def evaluate_folder(
     precision: str = "float32",
     title: str = "evaluation",
     progress: Callable[[int, int], None] | None = None,
-) -> Report:
+) -> ScoreReport:
     """Run tasks over a dataset and return their scores.
 
     Args:
         predict: Takes normalized images [B, 3, H, W], returns the output of each task.
         people: The dataset.
         tasks: Tasks to evaluate.
-        batch_size: Crops a batch.
+        batch_size: Crops per batch.
         images: Number of crops, from the first; None for all.
         device: Where the model is.
         precision: "float32" or "bfloat16".
@@ -84,13 +86,13 @@ def evaluate_folder(
             evaluator.update(outputs[task], labeled)
         if progress is not None:
             progress(last, count)
-    report = Report(title)
+    report = ScoreReport(title)
     for task, evaluator in evaluators.items():
         report.add(task, evaluator.compute())
     return report
 
 
-def headlines(report: Report) -> dict[str, float]:
+def headlines(report: ScoreReport) -> dict[str, float]:
     """Return the scores of a report that a training run shows, as ``task/metric``."""
     return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _HEADLINES[task]}
 
@@ -101,9 +103,9 @@ def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
     tasks = config.model.tasks
     people = PeopleFolder(config.data.validation or "", size_hw=(height, width), tasks=tasks, view=config.data.view)
 
-    def evaluate(model: nn.Module, step: int) -> Mapping[str, float]:
+    def evaluate(model: Sapiens2MultiTask, step: int) -> Mapping[str, float]:
         report = evaluate_folder(
-            lambda pixels: model(pixels, tasks=tasks),
+            lambda pixels: run_tasks(model, pixels, tasks=tasks),
             people,
             tasks=tasks,
             batch_size=config.evaluation.batch_size,
@@ -140,15 +142,16 @@ class _Pose(_Evaluator):
         xy, scores = decode_heatmaps(output.heatmaps)  # [B, 308, 2], [B, 308]
         h, w = output.heatmaps.shape[-2:]
         xy = (xy * xy.new_tensor([(W - 1) / (w - 1), (H - 1) / (h - 1)])).cpu()
-        target, known = images.keypoints[..., :2].cpu(), images.keypoints[..., 2].cpu() > 0
-        self.pck.update(xy, target, reference=box_length(images.boxes_xyxy[:, 0].cpu()), mask=known)
+        keypoints = images.require("keypoints").cpu()
+        target, known = keypoints[..., :2], keypoints[..., 2] > 0
+        self.pck.update(xy, target, reference=box_length(images.require("boxes_xyxy")[:, 0].cpu()), mask=known)
         for row in torch.split(known.any(dim=1).nonzero()[:, 0], 1):
             self.oks.update(
                 xy[row],
                 scores.float().mean(dim=1).cpu()[row],
                 target[row],
                 target_visible=known[row],
-                target_areas=images.area.cpu()[row],
+                target_areas=images.require("area").cpu()[row],
             )
 
 
@@ -156,13 +159,13 @@ class _Parts(_Evaluator):
     """Intersection over union of the 29 parts, and of people against the background."""
 
     def __init__(self) -> None:
-        self.parts, self.silhouette = MeanIoU(len(PART_NAMES), ignore_index=IGNORED_PART), ForegroundIoU()
+        self.classes, self.person_mask = MeanIoU(len(PART_NAMES), ignore_index=IGNORED_PART), ForegroundIoU()
 
     def update(self, output: Output, images: LabeledImages) -> None:
         predicted = _resize(output.logits, images).argmax(dim=1)  # [B, H, W]
-        inside, truth = images.valid[:, 0], images.require("parts")[:, 0]
-        self.parts.update(predicted, torch.where(inside, truth, IGNORED_PART))
-        self.silhouette.update(predicted > 0, truth > 0, mask=inside)
+        inside, truth = images.require("valid")[:, 0], images.require("parts")[:, 0]
+        self.classes.update(predicted, torch.where(inside, truth, IGNORED_PART))
+        self.person_mask.update(predicted > 0, truth > 0, mask=inside)
 
 
 class _Normals(_Evaluator):
@@ -173,7 +176,7 @@ class _Normals(_Evaluator):
 
     def update(self, output: Output, images: LabeledImages) -> None:
         target = to_model_axes(images.require("normals"))
-        self.normals.update(_resize(output.normals, images), target, mask=images.valid[:, 0])
+        self.normals.update(_resize(output.normals, images), target, mask=images.require("valid")[:, 0])
 
 
 class _Pointmap(_Evaluator):
@@ -191,21 +194,22 @@ class _Pointmap(_Evaluator):
         covered = truth[:, 2] > 0  # [B, H, W]
         for metric in (self.depth, self.scaled_depth):
             metric.update(predicted[:, 2], truth[:, 2], mask=covered)
-        known = images.stature > 0
+        stature_m = images.require("stature_m")
+        known = stature_m > 0
         if known.any():
-            self.points.update(predicted[known], truth[known], mask=covered[known], length=images.stature[known].cpu())
+            self.points.update(predicted[known], truth[known], mask=covered[known], length=stature_m[known].cpu())
 
 
-class _Matting(_Evaluator):
-    """Errors of mattes over whole crops, and silhouettes at half opacity."""
+class _Matte(_Evaluator):
+    """Errors of mattes over whole crops, and person masks at half opacity."""
 
     def __init__(self) -> None:
-        self.matte, self.silhouette = MattingError(), ForegroundIoU()
+        self.alpha, self.person_mask = MattingError(), ForegroundIoU()
 
     def update(self, output: Output, images: LabeledImages) -> None:
         predicted, truth = _resize(output.alphas, images).clamp(0, 1), images.require("alpha")
-        self.matte.update(predicted, truth, mask=images.valid)
-        self.silhouette.update(predicted, truth, mask=images.valid)
+        self.alpha.update(predicted, truth, mask=images.valid)
+        self.person_mask.update(predicted, truth, mask=images.valid)
 
 
 class _Albedo(_Evaluator):
@@ -215,7 +219,7 @@ class _Albedo(_Evaluator):
         self.absolute, self.squared, self.count = 0.0, 0.0, 0
 
     def update(self, output: Output, images: LabeledImages) -> None:
-        covered = (images.valid & (images.require("parts") > 0)).expand(-1, 3, -1, -1)
+        covered = (images.require("valid") & (images.require("parts") > 0)).expand(-1, 3, -1, -1)
         error = (_resize(output.albedos, images).clamp(0, 1) - images.require("albedo"))[covered].double()
         self.absolute += float(error.abs().sum())
         self.squared += float(error.square().sum())
@@ -233,22 +237,20 @@ class _People(_Evaluator):
     """Average precision, recall and precision of boxes."""
 
     def __init__(self) -> None:
-        self.boxes = BoxAP(min_score=_LOWEST_SCORE)
+        self.boxes = BoxAP(min_score=_MIN_SCORE)
 
     def update(self, output: Output, images: LabeledImages) -> None:
-        size_hw = (images.image.shape[-2], images.image.shape[-1])
-        detected = decode_people(output.logits, output.sides, size_hw=size_hw, threshold=_LOWEST_SCORE)
-        for (boxes, scores), truth in zip(detected, images.boxes_xyxy, strict=True):
-            present = ((truth[:, 2:] - truth[:, :2]) > 0).all(dim=1)
-            self.boxes.update(boxes.cpu(), scores.cpu(), truth[present].cpu(), size_hw=size_hw)
+        detected = decode_people(output.logits, output.sides, size_hw=images.size_hw, threshold=_MIN_SCORE)
+        for (boxes, scores), truth, present in zip(detected, images.require("boxes_xyxy"), images.present, strict=True):
+            self.boxes.update(boxes.cpu(), scores.cpu(), truth[present].cpu(), size_hw=images.size_hw)
 
 
 _EVALUATORS: dict[str, type[_Evaluator]] = {
     "pose": _Pose,
-    "seg": _Parts,
-    "normal": _Normals,
+    "parts": _Parts,
+    "normals": _Normals,
     "pointmap": _Pointmap,
-    "matting": _Matting,
+    "matte": _Matte,
     "albedo": _Albedo,
     "people": _People,
 }

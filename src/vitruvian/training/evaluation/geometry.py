@@ -39,7 +39,6 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
-    ImageScores,
     Metric,
     PerObject,
     as_row,
@@ -71,7 +70,7 @@ class AngularError(Metric):
         angles: Limits in degrees for the shares of good pixels.
     """
 
-    settings = ("angles",)
+    merge_key = ("angles",)
 
     def __init__(self, *, angles: Sequence[float] = _ANGLES) -> None:
         if not angles or not all(0 < angle <= 180 for angle in angles):
@@ -100,7 +99,6 @@ class AngularError(Metric):
         self.within += (angles < limits).sum(dim=1).cpu().numpy()
 
     def compute(self) -> AngularErrorScores:
-        """Return the scores of all maps so far."""
         pixels = int(self.counts.sum())
         if pixels == 0:
             return AngularErrorScores(math.nan, math.nan, math.nan, dict.fromkeys(self.angles, math.nan), 0)
@@ -124,7 +122,7 @@ def _angle_degrees(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthErrorScores(ImageScores):
+class DepthErrorScores:
     """Means over images, NaN where there were none."""
 
     abs_rel: float
@@ -138,7 +136,7 @@ class DepthErrorScores(ImageScores):
 
 
 @dataclasses.dataclass(frozen=True)
-class PointErrorScores(ImageScores):
+class PointErrorScores:
     """Means over images, NaN where there were none; `relative_distance` over those with a length."""
 
     distance: float
@@ -156,7 +154,7 @@ class DepthError(Metric):
         max_depth: Larger depths do not count in the target, and are clamped in the aligned prediction.
     """
 
-    settings = ("alignment", "min_depth", "max_depth")
+    merge_key = ("alignment", "min_depth", "max_depth")
 
     def __init__(
         self, *, alignment: _DepthAlignment = "none", min_depth: float = 1e-3, max_depth: float = math.inf
@@ -181,7 +179,6 @@ class DepthError(Metric):
                 self.averages.add(_depth_errors(aligned.clamp(self.min_depth, self.max_depth), t[inside]))
 
     def compute(self) -> DepthErrorScores:
-        """Return the scores of all images so far."""
         return self.averages.scores(DepthErrorScores)
 
 
@@ -192,7 +189,7 @@ class PointError(Metric):
         alignment: Alignment before the comparison.
     """
 
-    settings = ("alignment",)
+    merge_key = ("alignment",)
 
     def __init__(self, *, alignment: _PointAlignment = "scale") -> None:
         check_choice("alignment", alignment, get_args(_PointAlignment))
@@ -222,7 +219,6 @@ class PointError(Metric):
                 self.averages.add({"relative_distance": distance / size})
 
     def compute(self) -> PointErrorScores:
-        """Return the scores of all images so far."""
         return self.averages.scores(PointErrorScores)
 
 

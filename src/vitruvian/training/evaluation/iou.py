@@ -12,7 +12,6 @@ from vitruvian.training.evaluation.metric import (
     Array,
     Averages,
     Floats,
-    ImageScores,
     Metric,
     check_finite,
     check_maps,
@@ -40,7 +39,7 @@ class MeanIoU(Metric):
         ignore_index: Target pixels of this label do not count.
     """
 
-    settings = ("num_labels", "ignore_index")
+    merge_key = ("num_labels", "ignore_index")
 
     def __init__(self, num_labels: int, *, ignore_index: int = 255) -> None:
         if num_labels < 1:
@@ -70,7 +69,6 @@ class MeanIoU(Metric):
         self.confusion += cells.cpu().numpy().reshape(self.confusion.shape)
 
     def compute(self) -> MeanIoUScores:
-        """Return the scores of all maps so far."""
         correct = np.diagonal(self.confusion).astype(np.float64)  # [K]
         targets = self.confusion.sum(1)  # [K]
         union = targets + self.confusion[:, : self.num_labels].sum(0) - correct
@@ -85,7 +83,7 @@ class MeanIoU(Metric):
 
 
 @dataclasses.dataclass(frozen=True)
-class ForegroundIoUScores(ImageScores):
+class ForegroundIoUScores:
     """Scores over all images that count, NaN where there were none."""
 
     mean_iou: float  # mean over images of the intersection over union
@@ -95,13 +93,13 @@ class ForegroundIoUScores(ImageScores):
 
 
 class ForegroundIoU(Metric):
-    """Intersection over union of silhouettes.
+    """Intersection over union of person masks.
 
     Args:
         threshold: Pixels above this are foreground: half for an opacity or bool, zero for logits or labels of parts.
     """
 
-    settings = ("threshold",)
+    merge_key = ("threshold",)
 
     def __init__(self, *, threshold: float = 0.5) -> None:
         self.threshold = threshold
@@ -128,7 +126,6 @@ class ForegroundIoU(Metric):
         self.correct += int(((inside == expected) & valid).sum())
 
     def compute(self) -> ForegroundIoUScores:
-        """Return the scores of all images so far."""
         return ForegroundIoUScores(
             mean_iou=self.averages.mean("iou"),
             pooled_iou=float(ratio(self.intersection, self.union)),

@@ -8,7 +8,7 @@
 | the box | `box_length(boxes_xyxy, side="larger", factor=1.0)` |
 | the head (PCKh, of MPII) | `head_length(head_boxes_xyxy)` |
 | the torso | `torso_length(keypoints, layout=…)` |
-| anything else | any lengths in pixels, one a person |
+| anything else | any lengths in pixels, one per person |
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WHOLEBODY_GROUPS: Final[dict[str, tuple[int, ...]]] = {
 
 
 def _find_layout(layout: Layout | str) -> Layout:
-    """Return a layout by its name: sapiens308, coco17, wholebody133 or body25."""
+    """Return a layout by its name: sapiens308, coco17, coco133 or openpose."""
     if isinstance(layout, Layout):
         return layout
     check_choice("layout", layout, LAYOUTS)
@@ -174,7 +174,7 @@ class PCK(Metric):
         groups: Indices of points to score together, by name; None for the groups of the layout.
     """
 
-    settings = ("layout", "thresholds", "groups")
+    merge_key = ("layout", "thresholds", "groups")
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class PCK(Metric):
     def update(self, prediction: Array, target: Array, *, reference: Values, mask: Array | None = None) -> None:
         """Add N people: keypoints [N, J, 2], or [J, 2] of one, and lengths in pixels `reference` [N].
 
-        `mask` [N, J] marks the points that count: labelled, and visible if the benchmark says so. Target points that
+        `mask` [N, J] marks the points that count: labeled, and visible if the benchmark says so. Target points that
         are not finite do not count, nor people whose reference is not a length over 0. Predicted NaN is wrong.
         """
         count = len(self.total)
@@ -237,10 +237,10 @@ class KeypointAP(AveragePrecision):
 
     Args:
         keypoints: What the J points are: a layout, its name, or sigmas [J] of any points, for instance
-            ``layout_sigmas("wholebody133")[91:112]`` to score left hands alone.
+            ``layout_sigmas("coco133")[91:112]`` to score left hands alone.
     """
 
-    settings = ("sigmas",)
+    merge_key = ("sigmas",)
     max_detections = 20
 
     def __init__(self, keypoints: Layout | str | Sequence[float] = "coco17") -> None:
@@ -270,11 +270,11 @@ class KeypointAP(AveragePrecision):
             keypoints: Detected points; those that are NaN are far from everything.
             scores: Confidence of each person. The 20 best count.
             target_keypoints: True points.
-            target_visible: Which of them are labelled [G, J]: COCO's visibility over 0.
+            target_visible: Which of them are labeled [G, J]: COCO's visibility over 0.
             target_areas: Sizes of the people in pixels [G]: of their masks, in COCO.
-            target_boxes_xyxy: Boxes [G, 4]; needed where a person or crowd has no labelled point.
+            target_boxes_xyxy: Boxes [G, 4]; needed where a person or crowd has no labeled point.
             crowd: Marks regions that stand for many people [G].
-            ignored: Marks people that need not be found [G]. Those without labelled points never need be.
+            ignored: Marks people that do not count [G], as people without labeled keypoints.
         """
         count = len(self.sigmas)
         detected = _check_points("keypoints", keypoints, count)  # [D, J, 2]
@@ -285,7 +285,7 @@ class KeypointAP(AveragePrecision):
         flags = as_row("crowd", crowd, len(truth), np.bool_, default=False)
         skipped = as_row("ignored", ignored, len(truth), np.bool_, default=False) | ~visible.any(1)
         if target_boxes_xyxy is None and not visible.any(1).all():
-            raise InputError("target_boxes_xyxy: expected boxes where people have no labelled points, got none.")
+            raise InputError("target_boxes_xyxy: needed for people without labeled points.")
         boxes = np.zeros((len(truth), 4)) if target_boxes_xyxy is None else check_boxes(target_boxes_xyxy)
         if len(boxes) != len(truth):
             raise InputError(f"target_boxes_xyxy: expected one for each of the {len(truth)} people, got {len(boxes)}.")
@@ -300,7 +300,6 @@ class KeypointAP(AveragePrecision):
         )
 
     def compute(self) -> KeypointAPScores:
-        """Return the scores of all images so far."""
         precision, recall = self.precision_recall(self.matches)
         means = summarize("ap", [precision]) | summarize("ar", [recall])
         return KeypointAPScores(**{field.name: means[field.name] for field in dataclasses.fields(KeypointAPScores)})
@@ -311,18 +310,18 @@ def _keypoint_similarity(
 ) -> Floats:
     """Return the similarity of people by their keypoints, 0 to 1: [D, J, 2] and [G, J, 2] -> [D, G].
 
-    The mean over labelled points of exp(−distance² / (2 · area · (2 sigma)²)). For a true person without any, distances
+    The mean over labeled points of exp(−distance² / (2 · area · (2 sigma)²)). For a true person without any, distances
     are those to its box enlarged three times, over all points. `visible` is [G, J], `areas` [G], `sigmas` [J].
     """
     offset = detected[:, None] - truth[None]  # [D, G, J, 2]
-    unlabelled = np.logical_not(visible.any(axis=1))  # [G]
+    unlabeled = np.logical_not(visible.any(axis=1))  # [G]
     size = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]  # [G, 2]
     low, high = ((boxes_xyxy[:, :2] - size)[:, None], (boxes_xyxy[:, 2:] + size)[:, None])  # [G, 1, 2] each
     outside = np.maximum(low - detected[:, None], 0) + np.maximum(detected[:, None] - high, 0)  # [D, G, J, 2]
-    squares = np.where(unlabelled[:, None, None], outside, offset)
+    squares = np.where(unlabeled[:, None, None], outside, offset)
     squares = np.where(np.isnan(squares), np.inf, squares**2).sum(-1)  # [D, G, J]
     variance = 2 * (2 * sigmas) ** 2 * (areas[:, None] + np.spacing(1))  # [G, J]
-    counts = visible | unlabelled[:, None]  # [G, J]
+    counts = visible | unlabeled[:, None]  # [G, J]
     return np.asarray(np.where(counts, np.exp(-squares / variance), 0.0).sum(-1) / np.maximum(counts.sum(-1), 1))
 
 

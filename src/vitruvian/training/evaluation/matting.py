@@ -30,7 +30,6 @@ from vitruvian.training.evaluation.metric import (
     Averages,
     Bools,
     Floats,
-    ImageScores,
     Metric,
     as_double,
     check_finite,
@@ -45,7 +44,7 @@ _SLACK = 1e-3  # of resizing and half precision
 
 
 @dataclasses.dataclass(frozen=True)
-class MattingErrorScores(ImageScores):
+class MattingErrorScores:
     """Means over images, NaN where there were none."""
 
     sad: float
@@ -81,7 +80,6 @@ class MattingError(Metric):
                 self.averages.add(_matting_errors(p, t, region))
 
     def compute(self) -> MattingErrorScores:
-        """Return the scores of all images so far."""
         return self.averages.scores(MattingErrorScores)
 
 

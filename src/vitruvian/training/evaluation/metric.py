@@ -23,38 +23,27 @@ Scores = TypeVar("Scores")
 
 
 class Metric:
-    """Base of metrics: `merge` adds the state of another instance, for example of another process.
+    """Base of metrics: `update` adds predictions and targets, `compute` returns the scores of all added so far.
 
     Attributes:
-        settings: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists,
+        merge_key: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists,
             counters or `Averages`, which are added up.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ()
+    merge_key: ClassVar[tuple[str, ...]] = ()
 
     def merge(self, other: Self) -> None:
-        """Add what another instance has accumulated."""
-        for name in self.settings:
+        """Add what another instance has accumulated, for example in another process."""
+        for name in self.merge_key:
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                raise InputError(f"other: expected one with the same {name}, {ours!r}, got {theirs!r}.")
-        for name in vars(self).keys() - set(self.settings):
+                raise InputError(f"other: metrics with different {name} cannot be merged: {ours!r} and {theirs!r}.")
+        for name in vars(self).keys() - set(self.merge_key):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class ImageScores:
-    """Base of scores that are means over `images` images."""
-
-    images: int
-
-    @property
-    def pictures(self) -> int:
-        """The earlier name of `images`."""
-        return self.images
-
-
 class Averages:
-    """Means of named numbers, one row an image; holds sums and counts only."""
+    """Means of named numbers over images; holds sums and counts only."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
@@ -98,12 +87,12 @@ def check_maps(
     everywhere.
     """
     target, predicted = as_double(target), as_double(prediction)
-    least = 2 if channels == 1 else 3
-    if target.ndim < least or (channels > 1 and target.shape[-3] != channels):
+    min_ndim = 2 if channels == 1 else 3
+    if target.ndim < min_ndim or (channels > 1 and target.shape[-3] != channels):
         expected = "[..., H, W]" if channels == 1 else f"[..., {channels}, H, W]"
         raise InputError(f"target: expected the shape {expected}, got {list(target.shape)}. Channels come before rows.")
     same_size = (
-        predicted.ndim >= least and predicted.shape[-2:] == target.shape[-2:] and predicted.numel() == target.numel()
+        predicted.ndim >= min_ndim and predicted.shape[-2:] == target.shape[-2:] and predicted.numel() == target.numel()
     )
     if not same_size or (channels > 1 and predicted.shape[-3] != channels):
         raise InputError(
@@ -117,14 +106,14 @@ def check_maps(
         return predicted, target, torch.ones(shape, dtype=torch.bool, device=target.device)
     inside = torch.as_tensor(mask).detach().to(target.device)
     if inside.shape[-2:] != shape[-2:] or inside.numel() != int(np.prod(shape)):
-        raise InputError(f"mask: expected the shape {list(shape)}, got {list(inside.shape)}. One value a pixel.")
+        raise InputError(f"mask: expected the shape {list(shape)}, got {list(inside.shape)}. One value per pixel.")
     return predicted, target, inside.reshape(shape) > 0
 
 
 def check_finite(name: str, values: Tensor) -> None:
     """Raise `InputError` for NaN and infinity: a broken prediction must not count as a good or a missing one."""
     if not bool(values.isfinite().all()):
-        raise InputError(f"{name}: expected finite numbers where they count, got NaN or infinity. Fix the model.")
+        raise InputError(f"{name}: contains NaN or infinity where it counts.")
 
 
 def as_row(

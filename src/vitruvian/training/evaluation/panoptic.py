@@ -22,10 +22,11 @@ from vitruvian.errors import InputError
 from vitruvian.training.evaluation.metric import Array, Metric, ratio
 
 Ints = npt.NDArray[np.int64]
+_SegmentInfo = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class PanopticScores:
+class PanopticGroupScores:
     """Panoptic, segmentation and recognition quality: means over `labels` labels that occurred, NaN if none did."""
 
     pq: float
@@ -35,13 +36,13 @@ class PanopticScores:
 
 
 @dataclasses.dataclass(frozen=True)
-class PanopticReport:
+class PanopticScores:
     """Scores over all labels, over things and stuff alone, and of each label that occurred."""
 
-    all: PanopticScores
-    things: PanopticScores
-    stuff: PanopticScores
-    per_label: dict[int, PanopticScores]
+    all: PanopticGroupScores
+    things: PanopticGroupScores
+    stuff: PanopticGroupScores
+    per_label: dict[int, PanopticGroupScores]
 
     @property
     def pq(self) -> float:
@@ -58,7 +59,7 @@ class PanopticQuality(Metric):
         void_id: Number of the pixels that belong to no segment, in both maps. Negative numbers are void too.
     """
 
-    settings = ("things", "void_id")
+    merge_key = ("things", "void_id")
 
     def __init__(self, *, things: Collection[int] | None = None, void_id: int = 0) -> None:
         self.things = None if things is None else frozenset(things)
@@ -72,9 +73,9 @@ class PanopticQuality(Metric):
     def update(
         self,
         segmentation: Array,
-        segments_info: Sequence[Mapping[str, Any]],
+        segments_info: Sequence[_SegmentInfo],
         target_segmentation: Array,
-        target_segments_info: Sequence[Mapping[str, Any]],
+        target_segments_info: Sequence[_SegmentInfo],
     ) -> None:
         """Add one image.
 
@@ -109,23 +110,22 @@ class PanopticQuality(Metric):
         excused = (shared * (same_label & crowd)).sum(1) + void
         self.spurious.update(labels[~matched.any(1) & (excused <= 0.5 * predicted_areas)].tolist())
 
-    def compute(self) -> PanopticReport:
-        """Return the scores of all images so far."""
+    def compute(self) -> PanopticScores:
         labels = sorted({*self.matched, *self.spurious, *self.missed})
         per_label = {label: self._label_scores(label) for label in labels}
         split = frozenset(per_label) if self.things is None else self.things
-        return PanopticReport(
+        return PanopticScores(
             all=_mean_scores(list(per_label.values())),
             things=_mean_scores([score for label, score in per_label.items() if label in split]),
             stuff=_mean_scores([score for label, score in per_label.items() if label not in split]),
             per_label=per_label,
         )
 
-    def _label_scores(self, label: int) -> PanopticScores:
+    def _label_scores(self, label: int) -> PanopticGroupScores:
         matched = self.matched[label]
         sq = self.overlaps[label] / matched if matched else 0.0
         rq = matched / (matched + 0.5 * self.spurious[label] + 0.5 * self.missed[label])
-        return PanopticScores(pq=sq * rq, sq=sq, rq=rq, labels=1)
+        return PanopticGroupScores(pq=sq * rq, sq=sq, rq=rq, labels=1)
 
     def _segment_indices(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
         """Return the index in `labels` of each pixel's segment, flat; void comes after the last."""
@@ -143,7 +143,7 @@ class PanopticQuality(Metric):
         return np.array(table, dtype=np.int64)[inverse.ravel()]  # [H · W]
 
 
-def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+def _segment_labels(segments_info: Sequence[_SegmentInfo]) -> dict[int, int]:
     """Return id -> label of segments, in order."""
     labels: dict[int, int] = {}
     for row in segments_info:
@@ -154,9 +154,9 @@ def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int
     return labels
 
 
-def _mean_scores(scores: Sequence[PanopticScores]) -> PanopticScores:
+def _mean_scores(scores: Sequence[PanopticGroupScores]) -> PanopticGroupScores:
     """Return the means over labels."""
     if not scores:
-        return PanopticScores(pq=float("nan"), sq=float("nan"), rq=float("nan"), labels=0)
+        return PanopticGroupScores(pq=float("nan"), sq=float("nan"), rq=float("nan"), labels=0)
     pq, sq, rq = (float(np.mean([getattr(score, name) for score in scores])) for name in ("pq", "sq", "rq"))
-    return PanopticScores(pq=pq, sq=sq, rq=rq, labels=len(scores))
+    return PanopticGroupScores(pq=pq, sq=sq, rq=rq, labels=len(scores))

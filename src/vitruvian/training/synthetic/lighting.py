@@ -39,7 +39,7 @@ class Lights(TensorBatch):
     harmonics: Tensor  # [B, 9, 3] of irradiance / π
     glossy: Tensor  # [B, 32, 64, 3] prefiltered environment map: reflections in glossy surfaces
     rough: Tensor  # [B, 16, 32, 3] the same for rough ones
-    key_direction: Tensor  # [B, 3] unit, towards the light
+    key_direction: Tensor  # [B, 3] unit, toward the light
     key_color: Tensor  # [B, 3]
     key_softness: Tensor  # [B] apparent radius of the light, radians
     fill_direction: Tensor  # [B, 3] unit
@@ -233,14 +233,14 @@ def _white_balance(light: Tensor, tint: Tensor | None, rng: Rng) -> Tensor:
 class ShadowMap:
     """The depth that a light sees in each of B images. The lit region has a center and a radius."""
 
-    depth: Tensor  # [B, S, S] metres from the light; very far where there is nothing
+    depth: Tensor  # [B, S, S] meters from the light; very far where there is nothing
     rotation: Tensor  # [B, 3, 3] world to light
     center: Tensor  # [B, 3]
     radius: Tensor  # [B]
 
     @property
     def texel(self) -> Tensor:
-        """Size of a texel, [B] metres."""
+        """Size of a texel, [B] meters."""
         return 2.2 * self.radius / self.depth.shape[-1]
 
     def project(self, points: Tensor, image_index: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class ShadowMap:
         """Percentage-closer soft shadows: lit share [N] of points [N, 3]; `softness` [B] is the radius of the light."""
         at = self.project(points, image_index)  # [N, 3]
         S = self.depth.shape[-1]
-        texel = self.texel[image_index]  # metres
+        texel = self.texel[image_index]  # meters
         bias = 0.003 + 0.5 * texel
         start = rng.uniform_field(len(at)) * 2 * math.pi
         # The penumbra widens with the distance to the occluder: estimate that first.
@@ -309,7 +309,7 @@ def _to_screen(rotated: Tensor, radius: Tensor, size: int) -> Tensor:
 def render_shadow_map(
     meshes: Meshes, direction: Tensor, center: Tensor, radius: Tensor, *, size: int, cutouts: Cutouts | None = None
 ) -> ShadowMap:
-    """Render the depth that lights in `direction` [B, 3] (towards them) see around `center` [B, 3], `radius` [B]."""
+    """Render the depth that lights in `direction` [B, 3] (toward them) see around `center` [B, 3], `radius` [B]."""
     rotation = _look_at(direction)  # [B, 3, 3]
     index = meshes.image_index
     rotated = rotate(meshes.vertices - center[index][:, None], rotation[index][:, None])  # [P, V, 3]
@@ -331,14 +331,14 @@ def _look_at(direction: Tensor) -> Tensor:
 class AmbientOcclusion:
     """Ambient occlusion by shadow maps: K directions of the ambient light, each with its brightness."""
 
-    directions: list[Tensor]  # [B, 3] each, towards the light
+    directions: list[Tensor]  # [B, 3] each, toward the light
     maps: list[ShadowMap]
     brightness: list[Tensor]  # [B, 3] each
 
     def visibility(self, points: Tensor, normals: Tensor, image_index: Tensor) -> Tensor:
         """Share of the ambient light that reaches points [N, 3] with world normals [N, 3], per color: [N, 3]."""
         reached, possible = torch.zeros_like(points), torch.full_like(points, 1e-4)
-        texel = self.maps[0].texel[image_index]  # [N] metres
+        texel = self.maps[0].texel[image_index]  # [N] meters
         lifted = points + normals * texel[:, None]  # off the surface, which would shade itself in coarse maps
         bias = 0.005 + 0.5 * texel
         for direction, shadow, bright in zip(self.directions, self.maps, self.brightness, strict=True):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, SLOT, SLOTS
+from vitruvian.training.synthetic.asset_pack import MATERIALS_PER_SLOT, SLOT, SLOTS, AssetPack
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import GRAY_MEAN
 from vitruvian.training.tensor_batch import TensorBatch
@@ -37,7 +36,7 @@ _MOUTH_AND_LASHES = {
 
 
 class Pattern(IntEnum):
-    """Procedural patterns, which depend on rest positions (metres): they move with the cloth and have no seams."""
+    """Procedural patterns, which depend on rest positions (meters): they move with the cloth and have no seams."""
 
     NONE, STRIPES, CHECKS, DOTS, NOISE, GRADIENT = range(6)
 
@@ -47,7 +46,7 @@ class Materials(TensorBatch):
     """M materials for each of P people; `PeopleBatch.face_material` selects one for a face.
 
     Color of a surface point = texture (white where `texture` is -1) x tint, in linear light. With a pattern, the tint
-    is a mix of `tint` and `tint2` that depends on the rest position q = (x, y, z) of the point, in metres.
+    is a mix of `tint` and `tint2` that depends on the rest position q = (x, y, z) of the point, in meters.
     With frequency, angle, width, phase = `pattern_param`, c = cos(angle), s = sin(angle), u = x c + z s, v = z c - x s:
 
     - STRIPES: tint2 where frac(frequency * u + phase) < width
@@ -57,7 +56,7 @@ class Materials(TensorBatch):
     - GRADIENT: tint2 weight is the sigmoid of frequency * (z - phase)
     """
 
-    texture: Tensor  # [P, M] int64 into Pack.textures; -1: no texture
+    texture: Tensor  # [P, M] int64 into AssetPack.textures; -1: no texture
     tint: Tensor  # [P, M, 3] float32 >= 0, linear light
     tint2: Tensor  # [P, M, 3] float32 >= 0, second color of the pattern
     pattern: Tensor  # [P, M] int64, see `Pattern`
@@ -80,7 +79,7 @@ def _patterned(texture: Tensor, tint: Tensor, tint2: Tensor, pattern: Tensor, pa
     return {"texture": texture, "tint": tint, "tint2": tint2, "pattern": pattern, "pattern_param": param}
 
 
-def sample_materials(pack: Pack, pieces: Tensor, traits: Tensor, rng: Rng) -> Materials:
+def sample_materials(pack: AssetPack, pieces: Tensor, traits: Tensor, rng: Rng) -> Materials:
     """Draw the materials of everything people wear: pieces [P, S] (-1: none), traits [P, 4] -> [P, M]."""
     P = len(pieces)
     body, face, eyes, dark = _skin(pack, traits, rng)
@@ -163,7 +162,7 @@ def _patterns(count: int, rng: Rng, *, probability: float) -> tuple[Tensor, Tens
     return kind, torch.stack([frequency, angle, width, phase], -1)  # [P], [P, 4]
 
 
-def _cloth(pack: Pack, textures: Tensor, rng: Rng, *, patterned: float) -> _Paint:
+def _cloth(pack: AssetPack, textures: Tensor, rng: Rng, *, patterned: float) -> _Paint:
     """Paint a garment with the alternative `textures` [P, K] (-1: none).
 
     It has its texture as it is, or the gray copy of it, or plain cloth, in a random color or pattern.
@@ -185,7 +184,7 @@ def _cloth(pack: Pack, textures: Tensor, rng: Rng, *, patterned: float) -> _Pain
     return _patterned(texture, tint, tint2, kind, param)
 
 
-def _skin(pack: Pack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint, Tensor]:
+def _skin(pack: AssetPack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint, Tensor]:
     """Paint the skin of body and face, and eyes: textures of about the gender and age in traits [P, 4], of any tone.
 
     The last result [P] bool marks dark skin.
@@ -208,7 +207,7 @@ def _skin(pack: Pack, traits: Tensor, rng: Rng) -> tuple[_Paint, _Paint, _Paint,
     return body, face, _plain(eye, rng.uniform(0.8, 1.0, P, 1).expand(P, 3)), dark
 
 
-def _hair(pack: Pack, original: Tensor, colors: Tensor, rng: Rng) -> _Paint:
+def _hair(pack: AssetPack, original: Tensor, colors: Tensor, rng: Rng) -> _Paint:
     """Paint hair or brows: the gray copy of textures [P] (or the noise of plain cloth) in `colors` [P, 3]."""
     gray = pack.gray_of[original.clamp_min(0)]
     texture = torch.where((original >= 0) & (gray >= 0), gray, torch.where(original >= 0, original, pack.fabrics[0]))

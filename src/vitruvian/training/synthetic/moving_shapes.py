@@ -33,7 +33,13 @@ class Clips(NamedTuple):
 
 
 def draw_clips(
-    generator: torch.Generator, *, count: int, size_hw: tuple[int, int], length: int = 8, objects: int = 2
+    generator: torch.Generator,
+    *,
+    count: int,
+    size_hw: tuple[int, int],
+    length: int = 8,
+    objects: int = 2,
+    saturation: tuple[float, float] = (0.25, 0.7),
 ) -> Clips:
     """Draw clips in which shapes start apart, meet near the center about halfway and part again.
 
@@ -45,6 +51,7 @@ def draw_clips(
         size_hw: Height and width of frames.
         length: T.
         objects: O.
+        saturation: Lowest and highest saturation of shapes, from 0 to 1. Below 0.5 some look like the background.
     """
     side = min(size_hw)
     random = _Random(generator, (count, objects))
@@ -61,7 +68,7 @@ def draw_clips(
     outline = _outline(random, torch.atan2(y, x))  # relative to the radius
     inside = radius[..., None, None] * outline - distance  # pixels
     coordinates = local / side
-    colors = _texture(random, coordinates, base=_spread_colors(random), contrast=random.uniform(0.0, 0.25))
+    colors = _texture(random, coordinates, base=_spread_colors(random, saturation), contrast=random.uniform(0.0, 0.25))
     background = _background(generator, count, grid / side, time)  # [B, T, 3, H, W]
     return _compose(background, colors, inside, generator)
 
@@ -121,7 +128,7 @@ def _outline(random: _Random, angle: Tensor) -> Tensor:
     return torch.where(kind < 0.35, polygon, torch.where(kind < 0.55, ellipse, torch.where(kind < 0.7, star, blob)))
 
 
-def _spread_colors(random: _Random) -> Tensor:
+def _spread_colors(random: _Random, saturation: tuple[float, float]) -> Tensor:
     """Colors of shapes, different from each other [B, O, 3]: hues spread around the circle."""
     count = random.shape[1]
     hue = (
@@ -129,7 +136,7 @@ def _spread_colors(random: _Random) -> Tensor:
     )
     channel = torch.arange(3, device=hue.device) / 3
     wheel = 0.5 + 0.5 * (2 * math.pi * (hue[..., None] - channel)).cos()  # [B, O, 3]
-    return random.uniform(0.25, 0.7)[..., None] * (wheel - 0.5) + random.uniform(0.3, 0.7)[..., None]
+    return random.uniform(*saturation)[..., None] * (wheel - 0.5) + random.uniform(0.3, 0.7)[..., None]
 
 
 def _texture(random: _Random, coordinates: Tensor, *, base: Tensor, contrast: Tensor) -> Tensor:

@@ -6,15 +6,12 @@ P people, B bones, R body vertices, E expressions.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.pack import KEYPOINTS, Arrays, Body, Poses
-from vitruvian.training.synthetic.pieces import Floats, Ints
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS, Arrays, Body, Floats, Ints, Poses
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -273,8 +270,8 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 
 def keypoint_rules(
     template: Floats, bones: Floats, names: tuple[str, ...], table: Arrays | None, *, surface: int
-) -> dict[str, Any]:
-    """Return the `keypoint_` fields of `PackParts`, from a table or, without one, for those that are joints.
+) -> Arrays:
+    """Return the `keypoint_` fields of `Body`, from a table or, without one, for those that are joints.
 
     `template` is [N, 3], of which the first `surface` vertices are skin; `bones` [B, 2, 3] with their `names`.
     """

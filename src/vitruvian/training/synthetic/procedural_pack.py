@@ -1,4 +1,4 @@
-"""A small pack without assets: people of tubes with a few hundred vertices. For tests and first experiments.
+"""A small pack without assets: people of capsules with a few hundred vertices. For tests and first experiments.
 
 They have bones, shapes, a mouth that opens and something for every slot, so that all code for people runs on them.
 """
@@ -10,8 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.pack import Pack, pack_arrays, pack_from_arrays
-from vitruvian.training.synthetic.pieces import MEN, WOMEN, Floats, Ints, Piece, keep_faces, vertex_normals
+from vitruvian.training.synthetic.asset_pack import (
+    MEN,
+    WOMEN,
+    AssetPack,
+    Floats,
+    Ints,
+    Piece,
+    keep_faces,
+    mesh_normals,
+    pack_arrays,
+    pack_from_arrays,
+)
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 _SIDES = 8
@@ -36,8 +46,8 @@ _LEFT: dict[str, _Row] = {
 }
 
 
-def procedural_pack(seed: int = 0) -> Pack:
-    """Build a small pack of tube people; `seed` varies their shapes and poses."""
+def procedural_pack(seed: int = 0) -> AssetPack:
+    """Build a small pack of capsule people; `seed` varies their shapes and poses."""
     generator = np.random.default_rng(seed)
     names, parents, ends, radii, classes = _skeleton()
     vertices = np.concatenate([_tube(*bone) for bone in zip(ends, radii, strict=True)]).astype(np.float32)
@@ -48,7 +58,7 @@ def procedural_pack(seed: int = 0) -> Pack:
     for bone, parent in enumerate(parents):
         if parent >= 0:  # the first two rings move half with the parent
             weights[bone * _TUBE : bone * _TUBE + 2 * _SIDES, [bone, parent]] = 0.5
-    normals = vertex_normals(vertices, faces)
+    normals = mesh_normals(vertices, faces)
     identities = generator.normal(0, 1, (24, 3)).clip(-2, 2)
     traits = np.column_stack([np.arange(24) % 2, generator.uniform(0.35, 1.0, 24), *generator.uniform(0, 1, (2, 24))])
     jaw = np.zeros((1, *vertices.shape), np.float32)

@@ -24,9 +24,9 @@ if HAS_TRITON or TYPE_CHECKING:
     import triton.language as tl
 
 _SUBPIXELS = 256
-_TILE = 4  # samples a side: most triangles of a person are smaller than this
+_TILE = 4  # samples per side: most triangles of a person are smaller than this
 _EMPTY = 2**63 - 1
-_NEAREST = 0.05  # metres
+_NEAREST = 0.05  # meters
 _NEAREST_BITS = 0x7FFFFFFF
 _CHUNK_CPU, _CHUNK_GPU = 1 << 18, 1 << 23  # samples that the torch version tests together
 _FARTHEST = 1 << 20  # pixels: corners beyond are clamped, so that products stay in 64 bits
@@ -43,9 +43,9 @@ class Cutouts:
 
     uv: Tensor  # [N, 3, 2] float32, v upwards, repeats
     base: Tensor  # [N] int64: first texel of the face's texture level in `texels`; -1: no holes
-    side: Tensor  # [N] int64: texels a side of that level
+    side: Tensor  # [N] int64: texels per side of that level
     texels: Tensor  # [X] uint8 alpha
-    samples: int  # s, samples a pixel side
+    samples: int  # s, samples per pixel side
     seed: int
 
 

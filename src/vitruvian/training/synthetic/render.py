@@ -26,6 +26,7 @@ from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
 from vitruvian.images.nms import mask_boxes
 from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
+from vitruvian.training.synthetic.asset_pack import AssetPack, Scenery
 from vitruvian.training.synthetic.backgrounds import colored_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
     Cameras,
@@ -45,8 +46,7 @@ from vitruvian.training.synthetic.lighting import (
     render_shadow_map,
     sample_lights,
 )
-from vitruvian.training.synthetic.pack import Pack, Scenery
-from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.rasterizer import Cutouts, Fragments, Meshes, depth_map, find_fragments, rasterize
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.shading import (
@@ -75,12 +75,12 @@ class RenderOptions:
     """How images are rendered. Probabilities are per image."""
 
     size_hw: tuple[int, int] = (384, 288)
-    supersample: int = 2  # samples a pixel side
+    supersample: int = 2  # samples per pixel side
     chunk: int = 16  # images rendered together
-    shadow_size: int = 256  # texels a side of the key light's shadow map
+    shadow_size: int = 256  # texels per side of the key light's shadow map
     shadow_taps: int = 10
     surroundings: int = 10  # directions of the ambient light
-    surroundings_size: int = 72  # texels a side of their shadow maps
+    surroundings_size: int = 72  # texels per side of their shadow maps
     folds: float = 0.22  # typical slope of folds in clothes; 0: none
     ground_shadows: float = 0.6  # probability
     occluders: float = 0.1  # probability
@@ -106,23 +106,22 @@ class GroundTruth(TensorBatch):
     foreground: Tensor  # [B, 3, H, W] sRGB x alpha: image = foreground + (1 - alpha) x background, before noise
     albedo: Tensor  # [B, 3, H, W] surface color without light, sRGB
     normals: Tensor  # [B, 3, H, W] unit, camera axes
-    pointmap: Tensor  # [B, 3, H, W] metres, camera axes
+    pointmap: Tensor  # [B, 3, H, W] meters, camera axes
     parts: Tensor  # [B, H, W] uint8, one of the 29 classes; 0 background
     intrinsics: Tensor  # [B, 3, 3] pixels
     scale: Tensor  # [B, 1] canonical focal length / actual focal length
     keypoints: Tensor  # [B, M, 308, 3] x, y pixels, and 0 unknown or outside, 1 hidden, 2 visible
     boxes_xywh: Tensor  # [B, M, 4] pixels, around the visible part; zero for absent people
     instance_masks: Tensor  # [B, M, H, W] bool
-    stature: Tensor  # [B, M] metres, in the rest pose; zero for absent people
+    stature_m: Tensor  # [B, M] in the rest pose; zero for absent people
 
     def __len__(self) -> int:
-        """Return the number of images B."""
         return len(self.image)
 
 
 def render(
     people: PeopleBatch,
-    pack: Pack | None = None,
+    pack: AssetPack | None = None,
     *,
     generator: torch.Generator,
     image_count: int | None = None,
@@ -152,9 +151,9 @@ def render(
         if cameras is None:
             known, size_hw = people.keypoint_known, options.size_hw
             cameras = sample_cameras(
-                people.keypoints, placement, height=people.height, size_hw=size_hw, rng=rng, known=known
+                people.keypoints, placement, stature_m=people.stature_m, size_hw=size_hw, rng=rng, known=known
             )
-        most = int(person_ranks(placement.image_index).max()) + 1
+        max_people = int(person_ranks(placement.image_index).max()) + 1
         chunks = []
         for start in range(0, placement.image_count, options.chunk):
             index = torch.arange(start, min(start + options.chunk, placement.image_count), device=device)
@@ -168,7 +167,7 @@ def render(
             else:
                 light = lights.select(index)
             scene = _place(people, placement, cameras, index, pyramid, options.supersample)
-            chunks.append(_render_chunk(scene, light, background, scenery, most=most, options=options, rng=rng))
+            chunks.append(_render_chunk(scene, light, background, scenery, max_people, options, rng))
         return GroundTruth.cat(chunks)
 
 
@@ -191,7 +190,13 @@ def _place(
 
 
 def _render_chunk(
-    scene: Scene, lights: Lights, backgrounds: Tensor, scenery: Scenery, *, most: int, options: RenderOptions, rng: Rng
+    scene: Scene,
+    lights: Lights,
+    backgrounds: Tensor,
+    scenery: Scenery,
+    max_people: int,
+    options: RenderOptions,
+    rng: Rng,
 ) -> GroundTruth:
     """Render the images of one chunk."""
     people, meshes, cameras, screen = scene.people, scene.meshes, scene.cameras, scene.screen
@@ -212,12 +217,12 @@ def _render_chunk(
     shaded = rng.bernoulli(options.ground_shadows, B)[:, None, None, None]
     backgrounds = torch.where(shaded, linear_to_srgb(srgb_to_linear(backgrounds) * ground), backgrounds)
     rank = person_ranks(meshes.image_index)
-    masks = pixels.ranks[:, None] == torch.arange(most, device=screen.device)[:, None, None]  # [B, M, H, W]
+    masks = pixels.ranks[:, None] == torch.arange(max_people, device=screen.device)[:, None, None]  # [B, M, H, W]
     image, foreground, alpha = _composite(pixels, backgrounds, options, rng)
 
     def by_image(values: Tensor) -> Tensor:
         """Sort rows of people into images, [P, ...] -> [B, M, ...]; zero where an image has fewer people."""
-        table = values.new_zeros(B, most, *values.shape[1:])
+        table = values.new_zeros(B, max_people, *values.shape[1:])
         table[meshes.image_index, rank] = values
         return table
 
@@ -235,7 +240,7 @@ def _render_chunk(
         keypoints=by_image(keypoints),
         boxes_xywh=_boxes_xywh(masks),
         instance_masks=masks,
-        stature=by_image(people.height),
+        stature_m=by_image(people.stature_m),
     )
     if options.occluders > 0:
         truth = _add_occluders(truth, scenery, rng=rng, probability=options.occluders)
@@ -340,7 +345,7 @@ def _resolve(
     chosen = torch.where(2 * count >= each, _most_common(labels, depths), 0)
     nearest = torch.where(labels == chosen[:, None], depths, math.inf).amin(dim=1)
 
-    side = fragments.depth / cameras.focal[surface.image_index]  # [N] metres
+    side = fragments.depth / cameras.focal[surface.image_index]  # [N] meters
     same_surface = (label == chosen[pixel]) & (fragments.depth <= nearest[pixel] + 0.005 + _ONE_SURFACE * side)
 
     def add(index: Tensor, values: Tensor) -> Tensor:
@@ -449,7 +454,7 @@ def _ground_light(
     ambient = lights.ambient(up, image_index) + 0.05
     key = lights.key_color[image_index] * lights.key_direction[image_index, 2:].clamp_min(0.0)
     darker = (ambient * visibility + key * lit) / (ambient + key)  # [n, 3]
-    # Fade out towards the border of the shadow maps.
+    # Fade out toward the border of the shadow maps.
     radius = shadow.radius[image_index]
     fade = ((3.0 * radius - away[image_index, pixel]) / radius).clamp(0.0, 1.0)[:, None]
     result = torch.ones(B, H * W, 3, device=points.device)

@@ -21,7 +21,7 @@ from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.lighting import Lights, ShadowMap, sample_environment
 from vitruvian.training.synthetic.materials import Pattern
-from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.rasterizer import Fragments, Meshes
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.textures import TexturePyramid, sample_texture
@@ -30,7 +30,7 @@ from vitruvian.training.synthetic.textures import TexturePyramid, sample_texture
 def _pattern_weight(pattern: Tensor, parameters: Tensor, rest: Tensor, footprint: Tensor) -> Tensor:
     """Weight of the second color: pattern [N], parameters [N, 4], rest positions [N, 3] -> [N] in 0..1.
 
-    `footprint` [N] is the size of a sample in metres, to which edges are softened against aliasing.
+    `footprint` [N] is the size of a sample in meters, to which edges are softened against aliasing.
     """
     frequency, angle, width, phase = parameters.unbind(1)
     x, _, z = rest.unbind(1)
@@ -104,9 +104,9 @@ class Surface:
     skin: Tensor  # [N] bool
     hair: Tensor  # [N] bool: hair, brows, lashes
     position: Tensor  # [N, 3] world
-    normal: Tensor  # [N, 3] world, unit, towards the camera's side
+    normal: Tensor  # [N, 3] world, unit, toward the camera's side
     strand_normal: Tensor  # [N, 3] the same with the unevenness of hair, for light only
-    view: Tensor  # [N, 3] world, unit, towards the camera
+    view: Tensor  # [N, 3] world, unit, toward the camera
 
 
 def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
@@ -230,11 +230,11 @@ def _front_normals(fragments: Fragments, meshes: Meshes, smooth: Tensor, view: T
 
 
 def _fold_normals(normal: Tensor, position: Tensor, person: Tensor, people: int, folds: float, rng: Rng) -> Tensor:
-    """Perturb normals [n, 3] by folds: a few bent waves a person, of varying strength."""
+    """Perturb normals [n, 3] by folds: a few bent waves per person, of varying strength."""
     direction = F.normalize(
         rng.normal(0.0, 1.0, people, _FOLD_WAVES, 3) * torch.tensor([1.0, 1.0, 0.6], device=normal.device), dim=-1
     )
-    count = 2 * math.pi / rng.log_uniform(0.045, 0.22, people, _FOLD_WAVES, 1)  # radians a metre
+    count = 2 * math.pi / rng.log_uniform(0.045, 0.22, people, _FOLD_WAVES, 1)  # radians per meter
     wave = (direction * count)[person]  # [n, 6, 3]
     phase = rng.uniform(0.0, 2 * math.pi, people, _FOLD_WAVES)[person]
     slope = (folds * rng.log_uniform(0.3, 1.6, people, 1)).expand(-1, _FOLD_WAVES)[person]  # [n, 6]
@@ -252,7 +252,7 @@ def _fold_normals(normal: Tensor, position: Tensor, person: Tensor, people: int,
 
 
 def shade_surface(surface: Surface, lights: Lights, *, key_light: Tensor, ambient_share: Tensor) -> Tensor:
-    """Radiance towards the camera, [N, 3] linear.
+    """Radiance toward the camera, [N, 3] linear.
 
     `key_light` [N] is the share of the key light that arrives, `ambient_share` [N, 3] that of the ambient light.
     """

@@ -17,7 +17,7 @@ from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 
 _TEXTURE_SIZE = 512
 GRAY_MEAN = 0.62  # mean linear value of a gray copy: a tint of color / GRAY_MEAN gives that color on average
-_SMALLEST_LEVEL = 16
+_MIN_SIDE = 16
 
 
 # ------------------------------------------------------------------------------------------------------- mipmaps
@@ -41,9 +41,9 @@ def build_pyramid(textures: Tensor) -> TexturePyramid:
     """Halve textures [T, S, S, 4] uint8 repeatedly. Colors are weighted by alpha, so that holes do not bleed in."""
     device = textures.device
     if not len(textures):  # one white texture that nothing reads: lookups need no special case
-        textures = torch.full((1, _SMALLEST_LEVEL, _SMALLEST_LEVEL, 4), 255, dtype=torch.uint8, device=device)
+        textures = torch.full((1, _MIN_SIDE, _MIN_SIDE, 4), 255, dtype=torch.uint8, device=device)
     levels = [textures]
-    while levels[-1].shape[1] > _SMALLEST_LEVEL:
+    while levels[-1].shape[1] > _MIN_SIDE:
         levels.append(torch.cat([_halve(part) for part in torch.split(levels[-1], 16)]))
     counts = torch.tensor([level[..., 0].numel() for level in levels])
     texels = torch.cat([level.reshape(-1, 4) for level in levels])  # [X, 4]

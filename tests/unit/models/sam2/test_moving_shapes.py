@@ -1,4 +1,4 @@
-"""A very small model, trained by tools/train_moving_shapes.py, follows drawn shapes through crossings."""
+"""A small model, trained by tools/train_moving_shapes.py, tracks shapes that it has never seen through crossings."""
 
 from __future__ import annotations
 
@@ -9,46 +9,66 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian import Sam2VideoModel, Sam2VideoProcessor, Sam2VideoVideoProcessor, TrackPrompt, pipeline
-from vitruvian.training.synthetic.moving_shapes import Clip, draw_clip
+from vitruvian import TrackPrompt, pipeline
+from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
 FOLDER = Path(__file__).parents[3] / "data" / "moving-shapes"
-SIDE = 64
+SEEDS = (77, 78)  # not used in training
+COUNT = 6  # clips of each
 
 
 @pytest.fixture(scope="module")
 def track() -> Any:
-    size = {"height": SIDE, "width": SIDE}
-    frames = Sam2VideoVideoProcessor(size=size, image_mean=[0.5] * 3, image_std=[0.25] * 3)
-    model = Sam2VideoModel.from_pretrained(FOLDER, dtype=torch.float32)
-    return pipeline("track", model, processor=Sam2VideoProcessor(video_processor=frames, target_size=SIDE))
+    return pipeline("track", str(FOLDER), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def clips() -> Clips:
+    """Two shapes that do not have the colors of the background."""
+    several = [
+        draw_clips(torch.Generator().manual_seed(seed), count=COUNT, size_hw=(128, 128), saturation=(0.6, 0.9))
+        for seed in SEEDS
+    ]
+    return Clips(*(torch.cat(parts) for parts in zip(*several, strict=True)))
 
 
 def iou(found: np.ndarray, truth: np.ndarray) -> float:
-    return float((found & truth).sum() / max(1, (found | truth).sum()))
+    either = (found | truth).sum()
+    return float((found & truth).sum() / either) if either else 1.0
 
 
-def window(seed: int, left: int, top: int) -> Clip:
-    """A clip at a place that training leaves out: left + 2 · top is a multiple of 4."""
-    assert (left + 2 * top) % 4 == 0
-    clip = draw_clip(torch.Generator().manual_seed(seed), size_hw=(80, 80), length=8)
-    return Clip(*(part[..., top : top + SIDE, left : left + SIDE] for part in clip))
+def center(mask: np.ndarray) -> list[float]:
+    """The pixel of a mask that is nearest to its center."""
+    places = np.argwhere(mask)
+    y, x = places[np.linalg.norm(places - places.mean(0), axis=1).argmin()]
+    return [x + 0.5, y + 0.5]
 
 
-@pytest.mark.parametrize(("seed", "left", "top"), [(2, 4, 8), (3, 10, 3), (2, 12, 6), (3, 6, 9)])
-def test_shapes_are_followed_through_a_crossing(track: Any, seed: int, left: int, top: int) -> None:
-    clip = window(seed, left, top)
-    images = (clip.frames.permute(0, 2, 3, 1) * 255).round().byte().numpy()
-    truth = clip.masks.numpy()  # [T, O, H, W]
-    touching = truth[:, 0] & np.roll(truth[:, 1], 1, axis=2)
-    assert touching[2:6].any()  # they meet halfway
-    assert not touching[[0, -1]].any()
-    prompts = [TrackPrompt(object_id=number + 1, mask=mask) for number, mask in enumerate(truth[0])]
-    results = list(track(list(images), prompts=prompts))[1:]
-    scores = np.array([[iou(one.of(number + 1), truth[one.frame, number]) for number in range(2)] for one in results])
-    assert scores.mean() > 0.8
-    assert scores[-1].min() > 0.7  # neither object has become the other
+def test_shapes_meet_halfway(clips: Clips) -> None:
+    visible = clips.masks[:, 2:6].flatten(3).sum(3).amin(1) / clips.masks[:, 0].flatten(2).sum(2)  # [B, O]
+    assert (visible[:, 0] < 0.7).float().mean() > 0.7  # the first is hidden by the second
+
+
+@pytest.mark.parametrize("kind", ["mask", "click"])
+def test_shapes_are_tracked_through_a_crossing(track: Any, clips: Clips, kind: str) -> None:
+    scores, confused = [], 0  # [B, T - 1, O]; objects that have become the other
+    for frames, masks in zip(*clips, strict=True):
+        images = (frames.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+        truth = masks.numpy()  # [T, O, H, W]
+        prompts = [
+            TrackPrompt(object_id=number, mask=mask)
+            if kind == "mask"
+            else TrackPrompt(object_id=number, points=[center(mask)])
+            for number, mask in enumerate(truth[0], 1)
+        ]
+        results = list(track(list(images), prompts=prompts))[1:]
+        scores.append([[iou(one.of(number + 1), truth[one.frame, number]) for number in range(2)] for one in results])
+        last = [results[-1].of(number + 1) for number in range(2)]
+        confused += sum(iou(last[number], truth[-1, 1 - number]) > 0.5 for number in range(2))
+    print(kind, np.mean(scores), confused)
+    assert confused <= (0 if kind == "mask" else 1)  # of 24 objects
+    assert np.mean(scores) > 0.8
 
 
 def test_the_checkpoint_is_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 1_000_000
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 2_000_000

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
+from vitruvian.models.sam2 import history_files
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.options import TrackingOptions
 from vitruvian.models.sam2.video_memories import _closest
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
-from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
 
 SIZE = {"height": SIDE, "width": SIDE}
 FRAMES = torch.randn(12, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
@@ -162,6 +164,25 @@ def test_flat_memory_gives_the_same_masks() -> None:
     assert len(flat.processed_frames) == 1
     assert len(set(sizes[20:])) == 1
     assert len(flat.frames_tracked_per_obj[0]) == MODEL.config.max_object_pointers_in_encoder
+
+
+def test_history_in_files_gives_the_same_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_files, "_FILE_BYTES", 1 << 17)  # several files
+    full, spilled = session(streaming=True), session(streaming=True, history_folder=tmp_path)
+    for state in (full, spilled):
+        add(state, 0, 1, POINT_A, ONE, original_size=(SIDE, SIDE))
+        for frame in FRAMES:
+            MODEL(state, frame=frame)
+        add(state, 3, 1, POINT_B, ONE, original_size=(SIDE, SIDE))  # in the past
+    for got, want in zip(
+        track(spilled, start_frame_idx=3).values(), track(full, start_frame_idx=3).values(), strict=True
+    ):
+        close(masks(got), masks(want))
+    mapped = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else str(tmp_path)
+    assert str(tmp_path) in mapped
+    assert list(tmp_path.iterdir()) == []  # files without a name
+    with pytest.raises(InputError, match="history_folder: expected an existing folder"):
+        session(streaming=True, history_folder=tmp_path / "no")
 
 
 def stored_bytes(value: Any, seen: dict[int, int]) -> int:

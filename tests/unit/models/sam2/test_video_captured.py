@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.cuda.graphs import CapturedCall, GraphCache
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.options import TrackingOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 
 OPTIONS = TrackingOptions(
     keep_history=False, corrections_as_conditioning=True, objects_start_at_prompt=True, independent_objects=True

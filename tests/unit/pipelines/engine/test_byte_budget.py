@@ -85,9 +85,9 @@ def test_decoded_images_in_flight_are_bounded(tmp_path: Path, monkeypatch: pytes
     for number in range(12):
         Image.fromarray(solid(number)).save(tmp_path / f"{number:02d}.png")
     image_bytes = solid(0).nbytes
-    with use_limits(decoded_bytes=5 * image_bytes):  # decoding takes four times the bytes of the image
+    with use_limits(decoded_bytes=5 * image_bytes):  # decoding takes three times the bytes of the image
         results(Doubler(), tmp_path, workers=4)
-    assert max(held) <= (5 + 4) * image_bytes  # the oldest image does not wait
+    assert max(held) <= (5 + 3) * image_bytes  # the oldest image does not wait
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ class TestManyPeople:
         monkeypatch.setattr(type(processor), "prepare_images", counted)
         lazy = pipe(image, boxes=boxes)
         assert max(cropped) == 1
-        monkeypatch.setattr("vitruvian.pipelines.base._MAX_EAGER_UNITS", 40)
+        monkeypatch.setattr("vitruvian.pipelines.base._MAX_EAGER_INPUTS", 40)
         eager = pipe(image, boxes=boxes)
         assert max(cropped) == 40
         assert {name: str(value) for name, value in lazy.to_dict().items()} == {
@@ -166,7 +166,7 @@ class TestManyPeople:
                     def fail() -> Any:
                         raise InputError("boxes: expected others.")
 
-                    prepared.units = [fail] * 3
+                    prepared.inputs = [fail] * 3
                 return prepared
 
         first, second, third = results(Broken(), [solid(1), solid(2), solid(3)])

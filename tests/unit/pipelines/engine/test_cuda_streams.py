@@ -24,7 +24,7 @@ from vitruvian.ops.dispatch import IS_INTERPRETED, interpret_triton
 from vitruvian.pipelines.base import _can_auto_optimize
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import Failure, _default_workers, _max_in_flight, run_many
-from vitruvian.pipelines.engine.task import DecodeThread, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput
 from vitruvian.pipelines.regions import Region, RegionBlender
 from vitruvian.pipelines.sources import open_source
 from vitruvian.pipelines.tasks import pose
@@ -141,9 +141,9 @@ class TestSameResults:
         pipe = opened(task, **CALLS[call])
         frame = next(open_source(sample_image()).loaders()).frame(0)
         pipe.upload_stream = CudaStream(torch.device("meta"))
-        units = pipe.prepare(frame, None).units
-        assert len(units) >= 1
-        assert all(unit.pixels.is_meta and unit.pixels.shape == (3, 48, 32) for unit in units)
+        inputs = pipe.prepare(frame, None).inputs
+        assert len(inputs) >= 1
+        assert all(model_input.pixels.is_meta and model_input.pixels.shape == (3, 48, 32) for model_input in inputs)
 
     def test_blending_does_not_synchronize(self) -> None:
         regions = [Region(0, 0, 40, 30), Region(5.5, 3.25, 20.0, 20.0)]
@@ -173,7 +173,7 @@ class Streamed(Doubler):
         self.decoded: list[int] = []
 
     def decode(self, prepared: Any, outputs: list[Any]) -> Any:
-        assert not prepared.units  # the model has seen them
+        assert not prepared.inputs  # the model has seen them
         self.decoded.append(prepared.frame.index)
         if int(prepared.frame.image[0, 0, 0]) == 23:
             raise ValueError("twenty-three")
@@ -182,7 +182,7 @@ class Streamed(Doubler):
 
 class TestThreads:
     def test_one_thread_decodes_in_order(self) -> None:
-        job = Streamed(units=2)
+        job = Streamed(inputs=2)
         assert results(job, [solid(n) for n in range(12)]) == [4 * n for n in range(12)]
         assert job.decoded == list(range(12))
         (decoder,) = job.threads["decode"]
@@ -196,8 +196,8 @@ class TestThreads:
                 super().__init__()
                 self.third = threading.Event()
 
-            def forward(self, units: list[Unit]) -> list[Any]:
-                found = super().forward(units)
+            def forward(self, inputs: list[ModelInput]) -> list[Any]:
+                found = super().forward(inputs)
                 if len(self.batches) == 3:
                     self.third.set()
                 return found
@@ -267,11 +267,11 @@ class TestThreads:
             def prepare(self, frame: Any, seen: Any) -> Any:
                 prepared = super().prepare(frame, seen)
                 arrivals.append(Noted(self))
-                prepared.units = [unit._replace(pending=arrivals[-1]) for unit in prepared.units]
+                prepared.inputs = [model_input._replace(pending=arrivals[-1]) for model_input in prepared.inputs]
                 return prepared
 
         arrivals: list[Noted] = []
-        job = Arriving(units=2)
+        job = Arriving(inputs=2)
         assert results(job, [solid(5)] * 4, batch=2, batch_timeout=60.0) == [20] * 4
         assert [len(batch) for batch in job.batches] == [1, 2, 2, 2, 1]
         assert sorted(arrival.before for arrival in arrivals) == [[0, 1], [1, 2], [2, 3], [3, 4]]
@@ -281,7 +281,7 @@ class TestThreads:
 
     def test_decoded_outputs_are_copied_in_finishing_threads(self) -> None:
         """Outputs are on their way to the host: those who finish wait for them, apart from those who read."""
-        job = Streamed(units=2)
+        job = Streamed(inputs=2)
         job.thread = "worker"
         assert results(job, [solid(n) for n in range(12)]) == [4 * n for n in range(12)]
         assert sorted(job.decoded) == list(range(12))
@@ -292,18 +292,18 @@ class TestThreads:
     def test_inputs_are_freed_after_the_forward_pass(self) -> None:
         class Kept(Streamed):
             def __init__(self) -> None:
-                super().__init__(units=2)
+                super().__init__(inputs=2)
                 self.made: dict[int, list[weakref.ref[torch.Tensor]]] = {}
 
             def prepare(self, frame: Any, seen: Any) -> Any:
                 prepared = super().prepare(frame, seen)
-                self.made[frame.index] = [weakref.ref(unit.pixels) for unit in prepared.units]
+                self.made[frame.index] = [weakref.ref(model_input.pixels) for model_input in prepared.inputs]
                 return prepared
 
-            def forward(self, units: list[Unit]) -> list[Any]:
+            def forward(self, inputs: list[ModelInput]) -> list[Any]:
                 alive = [index for index, refs in self.made.items() if any(one() is not None for one in refs)]
                 assert len(alive) <= _max_in_flight(4, 2)
-                return super().forward(units)
+                return super().forward(inputs)
 
             def finish(self, prepared: Any, decoded: Any) -> int:
                 assert [one() for one in self.made[prepared.frame.index]] == [None, None]

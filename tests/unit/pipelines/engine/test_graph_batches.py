@@ -15,9 +15,9 @@ from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, sample_
 from vitruvian import InputError, pipeline
 from vitruvian.cuda.graphs import GraphCache, _only_batch
 from vitruvian.cuda.streams import stack_on_device
-from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize, forward_units
+from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize, forward_inputs
 from vitruvian.pipelines.engine.runner import Failure, run_many
-from vitruvian.pipelines.engine.task import Unit
+from vitruvian.pipelines.engine.steps import ModelInput
 from vitruvian.pipelines.sources import open_source
 
 BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]
@@ -25,7 +25,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 
 
 class Recorder:
-    """A task that records its units and the batch size for CUDA graphs."""
+    """A task that records its inputs and the batch size for CUDA graphs."""
 
     device = torch.device("cpu")
 
@@ -33,19 +33,19 @@ class Recorder:
         self.fixed_input_size, self.error = fixed_input_size, error
         self.calls: list[tuple[list[int], int | None]] = []
 
-    def forward(self, units: list[Unit]) -> list[Any]:
+    def forward(self, inputs: list[ModelInput]) -> list[Any]:
         if self.error is not None:
             raise self.error
-        self.calls.append(([unit.extra for unit in units], _only_batch.get()))
-        return [10 * unit.extra for unit in units]
+        self.calls.append(([model_input.extra for model_input in inputs], _only_batch.get()))
+        return [10 * model_input.extra for model_input in inputs]
 
 
-def units(count: int) -> list[Unit]:
-    return [Unit(torch.zeros(3, 2, 2), number) for number in range(count)]
+def inputs(count: int) -> list[ModelInput]:
+    return [ModelInput(torch.zeros(3, 2, 2), number) for number in range(count)]
 
 
 def forward(task: Any, count: int, batch: BatchSize, graphs: GraphCache | None) -> list[Any]:
-    return forward_units(task, units(count), batch, graphs)
+    return forward_inputs(task, inputs(count), batch, graphs)
 
 
 class TestPadding:
@@ -119,9 +119,9 @@ def noted_sizes(pipe: Any) -> list[int]:
     forward, sizes = type(pipe).forward, []
 
     class Noted(type(pipe)):  # type: ignore[misc]
-        def forward(self, units: list[Unit]) -> list[Any]:
-            sizes.append(len(units))
-            return forward(self, units)  # type: ignore[no-any-return]
+        def forward(self, inputs: list[ModelInput]) -> list[Any]:
+            sizes.append(len(inputs))
+            return forward(self, inputs)  # type: ignore[no-any-return]
 
     pipe.__class__ = Noted
     return sizes
@@ -186,5 +186,5 @@ class TestOnAGpu:
         frame = next(open_source(sample_image()).loaders()).frame(0)
         with torch.inference_mode(), Calls() as calls:
             prepared = pipe.prepare(frame, None)
-        assert len(prepared.units) == 2
+        assert len(prepared.inputs) == 2
         assert calls.count < 20  # the way without a kernel takes two hundred

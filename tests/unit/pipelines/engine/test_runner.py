@@ -21,7 +21,7 @@ from vitruvian.cuda.streams import CudaStream, HostCopy
 from vitruvian.errors import InputError
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
 from vitruvian.pipelines.engine.runner import _max_in_flight, run_many, run_one
-from vitruvian.pipelines.engine.task import DecodeThread, Prepared, Unit
+from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -32,7 +32,7 @@ def solid(value: int) -> np.ndarray:
 
 
 class Doubler:
-    """A task whose result is twice the first pixel of an image, summed over its units."""
+    """A task whose result is twice the first pixel of an image, summed over its inputs."""
 
     device = torch.device("cpu")
     detects_people = False
@@ -44,12 +44,12 @@ class Doubler:
     def __init__(
         self,
         *,
-        units: int | None = 1,
+        inputs: int | None = 1,
         max_units: int | None = None,
         slow: float = 0.0,
-        sides: tuple[int, int] = (2, 2),  # of the units of even and odd images
+        sides: tuple[int, int] = (2, 2),  # of the inputs of even and odd images
     ) -> None:
-        self.units, self.max_units, self.slow, self.sides = units, max_units, slow, sides
+        self.inputs, self.max_units, self.slow, self.sides = inputs, max_units, slow, sides
         self.batches: list[list[int]] = []
         self.detected: list[int] = []
         self.threads: dict[str, set[str]] = {}
@@ -68,19 +68,19 @@ class Doubler:
         value = int(frame.image[0, 0, 0])
         if value == 13:
             raise InputError("thirteen: expected a luckier number.")
-        count = value % 4 if self.units is None else self.units
+        count = value % 4 if self.inputs is None else self.inputs
         pixels = torch.full((3, 2, self.sides[value % 2]), float(value))
-        return Prepared(frame, [Unit(pixels, value) for _ in range(count)], people)
+        return Prepared(frame, [ModelInput(pixels, value) for _ in range(count)], people)
 
-    def forward(self, units: list[Unit]) -> list[Any]:
+    def forward(self, inputs: list[ModelInput]) -> list[Any]:
         self.note("forward")
-        if self.max_units is not None and len(units) > self.max_units:
+        if self.max_units is not None and len(inputs) > self.max_units:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB.")
-        if any(unit.extra == 17 for unit in units):
+        if any(model_input.extra == 17 for model_input in inputs):
             raise ValueError("seventeen")
-        torch.stack([unit.pixels for unit in units])  # as models do
-        self.batches.append([unit.extra for unit in units])
-        return [unit.pixels * 2 for unit in units]
+        torch.stack([model_input.pixels for model_input in inputs])  # as models do
+        self.batches.append([model_input.extra for model_input in inputs])
+        return [model_input.pixels * 2 for model_input in inputs]
 
     def decode_thread(self) -> DecodeThread:
         return self.thread
@@ -108,12 +108,12 @@ class TestOrder:
         assert results(Doubler(), [solid(n + 20) for n in range(count)]) == [2 * (n + 20) for n in range(count)]
 
     def test_units_of_several_images_share_a_batch(self) -> None:
-        job = Doubler(units=2)
+        job = Doubler(inputs=2)
         assert results(job, [solid(n) for n in range(5)], batch_timeout=60.0) == [4 * n for n in range(5)]
         assert job.batches == [[0], [0, 1], [1, 2, 2], [3, 3, 4], [4]]  # small at first
 
     def test_full_batches_from_the_first_with_graphs(self) -> None:
-        job = Doubler(units=2)
+        job = Doubler(inputs=2)
         job.fixed_input_size = True
         graphs = GraphCache(max_batch=1)
         assert results(job, [solid(n) for n in range(5)], batch_timeout=60.0, graphs=graphs) == [
@@ -128,7 +128,7 @@ class TestOrder:
         assert 2 <= max(len(batch) for batch in job.batches) <= 4
 
     def test_images_without_units_and_with_many(self) -> None:
-        job = Doubler(units=None)  # 0 to 3 units
+        job = Doubler(inputs=None)  # 0 to 3 inputs
         assert results(job, [solid(n) for n in range(8)], batch=2) == [0, 2, 8, 18, -4, 10, 24, 42]
 
     def test_threads_of_each_step(self) -> None:
@@ -269,10 +269,10 @@ class TestMemory:
         )
         assert list(stream) == [2, 4]  # one by one after the batch failed, so that nothing is lost
         with pytest.raises(InputError, match="auto"):
-            run_one(Doubler(units=2, max_units=1), next(open_source(solid(1)).loaders()), BatchSize(2, fixed=True))
+            run_one(Doubler(inputs=2, max_units=1), next(open_source(solid(1)).loaders()), BatchSize(2, fixed=True))
 
     def test_one_image_with_more_units_than_fit(self) -> None:
-        job, batch = Doubler(units=7, max_units=2), BatchSize(8, fixed=False)
+        job, batch = Doubler(inputs=7, max_units=2), BatchSize(8, fixed=False)
         assert run_one(job, next(open_source(solid(3)).loaders()), batch) == 42
         assert batch.size == 2
 

@@ -81,7 +81,7 @@ EXPECTED = np.array([[12, 5, 28, 25], [36, 4, 44, 16]], np.float32) / 0.8
 
 
 def check(detector: OnnxDetector, expected: NDArray[np.float32] = EXPECTED) -> None:
-    people = detector.find(IMAGE)
+    people = detector.detect(IMAGE)
     np.testing.assert_allclose(people.boxes_xyxy, expected, atol=1e-3)
     np.testing.assert_allclose(people.scores, [0.9, 0.6], atol=1e-5)
     assert people.detector == detector.name
@@ -105,7 +105,7 @@ class TestOnnx:
 
     def test_threshold(self, tmp_path: Path) -> None:
         path = constant_graph(tmp_path / "m.onnx", {"output": raw_yolox(BOXES)})
-        assert len(OnnxDetector(path, threshold=0.85).find(IMAGE)) == 1
+        assert len(OnnxDetector(path, threshold=0.85).detect(IMAGE)) == 1
 
     def test_detections_with_labels(self, tmp_path: Path) -> None:
         corners = [[12, 5, 28, 25, 0.9], [0, 0, 9, 9, 0.8], [36, 4, 44, 16, 0.6], [36, 4, 44, 16, 0.1]]
@@ -114,11 +114,11 @@ class TestOnnx:
 
     def test_nms_in_the_graph_is_final(self, tmp_path: Path) -> None:
         outputs: Arrays = {"dets": np.array([[[1, 1, 9, 9, 0.9], [1, 1, 9, 9, 0.8]]], np.float32)}
-        assert len(OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs)).find(IMAGE)) == 2
+        assert len(OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs)).detect(IMAGE)) == 2
 
     def test_no_detections(self, tmp_path: Path) -> None:
         outputs: Arrays = {"dets": np.zeros((1, 0, 5), np.float32), "labels": np.zeros((1, 0), np.int64)}
-        people = OnnxDetector(constant_graph(tmp_path / "rtmdet.onnx", outputs)).find(IMAGE)
+        people = OnnxDetector(constant_graph(tmp_path / "rtmdet.onnx", outputs)).detect(IMAGE)
         assert people.boxes_xyxy.shape == (0, 4)
 
     def test_lists_with_a_count(self, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ class TestOnnx:
         ]
         path = save_graph(tmp_path / "m.onnx", nodes, {"dets": np.zeros((1, 1, 5), np.float32)}, [1, 3, 64, 64])
         image = np.full((64, 64, 3), colour, np.uint8)
-        people = OnnxDetector(path, kind=kind).find(image)
+        people = OnnxDetector(path, kind=kind).detect(image)
         assert people.scores[0] == pytest.approx((200 - 103.53) / 57.375 if score is None else score, rel=1e-5)
 
     def test_kind_is_told_by_the_names_of_weights(self, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ class TestOnnx:
     def test_other_outputs_are_refused(self, tmp_path: Path, outputs: Arrays) -> None:
         detector = OnnxDetector(constant_graph(tmp_path / "yolox.onnx", outputs))
         with pytest.raises(InputError, match="expected the outputs of YOLOX or RTMDet"):
-            detector.find(IMAGE)
+            detector.detect(IMAGE)
 
     def test_other_inputs_and_files_are_refused(self, tmp_path: Path) -> None:
         outputs: Arrays = {"dets": np.zeros((1, 1, 5), np.float32)}
@@ -309,7 +309,7 @@ class TestSegmenter:
         detector = open_detector(str(tmp_path), device="cpu", threshold=0.05)
         assert isinstance(detector, SegmentationDetector)
         image = np.random.default_rng(0).integers(0, 256, (50, 90, 3), dtype=np.uint8)
-        people = detector.find(image)
+        people = detector.detect(image)
         assert len(people) > 0  # untrained, at so low a threshold, it sees someone
         assert (people.boxes_xyxy >= 0).all()
         assert (people.boxes_xyxy <= [90, 50, 90, 50]).all()
@@ -341,7 +341,7 @@ def boxes_file(folder: Path, values: Any, name: str = "boxes.json", **options: A
 
 
 def boxes_of(detector: BoxesFile, source: str, frame: int | None = None) -> list[list[float]]:
-    found: list[list[float]] = detector.find_in(IMAGE, source=source, frame=frame).boxes_xyxy.tolist()
+    found: list[list[float]] = detector.detect_in(IMAGE, source=source, frame=frame).boxes_xyxy.tolist()
     return found
 
 
@@ -350,19 +350,19 @@ class TestFiles:
         detector = boxes_file(tmp_path, COCO)
         assert boxes_of(detector, "/photos/a.jpg") == [[10, 20, 40, 60]]
         assert boxes_of(detector, "b.jpg") == []
-        assert detector.find_in(IMAGE, source="b.jpg", frame=None).note is None
-        assert detector.find_in(IMAGE, source="c.jpg", frame=None).note == "c.jpg is not listed in boxes.json"
+        assert detector.detect_in(IMAGE, source="b.jpg", frame=None).note is None
+        assert detector.detect_in(IMAGE, source="c.jpg", frame=None).note == "c.jpg is not listed in boxes.json"
 
     def test_coco_detections(self, tmp_path: Path) -> None:
         entry = {"image_id": 139, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.4}
         detector = boxes_file(tmp_path, [entry, entry | {"score": 0.1}, entry | {"category_id": 3}], threshold=0.2)
-        people = detector.find_in(IMAGE, source="val2017/000000000139.jpg", frame=None)
+        people = detector.detect_in(IMAGE, source="val2017/000000000139.jpg", frame=None)
         assert people.boxes_xyxy.tolist() == [[1, 2, 4, 6]]
         assert people.scores[0] == pytest.approx(0.4)
 
     def test_a_table_and_a_single_box(self, tmp_path: Path) -> None:
         detector = boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4], [5, 6, 7, 8, 0.5]], "b.jpg": [1, 2, 3, 4]})
-        people = detector.find_in(IMAGE, source="a.jpg", frame=None)
+        people = detector.detect_in(IMAGE, source="a.jpg", frame=None)
         assert people.boxes_xyxy.tolist() == [[1, 2, 4, 6], [5, 6, 12, 14]]
         assert people.scores.tolist() == [1.0, 0.5]
         assert boxes_of(detector, "b.jpg") == [[1, 2, 4, 6]]
@@ -390,9 +390,9 @@ class TestFiles:
             boxes_of(detector, "1.jpg")
 
     def test_a_image_without_a_name(self, tmp_path: Path) -> None:
-        assert boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4]]}).find(IMAGE).boxes_xyxy.tolist() == [[1, 2, 4, 6]]
+        assert boxes_file(tmp_path, {"a.jpg": [[1, 2, 3, 4]]}).detect(IMAGE).boxes_xyxy.tolist() == [[1, 2, 4, 6]]
         with pytest.raises(InputError, match="lists 2 images"):
-            boxes_file(tmp_path, {"a.jpg": [], "b.jpg": []}).find(IMAGE)
+            boxes_file(tmp_path, {"a.jpg": [], "b.jpg": []}).detect(IMAGE)
 
     @pytest.mark.parametrize(
         ("values", "name", "words"),

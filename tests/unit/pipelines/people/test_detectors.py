@@ -29,7 +29,7 @@ class Fake:
     def __init__(self, people: People) -> None:
         self.people = people
 
-    def find(self, image: RgbImage) -> People:
+    def detect(self, image: RgbImage) -> People:
         return self.people
 
 
@@ -57,7 +57,7 @@ def test_nobody_is_explicit() -> None:
 
 def test_a_detector_that_wants_the_file_gets_it() -> None:
     class Asks(Fake):
-        def find_in(self, image: RgbImage, *, source: str, frame: int | None) -> People:
+        def detect_in(self, image: RgbImage, *, source: str, frame: int | None) -> People:
             assert (source, frame) == ("clip.mp4", 7)
             return found([[1, 2, 30, 40]])
 
@@ -80,12 +80,12 @@ class TestOpening:
 
         detector = open_detector(faces)
         assert isinstance(detector, PeopleDetector)
-        people = detector.find(IMAGE)
+        people = detector.detect(IMAGE)
         assert (people.detector, people.scores.tolist()) == ("faces", [0.5])
         np.testing.assert_array_equal(people.boxes_xyxy, [[1, 2, 3, 4]])
-        assert len(detector.find(IMAGE[:0])) == 0
+        assert len(detector.detect(IMAGE[:0])) == 0
         with pytest.raises(InputError, match=r"got \[2, 3\]"):
-            FunctionDetector(lambda _: np.ones((2, 3)), name="bad").find(IMAGE)
+            FunctionDetector(lambda _: np.ones((2, 3)), name="bad").detect(IMAGE)
 
     def test_a_detector_stays_what_it_is(self) -> None:
         detector = Fake(found([]))
@@ -99,8 +99,8 @@ class TestOpening:
     def test_files_are_told_by_their_ending(self, tmp_path: Path) -> None:
         path = tmp_path / "boxes.json"
         path.write_text('{"a.jpg": [[1, 2, 3, 4, 0.3], [5, 6, 7, 8]]}')
-        assert len(open_detector(path).find(IMAGE)) == 2
-        assert len(open_detector(str(path), threshold=0.5).find(IMAGE)) == 1
+        assert len(open_detector(path).detect(IMAGE)) == 2
+        assert len(open_detector(str(path), threshold=0.5).detect(IMAGE)) == 1
         with pytest.raises(OSError, match="no such file"):
             open_detector(tmp_path / "none.onnx")
 

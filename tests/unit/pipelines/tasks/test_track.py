@@ -108,12 +108,12 @@ def test_a_frame_without_objects_has_no_masks(track: Any) -> None:
 def test_people_are_tracked_from_a_detector(track: Any, every: int, counts: list[int]) -> None:
     seen: list[int] = []
 
-    def finder(image: np.ndarray) -> list[list[float]]:
+    def detect(image: np.ndarray) -> list[list[float]]:
         seen.append(len(seen))
         number = next(number for number, frame in enumerate(FRAMES) if (frame == image).all())
         return [[4.0, 5.0, 30.0, 35.0], [35.0, 5.0, 50.0, 35.0]][: min(number, 2)]
 
-    results = list(track(FRAMES, finder=finder, detect_every=every, max_people=2))
+    results = list(track(FRAMES, detect=detect, detect_every=every, max_people=2))
     assert [len(result) for result in results[:3]] == counts
     assert len(seen) == (2 if every == 0 else 3)
     assert results[2].object_ids.tolist() == list(range(1, counts[2] + 1))
@@ -124,7 +124,7 @@ def test_a_tracked_person_is_not_added_again(track: Any) -> None:
     assert box[2] - box[0] > 10
     for boxes, ids in (([box], [7]), ([box, [0, 0, 6, 6]], [7, 8])):
         found = iter([[], boxes, []])
-        results = list(track(FRAMES, prompts=POINT, finder=lambda _, found=found: next(found), detect_every=2))
+        results = list(track(FRAMES, prompts=POINT, detect=lambda _, found=found: next(found), detect_every=2))
         assert results[-1].object_ids.tolist() == ids
 
 

@@ -194,10 +194,14 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
     assert len(list(VideoReader(tmp_path / "o.mp4"))) == report.frames == COUNT
 
 
-def test_a_broken_segment_is_made_again(clip: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".json", ".mp4", ".jsonl", ".npz"])
+def test_a_damaged_segment_is_made_again(clip: Path, tmp_path: Path, suffix: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_video(clip, Task(stop_at=17), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
-    (tmp_path / "o.mp4.parts/00000005.json").write_text("{")
+    file = max((tmp_path / "o.mp4.parts").glob("*.npz")).with_suffix(suffix)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
     task = Task()
     run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert task.seen[0] == 0  # its state is gone with it: only the newest is kept
@@ -278,7 +282,7 @@ class TestTrackedDetector:
     def test_boxes_between_looks_follow_the_walker(self) -> None:
         detector = TrackedDetector(DETECTOR, every=4)
         for number in range(COUNT):
-            people = detector.find_in(scene(number), source="", frame=number)
+            people = detector.detect_in(scene(number), source="", frame=number)
             assert people.ids is not None
             walker = people.boxes_xyxy[people.ids.tolist().index(1)]
             if number >= 8:
@@ -288,10 +292,10 @@ class TestTrackedDetector:
     def test_a_cut_is_looked_at_at_once_and_gives_new_numbers(self) -> None:
         detector = TrackedDetector(DETECTOR, every=100)
         for number in range(5):
-            assert detector.find(scene(number)).ids is not None
+            assert detector.detect(scene(number)).ids is not None
         other = np.full((*SIZE, 3), 255, np.uint8)
         other[:, 20:] = 100
-        people = detector.find(other)
+        people = detector.detect(other)
         assert people.ids is not None
         assert people.ids.tolist() == [3]
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 20, 64]])
@@ -299,7 +303,7 @@ class TestTrackedDetector:
     def test_checkpoints(self) -> None:
         detector = TrackedDetector(DETECTOR, checkpoint_every=4)
         for number in range(10):
-            detector.find_in(scene(number), source="", frame=number)
+            detector.detect_in(scene(number), source="", frame=number)
         assert int(detector.state_before(4)["_number"]) == 4
         assert list(detector._checkpoints) == [8]
 

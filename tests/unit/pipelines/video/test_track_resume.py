@@ -36,10 +36,10 @@ class OnePerson:
 
     name = "one person"
 
-    def find(self, image: Any, /) -> People:
-        return self.find_in(image, source="", frame=0)
+    def detect(self, image: Any, /) -> People:
+        return self.detect_in(image, source="", frame=0)
 
-    def find_in(self, image: Any, /, *, source: str, frame: int | None) -> People:
+    def detect_in(self, image: Any, /, *, source: str, frame: int | None) -> People:
         boxes = np.array([[10, 5, 30, 35]] if (frame or 0) >= 7 else [], np.float32).reshape(-1, 4)
         return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), detector=self.name)
 
@@ -63,8 +63,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def track(pipe: Any, clip: Path, out: Path, *, stop: int | None = None, **options: Any) -> Any:
     """Track in segments of five frames; with `stop` the process ends while that frame is recorded."""
     chosen = {"prompts": options.pop("prompts", PROMPTS), "interactive": False}
-    if "finder" in options:
-        chosen["finder"] = options.pop("finder")
+    if "detect" in options:
+        chosen["detect"] = options.pop("detect")
 
     def record(result: Any) -> Any:
         if result.frame == stop:
@@ -88,7 +88,7 @@ def test_a_stopped_video_continues_with_the_same_outcome(pipe: Any, clip: Path, 
 
 def test_people_that_were_detected_are_not_looked_for_again(pipe: Any, clip: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
-    options = {"finder": OnePerson(), "prompts": []}
+    options = {"detect": OnePerson(), "prompts": []}
     track(pipe, clip, whole, **options)
     for stop in (6, 12):
         with pytest.raises(KeyboardInterrupt):

@@ -6,20 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.training.synthetic.shapes import rng
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.training.config import AugmentConfig
-from vitruvian.training.datasets.augmentation import _adjust_crop, color_jitter, random_crop
 from vitruvian.training.datasets.crop_window import CropWindow
-from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop
+from vitruvian.training.datasets.folder import _Annotations, _crop_image, _image_crop, _person_crop, _random_crop
 from vitruvian.training.datasets.labels import (
+    LABEL_FIELDS,
     LabeledImages,
-    _downsample,
-    _task_labels,
+    downsample,
     keypoint_targets,
-    make_batch,
+    normalize,
+    task_labels,
 )
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.dataset import ImageMaps
@@ -52,7 +53,7 @@ def person(device_noise: int = 0) -> tuple[ImageMaps, _Annotations]:
     )  # fmt: skip
     return maps, _Annotations(
         files={}, size_hw=(H, W), intrinsics=CAMERA, keypoints=points,
-        boxes_xywh=torch.stack([BOX, torch.tensor([0.0, 0, 1, 1])]), stature=1.7, area=float(inside.sum()),
+        boxes_xywh=torch.stack([BOX, torch.tensor([0.0, 0, 1, 1])]), stature_m=1.7, area=float(inside.sum()),
     )  # fmt: skip
 
 
@@ -64,7 +65,10 @@ def smooth() -> tuple[ImageMaps, _Annotations]:
 
 
 def adjusted(window: CropWindow, scale: float, shift_xy: tuple[float, float], flipped: bool = False) -> CropWindow:
-    return _adjust_crop(window, scale=scale, shift_xy=torch.tensor(shift_xy), flipped=torch.tensor([flipped]))
+    size = torch.tensor([window.size_hw[1], window.size_hw[0]])
+    middle = (size - 1) / 2
+    start = window.start_xy + window.step_xy * (middle - (middle + torch.tensor(shift_xy) * size) / scale)
+    return replace(window, start_xy=start, step_xy=window.step_xy / scale, flipped=torch.tensor([flipped]))
 
 
 WINDOWS = {
@@ -155,55 +159,65 @@ def test_person_crop_equals_the_image_processor():
 def test_pixels_outside_the_image_are_ignored():
     view = _crop_image(*person(), adjusted(WINDOWS["larger"], 0.5, (0.4, 0.0)))
     assert 0.4 < 1 - view.valid.float().mean() < 0.9
-    assert (_task_labels(view, "seg", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
-    for task in ("normal", "matting", "albedo"):
-        assert not (_task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
+    assert (task_labels(view, "parts", stride=1)["labels"] == 255).eq(~view.valid[:, 0]).all()
+    for task in ("normals", "matte", "albedo"):
+        assert not (task_labels(view, task, stride=1)["label_mask"] & ~view.valid).any()
     away = _crop_image(*person(), adjusted(WINDOWS["same"], 1.0, (-0.6, 0.0)))
     assert (away.keypoints[..., 2] == 0).all()
 
 
 def test_labels_of_every_task():
     view = _crop_image(*person(), WINDOWS["person"])
-    tasks = ["pose", "seg", "normal", "pointmap", "matting", "albedo", "people"]
-    batch = make_batch(LabeledImages.cat([view, view]), tasks)
-    assert len(batch) == 2
-    assert batch.pixel_values.shape == (2, 3, 64, 48)
-    assert batch.labels["pose"]["labels"].shape == (2, 308, 16, 12)
-    assert batch.labels["pose"]["label_weights"].sum() == 4
-    assert batch.labels["seg"]["labels"].dtype == torch.int64
-    assert torch.equal(batch.labels["pointmap"]["label_mask"][:, 0], view.parts.expand(2, -1, -1, -1)[:, 0] > 0)
-    assert batch.labels["people"]["labels"].center.shape == (2, 1, 8, 6)
-    assert (batch.labels["people"]["labels"].center.flatten(1).amax(1) > 0.9).all()
-    matte = batch.labels["matting"]["labels"]
+    both = LabeledImages.cat([view, view])
+    assert len(both) == 2
+    assert normalize(both.image).shape == (2, 3, 64, 48)
+    labels = {task: task_labels(both, task, stride={"pose": 4, "people": 8}.get(task, 1)) for task in LABEL_FIELDS}
+    assert labels["pose"]["labels"].shape == (2, 308, 16, 12)
+    assert labels["pose"]["label_weights"].sum() == 4
+    assert labels["parts"]["labels"].dtype == torch.int64
+    assert torch.equal(labels["pointmap"]["labels"][:, 2] > 0, both.parts[:, 0] > 0)
+    assert labels["people"]["labels"].center.shape == (2, 1, 8, 6)
+    assert (labels["people"]["labels"].center.flatten(1).amax(1) > 0.9).all()
+    matte = labels["matte"]["labels"]
     assert (matte[:, :3] <= matte[:, 3:] + 1e-6).all()  # premultiplied
-    with pytest.raises(InputError, match="expected pose, seg"):
-        _task_labels(view, "mood", stride=1)
-    with pytest.raises(InputError, match="expected parts for this task"):
-        _task_labels(LabeledImages(**{**vars(view), "parts": None}), "seg", stride=1)
+    with pytest.raises(InputError, match="expected one of pose, parts"):
+        task_labels(view, "mood", stride=1)
+    without = replace(view, parts=None)
+    assert view.has_labels("albedo")
+    assert not without.has_labels("albedo")
+    with pytest.raises(InputError, match="parts is needed for this task"):
+        task_labels(without, "parts", stride=1)
+
+
+def test_ignored_people_are_no_targets():
+    view = _crop_image(*person(), WINDOWS["same"])
+    assert view.present.tolist() == [[True, False]]  # the second has no box
+    ignored = replace(view, ignored=torch.tensor([[True, False]]))
+    assert not ignored.present.any()
+    target = task_labels(ignored, "people", stride=4)["labels"]
+    assert target.center.max() == 0
+    assert 0 < target.weight.mean() < 1
 
 
 def test_labels_of_heads_at_half_size():
     view = _crop_image(*person(), WINDOWS["person"])
-    small = _downsample(view, 2)
-    assert small.image.shape == (1, 3, 32, 24)
-    strides = dict.fromkeys(("seg", "normal", "pointmap", "matting", "albedo"), 2) | {"pose": 8}
-    batch = make_batch(view, list(strides), strides=strides)
-    assert batch.pixel_values.shape == (1, 3, 64, 48)
-    assert batch.labels["seg"]["labels"].shape == (1, 32, 24)
-    assert batch.labels["matting"]["labels"].shape == (1, 4, 32, 24)
-    assert batch.labels["pose"]["labels"].shape == (1, 308, 8, 6)
-    points = batch.labels["pointmap"]
-    assert torch.allclose(points["label_scales"], view.scales)  # the size of the map does not matter
-    assert torch.allclose(small.scales, view.scales)
+    small = downsample(view, 2, rng())
+    assert torch.equal(small.image, view.image)
+    assert small.alpha.shape == small.parts.shape == small.valid.shape == (1, 1, 32, 24)
+    labels = {task: task_labels(small, task, stride=2) for task in ("parts", "normals", "pointmap", "matte", "albedo")}
+    assert labels["parts"]["labels"].shape == (1, 32, 24)
+    assert labels["matte"]["labels"].shape == (1, 4, 32, 24)
+    assert task_labels(view, "pose", stride=8)["labels"].shape == (1, 308, 8, 6)
     # the point that a cell shows is that of the pixels in it
-    full, seen = view.points, points["label_mask"][0, 0]
+    full, points = view.points, labels["pointmap"]["labels"]
     means = torch.nn.functional.avg_pool2d(full, 2)
     edge = torch.nn.functional.avg_pool2d((full[:, 2:] > 0).float(), 2)[0, 0] < 1
-    assert (seen & ~edge).sum() > 50
-    assert (points["labels"] - means)[0, :, seen & ~edge].abs().max() < 0.01
-    known = view.keypoints[0, 0, :2]
-    assert torch.allclose(small.keypoints[0, 0, :2], (known + 0.5) / 2 - 0.5)
-    assert _downsample(view, 1) is view
+    seen = (points[0, 2] > 0) & ~edge
+    assert seen.sum() > 50
+    assert (points - means)[0, :, seen].abs().max() < 0.01
+    assert torch.allclose(small.normals[0, :, seen].norm(dim=0), torch.ones(int(seen.sum())), atol=1e-4)
+    assert {int(downsample(view, 2, rng(seed)).parts.sum()) for seed in range(8)} != {int(small.parts.sum())}
+    assert downsample(view, 1, rng()) is view
 
 
 def test_heatmaps_decode_to_their_keypoints():
@@ -218,33 +232,10 @@ def test_heatmaps_decode_to_their_keypoints():
     assert wide / narrow == pytest.approx((1.5 / 0.75) ** 2, rel=0.05)  # 6 at 256 rows is 1.5 at 64
 
 
-def test_color_jitter_changes_image_and_foreground_alike():
-    view = _crop_image(*person(), WINDOWS["same"])
-    assert view.foreground is not None
-    assert view.alpha is not None
-    part = AugmentConfig(color=0.3, gray=0.0)
-    changed = color_jitter(view, part, torch.Generator().manual_seed(4))
-    assert not torch.allclose(changed.image, view.image, atol=0.02)
-    # image − foreground is (1 − alpha) · background, changed by one and the same map wherever nothing was cut off
-    back = (view.image - view.foreground) / (1 - view.alpha)
-    alone = color_jitter(
-        LabeledImages(**{**vars(view), "image": back, "foreground": None}), part, torch.Generator().manual_seed(4)
-    ).image
-    whole = changed.foreground + (1 - view.alpha) * alone  # type: ignore[operator]
-    safe = ((changed.image > 0.02) & (changed.image < 0.98) & (alone > 0.02) & (alone < 0.98)).all(1)
-    safe &= ((changed.foreground > 0.01) & (changed.foreground < view.alpha - 0.01)).all(1)  # type: ignore[operator]
-    assert safe.sum() > 30
-    assert (whole - changed.image).abs().amax(1)[safe].max() < 1e-5
-    same = color_jitter(view, AugmentConfig(color=0.0, gray=0.0), torch.Generator())
-    assert same is view
-    gray = color_jitter(view, AugmentConfig(color=0.0, gray=1.0), torch.Generator()).image
-    assert (gray.amax(1) - gray.amin(1)).max() < 1e-5
-
-
 def test_random_crops_are_within_their_limits():
     base, part = WINDOWS["person"], AugmentConfig(flip=0.25, scale=0.2, shift=0.1)
     generator = torch.Generator().manual_seed(0)
-    drawn = [random_crop(base, part, generator) for _ in range(200)]
+    drawn = [_random_crop(base, part, generator) for _ in range(200)]
     scales = [float(base.step_xy[0, 0] / window.step_xy[0, 0]) for window in drawn]
     assert 1 / 1.2 - 1e-6 <= min(scales) < 0.87
     assert 1.15 < max(scales) <= 1.2 + 1e-6
@@ -254,7 +245,7 @@ def test_random_crops_are_within_their_limits():
     shifts = torch.stack([((kept - w.start_xy) / w.step_xy - middle) / Tensor([48, 64]) for w in drawn])
     assert shifts.abs().max() <= 0.1 + 1e-5
     assert shifts.abs().max() > 0.08
-    still = random_crop(base, AugmentConfig(flip=0, scale=0, shift=0), generator)
+    still = _random_crop(base, AugmentConfig(flip=0, scale=0, shift=0), generator)
     assert torch.allclose(still.start_xy, base.start_xy)
     assert torch.allclose(still.step_xy, base.step_xy)
     assert not still.flipped

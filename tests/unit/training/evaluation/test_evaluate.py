@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
 from vitruvian.training.datasets.folder import PeopleFolder
-from vitruvian.training.datasets.labels import LabeledImages, _people_targets, keypoint_targets
+from vitruvian.training.datasets.labels import LabeledImages, keypoint_targets, task_labels
 from vitruvian.training.evaluation.evaluate import _HEADLINES, evaluate_folder, headlines
 
 
@@ -23,15 +23,15 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> PeopleFolder:
 
 def truth_outputs(views: LabeledImages) -> dict[str, Any]:
     """What a perfect model would return."""
-    target = _people_targets(views, stride=8)
+    target = task_labels(views, "people", stride=8)["labels"]
     return {
         "pose": SimpleNamespace(
             heatmaps=keypoint_targets(views.keypoints, size_hw=tuple(views.image.shape[-2:]), sigma=1.5)[0]
         ),
-        "seg": SimpleNamespace(logits=one_hot(views.require("parts")[:, 0], 29).movedim(-1, 1).float()),
-        "normal": SimpleNamespace(normals=views.require("normals") * torch.tensor([3.0, -3.0, -3.0])[:, None, None]),
+        "parts": SimpleNamespace(logits=one_hot(views.require("parts")[:, 0], 29).movedim(-1, 1).float()),
+        "normals": SimpleNamespace(normals=views.require("normals") * torch.tensor([3.0, -3.0, -3.0])[:, None, None]),
         "pointmap": SimpleNamespace(pointmaps=views.points * views.scales[:, :, None, None], scales=views.scales),
-        "matting": SimpleNamespace(alphas=views.require("alpha")),
+        "matte": SimpleNamespace(alphas=views.require("alpha")),
         "albedo": SimpleNamespace(albedos=views.require("albedo")),
         "people": SimpleNamespace(logits=torch.where(target.center > 0.999, 9.0, -9.0), sides=target.sides),
     }
@@ -55,12 +55,12 @@ def test_ground_truth_as_prediction_has_perfect_scores(people: PeopleFolder):
     found = headlines(report)
     assert found["pose/pck.pck@0.1"] == 1
     assert found["pose/oks.ap"] > 0.95  # maps of 16 × 12 miss points at their rim by a pixel or two
-    assert found["seg/parts.mean_iou"] == 1
-    assert found["seg/silhouette.mean_iou"] == 1
-    assert found["normal/mean"] == pytest.approx(0, abs=0.05)
+    assert found["parts/classes.mean_iou"] == 1
+    assert found["parts/person_mask.mean_iou"] == 1
+    assert found["normals/mean"] == pytest.approx(0, abs=0.05)
     assert found["pointmap/depth.abs_rel"] == pytest.approx(0, abs=1e-5)
     assert found["pointmap/points.relative_distance"] == pytest.approx(0, abs=1e-5)
-    assert found["matting/matte.mse"] == 0
+    assert found["matte/alpha.mse"] == 0
     assert found["albedo/mae"] == 0
     assert found["people/recall@0.5"] > 0.8  # people who share a cell hide each other
     assert set(found) == {f"{task}/{name}" for task, names in _HEADLINES.items() for name in names}
@@ -79,12 +79,12 @@ def test_errors_are_measured(people: PeopleFolder):
     found = headlines(evaluate_folder(replay(people, wrong), people, tasks=list(TASKS), batch_size=4))
     assert found["pose/pck.pck@0.1"] < 0.5
     assert found["pose/oks.ap"] < 0.5
-    assert found["seg/parts.mean_iou"] < 0.5
-    assert found["seg/silhouette.mean_iou"] == 1  # parts are mixed up, people are not
-    assert found["normal/mean"] == pytest.approx(180, abs=0.05)
+    assert found["parts/classes.mean_iou"] < 0.5
+    assert found["parts/person_mask.mean_iou"] == 1  # parts are mixed up, people are not
+    assert found["normals/mean"] == pytest.approx(180, abs=0.05)
     assert found["pointmap/depth.abs_rel"] == pytest.approx(0.5, abs=1e-4)
     assert found["pointmap/points.relative_distance"] == pytest.approx(0, abs=1e-4)  # after scale
-    assert found["matting/matte.mse"] > 0.05
+    assert found["matte/alpha.mse"] > 0.05
     assert found["albedo/mae"] > 0.05
     assert found["people/recall@0.5"] < 0.5
 
@@ -92,20 +92,20 @@ def test_errors_are_measured(people: PeopleFolder):
 def test_limit_on_the_number_of_images(people: PeopleFolder):
     calls: list[tuple[int, int]] = []
     report = evaluate_folder(
-        replay(people), people, tasks=["matting"], batch_size=2, images=3,
+        replay(people), people, tasks=["matte"], batch_size=2, images=3,
         progress=lambda done, count: calls.append((done, count)),
     )  # fmt: skip
     assert calls == [(2, 3), (3, 3)]
-    assert report.numbers("matting")["matte.images"] == 3
+    assert report.numbers("matte")["alpha.images"] == 3
 
 
 def test_small_maps(people: PeopleFolder):
     def smaller(pixels: Tensor, full: Any = replay(people)) -> dict[str, Any]:  # noqa: B008
-        logits = full(pixels)["seg"].logits
-        return {"seg": SimpleNamespace(logits=torch.nn.functional.avg_pool2d(logits, 2))}
+        logits = full(pixels)["parts"].logits
+        return {"parts": SimpleNamespace(logits=torch.nn.functional.avg_pool2d(logits, 2))}
 
-    report = evaluate_folder(smaller, people, tasks=["seg"])
-    assert 0.8 < report.numbers("seg")["silhouette.mean_iou"] < 1
+    report = evaluate_folder(smaller, people, tasks=["parts"])
+    assert 0.8 < report.numbers("parts")["person_mask.mean_iou"] < 1
 
 
 def test_a_scale_of_zero_gives_finite_errors(people: PeopleFolder):

@@ -93,9 +93,9 @@ def test_bad_inputs_of_normals() -> None:
         quality.update(np.zeros((3, 1, 3, 3)), np.zeros((1, 3, 3, 3)))
     with pytest.raises(InputError, match="mask: expected the shape"):
         quality.update(facing(2), facing(2), mask=np.ones((2, 1)))
-    with pytest.raises(InputError, match="finite"):
+    with pytest.raises(InputError, match="NaN or infinity"):
         quality.update(facing(2) * np.nan, facing(2))
-    with pytest.raises(InputError, match="same angles"):
+    with pytest.raises(InputError, match="different angles"):
         quality.merge(AngularError(angles=[1]))
 
 
@@ -229,13 +229,13 @@ def test_bad_inputs_of_depth() -> None:
         PointError(alignment="median")
     with pytest.raises(InputError, match="min_depth"):
         DepthError(min_depth=0)
-    with pytest.raises(InputError, match="finite"):
+    with pytest.raises(InputError, match="NaN or infinity"):
         DepthError().update([[math.nan]], [[1.0]])
-    with pytest.raises(InputError, match="finite"):
+    with pytest.raises(InputError, match="NaN or infinity"):
         PointError().update(np.full((3, 1, 1), np.inf), np.ones((3, 1, 1)))
     with pytest.raises(InputError, match="length: expected numbers over 0"):
         PointError().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=0)
     with pytest.raises(InputError, match="length: expected one for each of the 1"):
         PointError().update(np.ones((3, 1, 1)), np.ones((3, 1, 1)), length=[1, 2])
-    with pytest.raises(InputError, match="same alignment"):
+    with pytest.raises(InputError, match="different alignment"):
         DepthError().merge(DepthError(alignment="scale"))

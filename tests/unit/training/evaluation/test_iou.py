@@ -79,7 +79,7 @@ def test_bad_inputs_of_classes() -> None:
         quality.update(torch.tensor([0]), torch.tensor([-1]))
     with pytest.raises(InputError, match="num_labels"):
         MeanIoU(0)
-    with pytest.raises(InputError, match="same num_labels"):
+    with pytest.raises(InputError, match="different num_labels"):
         quality.merge(MeanIoU(3))
 
 
@@ -122,7 +122,7 @@ def test_bad_inputs_of_foreground() -> None:
     quality = ForegroundIoU()
     with pytest.raises(InputError, match=r"target: expected the shape \[..., H, W\]"):
         quality.update(np.zeros(3), np.zeros(3))
-    with pytest.raises(InputError, match="finite"):
+    with pytest.raises(InputError, match="NaN or infinity"):
         quality.update(np.full((1, 1), np.nan), np.zeros((1, 1)))
-    with pytest.raises(InputError, match="same threshold"):
+    with pytest.raises(InputError, match="different threshold"):
         quality.merge(ForegroundIoU(threshold=0))

@@ -17,7 +17,7 @@ from vitruvian.training.evaluation import PCK, KeypointAP, box_length, layout_gr
 from vitruvian.training.evaluation.keypoints import KeypointAPScores, _keypoint_similarity, head_length, torso_length
 
 NAMES = [field.name for field in dataclasses.fields(KeypointAPScores)]  # in the order of COCO
-COUNTS = {"coco17": 17, "wholebody133": 133, "sapiens308": 308}
+COUNTS = {"coco17": 17, "coco133": 133, "sapiens308": 308}
 
 
 def moved(points: np.ndarray, x: list[float]) -> np.ndarray:
@@ -220,17 +220,17 @@ def test_bad_inputs_of_metrics() -> None:
         PCK(thresholds=[0])
     with pytest.raises(InputError, match="groups, tail"):
         PCK("coco17", groups={"tail": [17]})
-    with pytest.raises(InputError, match="same thresholds"):
+    with pytest.raises(InputError, match="different thresholds"):
         accuracy.merge(PCK("coco17", thresholds=[1]))
     with pytest.raises(InputError, match="sigmas"):
         KeypointAP([0.1, 0])
-    with pytest.raises(InputError, match="target_boxes_xyxy: expected boxes where"):
+    with pytest.raises(InputError, match="target_boxes_xyxy: needed for people"):
         precision.update(points, [1], points, target_visible=np.zeros((1, 17)), target_areas=[1])
     with pytest.raises(InputError, match="target_boxes_xyxy: expected one for each"):
         precision.update(
             points, [1], points, target_visible=np.ones((1, 17)), target_areas=[1], target_boxes_xyxy=np.ones((2, 4))
         )
-    with pytest.raises(InputError, match="same sigmas"):
+    with pytest.raises(InputError, match="different sigmas"):
         precision.merge(KeypointAP("sapiens308"))
 
 
@@ -241,7 +241,7 @@ def test_sigmas() -> None:
     assert np.array(layout_sigmas("coco17")) * 1000 == pytest.approx(COCO_SIGMAS)
     assert layout_sigmas("sapiens308") == SIGMAS
     assert layout_sigmas(BODY_25)[1] == pytest.approx(0.079)  # midway between the shoulders
-    whole = layout_sigmas("wholebody133")
+    whole = layout_sigmas("coco133")
     assert len(whole) == 133
     assert whole[:17] == layout_sigmas(COCO_17)
     assert whole[17:25] == (0.068, 0.066, 0.066, 0.092, 0.094, 0.094, 0.042, 0.043)
@@ -258,10 +258,10 @@ def test_sigmas_are_those_of_pycocotools() -> None:
 def test_groups() -> None:
     assert layout_groups("sapiens308") == GROUPS
     assert layout_groups("coco17") == {"body": tuple(range(17))}
-    assert {name: len(ids) for name, ids in layout_groups("wholebody133").items()} == {
+    assert {name: len(ids) for name, ids in layout_groups("coco133").items()} == {
         "body": 17, "feet": 6, "face": 68, "left_hand": 21, "right_hand": 21,
     }  # fmt: skip
-    assert layout_groups("body25")["feet"] == tuple(range(19, 25))
+    assert layout_groups("openpose")["feet"] == tuple(range(19, 25))
 
 
 def test_lengths_by_hand() -> None:

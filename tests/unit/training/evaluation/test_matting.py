@@ -100,7 +100,6 @@ def test_random_mattes_against_plain_code_and_merged_halves() -> None:
     assert scores.grad == pytest.approx(np.mean(gradients) / 1000)
     assert scores.conn == pytest.approx(np.mean([plain_connectivity(p, t)[r].sum() for p, t, r in pairs]) / 1000)
     assert scores.conn > 0
-    assert scores.images == scores.pictures == 4
 
 
 def test_perfect_is_zero_and_no_region_does_not_count() -> None:
@@ -125,7 +124,7 @@ def test_bad_inputs() -> None:
         quality.update(np.array([[0, 255]], dtype=np.uint8), np.array([[0.0, 1.0]]))
     with pytest.raises(InputError, match="target: expected 0 to 1"):
         quality.update(np.zeros((1, 1)), np.full((1, 1), -1.0))
-    with pytest.raises(InputError, match="finite"):
+    with pytest.raises(InputError, match="NaN or infinity"):
         quality.update(np.full((1, 1), np.nan), np.zeros((1, 1)))
     with pytest.raises(InputError, match="Resize"):
         quality.update(np.zeros((1, 2)), np.zeros((2, 2)))

@@ -138,5 +138,5 @@ def test_bad_inputs() -> None:
         quality.update(ids, info({1: 0}) * 2, ids, info({1: 0}))
     with pytest.raises(InputError, match="label_id"):
         quality.update(ids, [{"id": 1}], ids, info({1: 0}))
-    with pytest.raises(InputError, match="same void_id"):
+    with pytest.raises(InputError, match="different void_id"):
         quality.merge(PanopticQuality(void_id=9))

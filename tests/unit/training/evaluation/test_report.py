@@ -16,7 +16,7 @@ from vitruvian.training.evaluation import (
     Goal,
     MeanAveragePrecision,
     MeanIoU,
-    Report,
+    ScoreReport,
 )
 
 
@@ -33,7 +33,7 @@ def normals() -> AngularError:
 
 
 def test_names_of_numbers() -> None:
-    report = Report()
+    report = ScoreReport()
     report.add("normals", normals().compute())
     assert report.numbers("normals") == pytest.approx(
         {"mean": 30, "median": 0, "rmse": np.sqrt(2700), "within@11.25": 2 / 3, "within@30": 2 / 3, "pixels": 3}
@@ -50,7 +50,7 @@ def test_names_of_numbers() -> None:
 
 
 def test_table_shows_short_lists_and_goals() -> None:
-    report = Report(
+    report = ScoreReport(
         "held out", goals=[Goal("pose", "per_keypoint.nose@0.1", at_least=0.5), Goal("n", "mean", at_most=15)]
     )
     quality = PCK("coco17", thresholds=[0.1])
@@ -74,7 +74,7 @@ def test_table_shows_short_lists_and_goals() -> None:
 
 
 def test_table_without_goals_has_no_column_for_them() -> None:
-    report = Report()
+    report = ScoreReport()
     report.add("[task]", {"iou[red]": 0.5})
     assert "goal" not in printed(report)
     assert "[task]" in printed(report)
@@ -82,7 +82,7 @@ def test_table_without_goals_has_no_column_for_them() -> None:
 
 
 def test_scores_inside_a_mapping_are_never_left_out() -> None:
-    report = Report()
+    report = ScoreReport()
     report.add("find", {"boxes": MeanAveragePrecision("box").compute()})  # a dozen numbers and one list
     assert "boxes.ar_large" in printed(report)
 
@@ -92,13 +92,13 @@ def test_goals() -> None:
     assert [both.met(value) for value in (-0.1, 0, 1, 1.1, float("nan"))] == [False, True, True, False, False]
     assert str(both) == "≥ 0 and ≤ 1"
     unseen = Goal("b", "y", at_least=1)
-    report = Report(goals=[both, unseen])
+    report = ScoreReport(goals=[both, unseen])
     report.add("a", {"x": 0.5})
     assert report.missed() == [unseen]
 
 
 def test_json(tmp_path: Path) -> None:
-    report = Report("Prüfung", goals=[Goal("normals", "mean", at_most=15), Goal("later", "x", at_least=1)])
+    report = ScoreReport("Prüfung", goals=[Goal("normals", "mean", at_most=15), Goal("later", "x", at_least=1)])
     report.add("normals", {"all": np.array([1.0, np.nan]), **vars(normals().compute())})
     report.save(tmp_path / "scores.json")
     text = (tmp_path / "scores.json").read_text(encoding="utf-8")
@@ -121,7 +121,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_bad_inputs() -> None:
-    report = Report(goals=[Goal("normals", "means", at_most=1)])
+    report = ScoreReport(goals=[Goal("normals", "means", at_most=1)])
     with pytest.raises(InputError, match=r"goal normals means: .*Did you mean mean"):
         report.add("normals", normals().compute())
     with pytest.raises(InputError, match="at_least or at_most"):

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS
 from vitruvian.training.synthetic.camera import Cameras, Placement
 from vitruvian.training.synthetic.materials import Materials
-from vitruvian.training.synthetic.pack import KEYPOINTS
-from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -89,7 +89,7 @@ def person(
         keypoints=points,
         keypoint_known=known,
         keypoint_depth=torch.full((1, KEYPOINTS), keypoint_depth),
-        height=torch.tensor([1.7]),
+        stature_m=torch.tensor([1.7]),
     )
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
-from tests.shared import SHARED, needs_shared
 from tests.unit.training.synthetic.shapes import alone, front_camera, person, rng, sphere
-from vitruvian.errors import InputError
+from vitruvian.training.synthetic.asset_pack import Scenery
 from vitruvian.training.synthetic.backgrounds import sample_backgrounds
-from vitruvian.training.synthetic.build_pack.assets import read_scenery
 from vitruvian.training.synthetic.camera import sample_cameras, sample_placement
 from vitruvian.training.synthetic.camera_effects import (
     _add_noise,
@@ -27,55 +23,14 @@ from vitruvian.training.synthetic.camera_effects import (
     defocus,
     sample_grading,
 )
-from vitruvian.training.synthetic.pack import Scenery, _read_scenery
 from vitruvian.training.synthetic.render import RenderOptions, _add_occluders, render
-
-
-@pytest.fixture
-def assets(tmp_path: Path) -> Path:
-    (tmp_path / "hdri").mkdir()
-    (tmp_path / "backgrounds").mkdir()
-    light = np.random.default_rng(0).random((2, 64, 128, 3)).astype(np.float16)
-    np.savez(tmp_path / "hdri" / "env_64x128.npz", names=np.array(["a", "b"]), rgb=light)
-    image = Image.new("RGB", (512, 384), (200, 30, 30))
-    image.paste((30, 30, 200), (384, 0, 512, 384))
-    image.save(tmp_path / "backgrounds" / "one.jpg")
-    return tmp_path
-
-
-def test_scenery_is_read_back_from_a_pack(assets: Path) -> None:
-    arrays = read_scenery(assets)
-    assert all(key.startswith("scenery/") for key in arrays)
-    scenery = _read_scenery(arrays)
-    with np.load(assets / "hdri" / "env_64x128.npz") as archive:
-        assert torch.equal(scenery.environments, torch.from_numpy(archive["rgb"].astype(np.float32)))
-    first, last = scenery.backgrounds.float()
-    assert (first[:, :, 0].mean(), last[:, :, 2].mean()) > (150, 50)
-    assert first[:, -1].mean(dim=0).argmax() == 0  # the beginning ends before the blue part
-    assert last[:, -1].mean(dim=0).argmax() == 2
-
-
-def test_scenery_of_a_wrong_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="people-assets"):
-        read_scenery(tmp_path)
-    empty = _read_scenery({})
-    assert len(empty.environments) == len(empty.backgrounds) == 0
-
-
-@needs_shared
-def test_scenery_of_the_shared_assets_is_small() -> None:
-    arrays = read_scenery(SHARED / "people-assets")
-    assert sum(array.nbytes for array in arrays.values()) < 3_000_000
-    scenery = _read_scenery(arrays)
-    assert scenery.environments.shape == (18, 64, 128, 3)
-    assert len(scenery.backgrounds) == 66
 
 
 def test_backgrounds_of_all_kinds_are_images() -> None:
     points = torch.rand(60, 308, 3)
     placement = sample_placement(60, 60, rng=rng())
     known = torch.ones(60, 308, dtype=torch.bool)
-    cameras = sample_cameras(points, placement, height=torch.ones(60), size_hw=(32, 24), rng=rng(), known=known)
+    cameras = sample_cameras(points, placement, stature_m=torch.ones(60), size_hw=(32, 24), rng=rng(), known=known)
     full = Scenery(torch.rand(2, 64, 128, 3), torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8))
     for scenery in (Scenery.empty(), full):
         images = sample_backgrounds(scenery, cameras, rng=rng(1))

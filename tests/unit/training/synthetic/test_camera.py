@@ -48,7 +48,7 @@ def aim(points: Tensor, placement: Placement, seed: int, known: Tensor | None = 
     known = torch.ones(308, dtype=torch.bool) if known is None else known
     height = torch.full((len(points),), 1.7)
     known = known.expand(len(points), -1)
-    return sample_cameras(points, placement, height=height, size_hw=(128, 96), rng=rng(seed), known=known, **options)
+    return sample_cameras(points, placement, stature_m=height, size_hw=(128, 96), rng=rng(seed), known=known, **options)
 
 
 def test_cameras_show_the_framed_points() -> None:

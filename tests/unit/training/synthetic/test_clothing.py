@@ -6,10 +6,9 @@ import torch
 
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import PART_INDEX
+from vitruvian.training.synthetic.asset_pack import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN, AssetPack
 from vitruvian.training.synthetic.clothing import _BARE_STYLES, Outfit, choose_outfit, dress
 from vitruvian.training.synthetic.materials import Pattern, _cloth_colors, _hair_colors, _patterns, sample_materials
-from vitruvian.training.synthetic.pack import Pack
-from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, MEN, SLOT, SLOTS, WOMEN
 from vitruvian.training.synthetic.posing import skin_vertices
 
 
@@ -17,7 +16,7 @@ def traits(count: int, gender: float, age: float) -> torch.Tensor:
     return torch.tensor([[gender, age, 0.5, 0.5]]).expand(count, 4).contiguous()
 
 
-def wearing(pack: Pack, **pieces: str) -> Outfit:
+def wearing(pack: AssetPack, **pieces: str) -> Outfit:
     """One person in the named pieces, cloth uncrumpled."""
     worn = torch.full((1, len(SLOTS)), -1)
     worn[0, 0] = 0
@@ -26,18 +25,18 @@ def wearing(pack: Pack, **pieces: str) -> Outfit:
     return Outfit(worn, torch.zeros(1, dtype=torch.bool), torch.ones(1, len(SLOTS)), torch.zeros(1, len(SLOTS), 5, 4))
 
 
-def rest(pack: Pack, count: int = 1) -> torch.Tensor:
+def rest(pack: AssetPack, count: int = 1) -> torch.Tensor:
     return pack.body.vertex_mean.expand(count, -1, -1).clone()
 
 
-def slot_vertices(pack: Pack, dressed, slot: str) -> torch.Tensor:
+def slot_vertices(pack: AssetPack, dressed, slot: str) -> torch.Tensor:
     """Vertices of a slot that faces use."""
     faces = dressed.faces[0][dressed.face_material[0] // MATERIALS_PER_SLOT == SLOT[slot]]
     faces = faces[(faces != 0).any(1)]
     return dressed.vertices[0, faces.unique()]
 
 
-def test_children_wear_no_revealing_clothes(pack: Pack):
+def test_children_wear_no_revealing_clothes(pack: AssetPack):
     outfit = choose_outfit(pack, traits(300, 0.0, 0.4), torch.zeros(300, dtype=torch.bool), rng())
     styles = [
         pack.wardrobe.styles[i] for i in outfit.pieces[:, [SLOT["upper"], SLOT["lower"]]].flatten().tolist() if i > 0
@@ -50,7 +49,7 @@ def test_children_wear_no_revealing_clothes(pack: Pack):
     assert "swim" in {pack.wardrobe.styles[i] for i in worn}
 
 
-def test_pieces_match_gender_and_slot(pack: Pack):
+def test_pieces_match_gender_and_slot(pack: AssetPack):
     for gender, wrong in ((0.0, WOMEN), (1.0, None)):
         outfit = choose_outfit(pack, traits(200, gender, 0.8), torch.ones(200, dtype=torch.bool), rng(1))
         for slot in range(len(SLOTS)):
@@ -61,21 +60,21 @@ def test_pieces_match_gender_and_slot(pack: Pack):
     assert (outfit.pieces[:, SLOT["upper"]] >= 0).all()  # women always wear a top
 
 
-def test_everyone_wears_something_below(pack: Pack):
+def test_everyone_wears_something_below(pack: AssetPack):
     outfit = choose_outfit(pack, traits(300, 1.0, 0.8), torch.zeros(300, dtype=torch.bool), rng(2))
     dress_worn = torch.tensor([pack.wardrobe.styles[i] == "dress" for i in outfit.pieces[:, SLOT["upper"]].tolist()])
     assert dress_worn.any()
     assert ((outfit.pieces[:, SLOT["lower"]] >= 0) | dress_worn).all()
 
 
-def test_teeth_only_in_open_mouths(pack: Pack):
+def test_teeth_only_in_open_mouths(pack: AssetPack):
     mouth = torch.tensor([True, False]).repeat(20)
     outfit = choose_outfit(pack, traits(40, 1.0, 0.8), mouth, rng())
     assert torch.equal(outfit.pieces[:, SLOT["teeth"]] >= 0, mouth)
     assert torch.equal(outfit.pieces[:, SLOT["tongue"]] >= 0, mouth)
 
 
-def test_a_slot_without_pieces_stays_empty(pack: Pack):
+def test_a_slot_without_pieces_stays_empty(pack: AssetPack):
     slot = torch.where(pack.wardrobe.slot == SLOT["hat"], SLOT["trinket"], pack.wardrobe.slot)
     bare = replace(pack, wardrobe=replace(pack.wardrobe, slot=slot))
     outfit = choose_outfit(bare, traits(50, 1.0, 0.8), torch.zeros(50, dtype=torch.bool), rng())
@@ -83,13 +82,13 @@ def test_a_slot_without_pieces_stays_empty(pack: Pack):
     assert dress(bare, outfit, rest(bare, 50)).faces.shape[0] == 50
 
 
-def test_unclothed_body_has_all_faces(pack: Pack):
+def test_unclothed_body_has_all_faces(pack: AssetPack):
     dressed = dress(pack, wearing(pack), rest(pack))
     assert int((dressed.face_class > 0).sum()) == int(pack.wardrobe.face_count[0])
     assert torch.allclose(slot_vertices(pack, dressed, "body"), pack.body.vertex_mean, atol=1e-6)
 
 
-def test_covered_faces_are_dropped(pack: Pack):
+def test_covered_faces_are_dropped(pack: AssetPack):
     dressed = dress(pack, wearing(pack, upper="shirt", lower="trousers"), rest(pack))
     seen = set(dressed.face_class[0].tolist())
     assert {
@@ -101,7 +100,7 @@ def test_covered_faces_are_dropped(pack: Pack):
     assert not seen & {PART_INDEX["Torso"], PART_INDEX["Left_Lower_Arm"], PART_INDEX["Right_Upper_Leg"]}
 
 
-def test_coat_is_outside_the_shirt(pack: Pack):
+def test_coat_is_outside_the_shirt(pack: AssetPack):
     alone = dress(pack, wearing(pack, upper="shirt"), rest(pack))
     under = dress(pack, wearing(pack, upper="shirt", outer="coat"), rest(pack))
     counts = [
@@ -111,7 +110,7 @@ def test_coat_is_outside_the_shirt(pack: Pack):
     assert 0 < counts[1] < counts[0]  # the forearms of the shirt look out
 
 
-def test_inner_layers_are_moved_towards_the_body(pack: Pack):
+def test_inner_layers_are_moved_towards_the_body(pack: AssetPack):
     """Trousers under an untucked top lie close to the body; tucked in, the top does."""
     covers = pack.wardrobe.covers.clone()
     covers[pack.wardrobe.names.index("shirt")] = True
@@ -129,14 +128,14 @@ def test_inner_layers_are_moved_towards_the_body(pack: Pack):
     assert stand_off(tucked, "upper") < 0.005 < 0.01 < stand_off(tucked, "lower")
 
 
-def test_hair_ends_at_the_hat(pack: Pack):
+def test_hair_ends_at_the_hat(pack: AssetPack):
     hats = dress(pack, wearing(pack, hair="hair", hat="hat"), rest(pack))
     free = dress(pack, wearing(pack, hair="hair"), rest(pack))
     counts = [int((d.face_class[0] == PART_INDEX["Hair"]).sum()) for d in (free, hats)]
     assert counts[1] < counts[0]
 
 
-def test_socks_end_at_the_hem(pack: Pack):
+def test_socks_end_at_the_hem(pack: AssetPack):
     dressed = dress(pack, wearing(pack, shoes="socks", lower="trousers"), rest(pack))
     hem = slot_vertices(pack, dressed, "lower")[:, 2].min()
     assert slot_vertices(pack, dressed, "shoes")[:, 2].max() <= hem + 0.0061
@@ -144,7 +143,7 @@ def test_socks_end_at_the_hem(pack: Pack):
     assert slot_vertices(pack, bare, "shoes")[:, 2].max() > hem + 0.05
 
 
-def test_clothes_fit_larger_people(pack: Pack):
+def test_clothes_fit_larger_people(pack: AssetPack):
     outfit = wearing(pack, upper="shirt")
     body = rest(pack)
     small, large = (
@@ -155,7 +154,7 @@ def test_clothes_fit_larger_people(pack: Pack):
     assert 0 < offset < 0.2 * 0.016  # all but the thickness of the cloth grows
 
 
-def test_offsets_grow_with_the_span_they_name(pack: Pack):
+def test_offsets_grow_with_the_span_they_name(pack: AssetPack):
     wardrobe = pack.wardrobe
     shirt = wardrobe.names.index("shirt")
     ids, base = wardrobe.scale_ids.clone(), wardrobe.scale_base.clone()
@@ -170,7 +169,7 @@ def test_offsets_grow_with_the_span_they_name(pack: Pack):
     assert 0.01 < float(moved.max()) <= 0.0151
 
 
-def test_creases_move_cloth_but_not_skin(pack: Pack):
+def test_creases_move_cloth_but_not_skin(pack: AssetPack):
     outfit = wearing(pack, upper="shirt")
     creases = torch.zeros(1, len(SLOTS), 5, 4)
     creases[..., 0], creases[..., 3] = 60.0, 0.002
@@ -180,7 +179,7 @@ def test_creases_move_cloth_but_not_skin(pack: Pack):
     assert torch.equal(slot_vertices(pack, wavy, "body"), slot_vertices(pack, plain, "body"))
 
 
-def test_skinning_averages_three_body_vertices(pack: Pack):
+def test_skinning_averages_three_body_vertices(pack: AssetPack):
     dressed = dress(pack, wearing(pack), rest(pack))
     ids = torch.tensor([[[3, 9, 20]]])
     weights = torch.nn.functional.normalize(torch.tensor([[[0.5, 1.0, -0.3]]]).clamp_min(0), p=1.0, dim=-1)
@@ -190,7 +189,7 @@ def test_skinning_averages_three_body_vertices(pack: Pack):
     assert torch.allclose(skin_vertices(one.vertices, one.ids, one.weights, transforms)[0, 0], expected, atol=1e-5)
 
 
-def test_skinning_weights_sum_to_one(pack: Pack):
+def test_skinning_weights_sum_to_one(pack: AssetPack):
     weights = pack.wardrobe.vertex_weights.clone()
     weights[5] = torch.tensor([1.2, 0.3, -0.5])
     skewed = replace(pack, wardrobe=replace(pack.wardrobe, vertex_weights=weights))
@@ -220,7 +219,7 @@ def test_colors_and_patterns_are_in_range():
     assert (param[:, 0] > 0).all()
 
 
-def test_materials_fit_the_pack(pack: Pack):
+def test_materials_fit_the_pack(pack: AssetPack):
     people = traits(60, 1.0, 0.8)
     outfit = choose_outfit(pack, people, torch.ones(60, dtype=torch.bool), rng(4))
     materials = sample_materials(pack, outfit.pieces, people, rng(4))
@@ -235,7 +234,7 @@ def test_materials_fit_the_pack(pack: Pack):
     assert not materials.cutout.any()
 
 
-def test_skin_matches_gender(pack: Pack):
+def test_skin_matches_gender(pack: AssetPack):
     people = traits(400, 0.0, 0.8)
     pieces = wearing(pack).pieces.expand(400, -1)
     skin_traits = pack.skin_traits.clone()
@@ -245,5 +244,5 @@ def test_skin_matches_gender(pack: Pack):
     assert (skin_traits[index, 0] == 0).float().mean() > 0.9
 
 
-def test_trunks_are_for_men(pack: Pack):
+def test_trunks_are_for_men(pack: AssetPack):
     assert pack.wardrobe.suits[pack.wardrobe.names.index("trunks")] == MEN

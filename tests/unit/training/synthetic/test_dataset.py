@@ -14,20 +14,18 @@ from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.human import KEYPOINT_NAMES, PART_COLORS
 from vitruvian.images.rle import decode_rle, rle_box_xywh
 from vitruvian.training.synthetic import dataset
+from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.dataset import (
     _GROUP,
     ANNOTATIONS_FILE,
     SHEET_FILE,
     DatasetOptions,
-    _decode_depth,
-    _encode_depth,
     _file_names,
     _render_group,
     read_maps,
     write_dataset,
 )
-from vitruvian.training.synthetic.pack import Pack
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
 from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.synthetic.textures import build_pyramid
@@ -36,7 +34,7 @@ OPTIONS = DatasetOptions(render=PLAIN, people=1.5, image_format="png")
 
 
 @pytest.fixture(scope="module")
-def whole(pack: Pack, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(pack: AssetPack, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets") / "whole"
     assert write_dataset(folder, 11, seed=4, pack=pack, options=OPTIONS) == folder / ANNOTATIONS_FILE
     return folder
@@ -51,14 +49,14 @@ def table(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_dataset_written_in_parts_is_identical(whole: Path, pack: Pack, tmp_path: Path):
+def test_dataset_written_in_parts_is_identical(whole: Path, pack: AssetPack, tmp_path: Path):
     for count in (3, 8, 11):
         write_dataset(tmp_path, count, seed=4, pack=pack, options=OPTIONS)
         assert len(table(tmp_path)["images"]) == count
     assert contents(tmp_path) == contents(whole)
 
 
-def test_interrupted_dataset_is_resumed(whole: Path, pack: Pack, tmp_path: Path):
+def test_interrupted_dataset_is_resumed(whole: Path, pack: AssetPack, tmp_path: Path):
     def stop(done: int, count: int) -> None:
         raise KeyboardInterrupt
 
@@ -74,7 +72,7 @@ def test_interrupted_dataset_is_resumed(whole: Path, pack: Pack, tmp_path: Path)
     assert drawn.items() - {("set.json", drawn["set.json"])} <= contents(whole).items()
 
 
-def test_finished_groups_are_skipped(whole: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch):
+def test_finished_groups_are_skipped(whole: Path, pack: AssetPack, monkeypatch: pytest.MonkeyPatch):
     def never(*args: Any, **options: Any) -> Any:
         raise AssertionError("drawn again")
 
@@ -84,13 +82,13 @@ def test_finished_groups_are_skipped(whole: Path, pack: Pack, monkeypatch: pytes
     assert contents(whole) == before
 
 
-def test_other_seeds_give_other_people(whole: Path, pack: Pack, tmp_path: Path):
+def test_other_seeds_give_other_people(whole: Path, pack: AssetPack, tmp_path: Path):
     write_dataset(tmp_path, 2, seed=5, pack=pack, options=OPTIONS)
     assert contents(tmp_path)["images/000000.png"] != contents(whole)["images/000000.png"]
     assert len({derive_seed(seed, number) for seed in range(20) for number in range(200)}) == 4000
 
 
-def test_files_contain_the_ground_truth(whole: Path, pack: Pack):
+def test_files_contain_the_ground_truth(whole: Path, pack: AssetPack):
     truth = _render_group(pack, 4, 0, OPTIONS, pyramid=build_pyramid(pack.textures))
     entries = table(whole)["images"]
     for index in range(_GROUP):
@@ -109,7 +107,7 @@ def test_files_contain_the_ground_truth(whole: Path, pack: Pack):
         assert entries[index]["scale"] == pytest.approx(truth.scale[index].item())
 
 
-def test_coco_annotations(whole: Path, pack: Pack):
+def test_coco_annotations(whole: Path, pack: AssetPack):
     found = table(whole)
     (category,) = found["categories"]
     assert category["keypoints"] == list(KEYPOINT_NAMES)
@@ -152,28 +150,14 @@ def test_the_contact_sheet(whole: Path):
         assert np.asarray(sheet).std() > 20
 
 
-def test_jpeg(pack: Pack, tmp_path: Path):
+def test_jpeg(pack: AssetPack, tmp_path: Path):
     write_dataset(tmp_path, 1, pack=pack, options=DatasetOptions(render=PLAIN))
     with Image.open(tmp_path / "images" / "000000.jpg") as image:
         assert image.format == "JPEG"
     assert read_maps(tmp_path, _file_names(0, "jpg"), frozenset())["image"].shape == (3, *SIZE_HW)
 
 
-def test_depth_encoding_error_is_below_one_step():
-    generator = np.random.default_rng(0)
-    depth = generator.uniform(2.0, 4.5, (20, 30)).astype(np.float32) * (generator.random((20, 30)) > 0.4)
-    codes, low, step = _encode_depth(depth)
-    again = _decode_depth(codes, low, step)
-    assert codes.dtype == np.uint16
-    assert step < 4e-5
-    assert np.abs(again - depth).max() <= step / 2 + 1e-6
-    assert ((again == 0) == (depth == 0)).all()
-    assert (_decode_depth(*_encode_depth(np.zeros((2, 2), np.float32))) == 0).all()
-    flat = np.full((2, 2), 3.0, np.float32)
-    assert (_decode_depth(*_encode_depth(flat)) == flat).all()
-
-
-def test_other_folders_are_refused(whole: Path, pack: Pack, tmp_path: Path):
+def test_other_folders_are_refused(whole: Path, pack: AssetPack, tmp_path: Path):
     with pytest.raises(InputError, match=r"holds another dataset .its seed differ"):
         write_dataset(whole, 11, seed=3, pack=pack, options=OPTIONS)
     with pytest.raises(InputError, match="its options differ"):
@@ -197,7 +181,7 @@ def test_invalid_dataset_options_raise(options: dict[str, Any]):
         DatasetOptions(**options)
 
 
-def test_damaged_files_raise(pack: Pack, tmp_path: Path):
+def test_damaged_files_raise(pack: AssetPack, tmp_path: Path):
     write_dataset(tmp_path, 1, pack=pack, options=OPTIONS)
     names = _file_names(0, "png")
     Image.new("L", (5, 5)).save(tmp_path / names["parts"])

@@ -6,7 +6,7 @@ import torch
 
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX
-from vitruvian.training.synthetic.pack import Pack, Poses
+from vitruvian.training.synthetic.asset_pack import AssetPack, Poses
 from vitruvian.training.synthetic.posing import (
     _apply_transforms,
     _axis_quaternions,
@@ -23,13 +23,13 @@ from vitruvian.training.synthetic.posing import (
 )
 
 
-def still(pack: Pack, count: int) -> torch.Tensor:
+def still(pack: AssetPack, count: int) -> torch.Tensor:
     local = torch.zeros(count, len(pack.body.bone_names), 4)
     local[..., 0] = 1
     return local
 
 
-def posed(pack: Pack, local: torch.Tensor, coefficients: torch.Tensor | None = None):
+def posed(pack: AssetPack, local: torch.Tensor, coefficients: torch.Tensor | None = None):
     body = pack.body
     count = len(local)
     coefficients = torch.zeros(count, body.identities.shape[1]) if coefficients is None else coefficients
@@ -47,12 +47,12 @@ def test_quaternions():
     assert torch.allclose(turn @ torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 0.0]), atol=1e-6)
 
 
-def test_no_rotation_is_the_rest_pose_with_the_root_at_the_origin(pack: Pack):
+def test_no_rotation_is_the_rest_pose_with_the_root_at_the_origin(pack: AssetPack):
     rest, bones, _, _, vertices = posed(pack, still(pack, 2), pack.body.identities[:2])
     assert torch.allclose(vertices, rest - bones[:, :1, 0], atol=1e-5)
 
 
-def test_turning_the_root_turns_everything(pack: Pack):
+def test_turning_the_root_turns_everything(pack: AssetPack):
     local = still(pack, 1)
     local[0, 0] = _axis_quaternions(torch.tensor([0.0, 0.0, 1.0]), torch.tensor(0.7))
     *_, turned = posed(pack, local)
@@ -60,7 +60,7 @@ def test_turning_the_root_turns_everything(pack: Pack):
     assert torch.allclose(turned, before @ _quaternion_matrices(local[0, 0]).T, atol=1e-5)
 
 
-def test_rotating_an_elbow_moves_its_descendants_only(pack: Pack):
+def test_rotating_an_elbow_moves_its_descendants_only(pack: AssetPack):
     names = pack.body.bone_names
     local = still(pack, 1)
     elbow = names.index("lowerarm01.L")
@@ -76,7 +76,7 @@ def test_rotating_an_elbow_moves_its_descendants_only(pack: Pack):
     assert torch.isclose(reach, (bones[0, wrist, 0] - bones[0, elbow, 0]).norm(), atol=1e-5)
 
 
-def test_keypoints_at_bone_ends(pack: Pack):
+def test_keypoints_at_bone_ends(pack: AssetPack):
     local = sample_poses(pack.poses, pack.body, torch.full((4,), 0.9), rng=rng())
     rest, _, ends, transforms, _ = posed(pack, local)
     points = pose_keypoints(pack.body, ends, rest, transforms)
@@ -85,7 +85,7 @@ def test_keypoints_at_bone_ends(pack: Pack):
     assert points.shape == (4, 308, 3)
 
 
-def test_keypoints_on_the_surface_follow_skinning(pack: Pack):
+def test_keypoints_on_the_surface_follow_skinning(pack: AssetPack):
     ids = torch.zeros(308, 2, dtype=torch.int64)
     ids[0] = torch.tensor([10, 400])
     weights = torch.zeros(308, 2)
@@ -97,7 +97,7 @@ def test_keypoints_on_the_surface_follow_skinning(pack: Pack):
     assert torch.allclose(points[:, 0], 0.25 * vertices[:, 10] + 0.75 * vertices[:, 400], atol=1e-5)
 
 
-def test_mirrored_bones(pack: Pack):
+def test_mirrored_bones(pack: AssetPack):
     names = pack.body.bone_names
     other = _mirror_bones(names)
     assert names[other[names.index("foot.L")]] == "foot.R"
@@ -105,7 +105,7 @@ def test_mirrored_bones(pack: Pack):
     assert [other[i] for i in other] == list(range(len(names)))
 
 
-def test_mirroring_a_pose_mirrors_the_people(pack: Pack):
+def test_mirroring_a_pose_mirrors_the_people(pack: AssetPack):
     names = pack.body.bone_names
     generator = torch.Generator().manual_seed(4)
     local = torch.nn.functional.normalize(torch.randn(1, len(names), 4, generator=generator), dim=-1)
@@ -115,7 +115,7 @@ def test_mirroring_a_pose_mirrors_the_people(pack: Pack):
     assert torch.allclose(heads, flipped, atol=1e-5)
 
 
-def test_poses_are_unit_rotations_and_follow_the_seed(pack: Pack):
+def test_poses_are_unit_rotations_and_follow_the_seed(pack: AssetPack):
     stout = torch.linspace(0, 1, 64)
     local = sample_poses(pack.poses, pack.body, stout, rng=rng(5))
     assert torch.allclose(local.norm(dim=-1), torch.ones(64, len(pack.body.bone_names)), atol=1e-5)
@@ -123,7 +123,7 @@ def test_poses_are_unit_rotations_and_follow_the_seed(pack: Pack):
     assert not torch.equal(local, sample_poses(pack.poses, pack.body, stout, rng=rng(6)))
 
 
-def test_some_poses_are_seated(pack: Pack):
+def test_some_poses_are_seated(pack: AssetPack):
     local = sample_poses(pack.poses, pack.body, torch.full((300,), 0.5), rng=rng(2))
     ends = posed(pack, local)[2]
     place = pack.body.bone_names.index
@@ -132,7 +132,7 @@ def test_some_poses_are_seated(pack: Pack):
     assert 10 < int(level.sum()) < 90
 
 
-def test_stout_people_have_raised_arms(pack: Pack):
+def test_stout_people_have_raised_arms(pack: AssetPack):
     empty = replace(pack.poses, rotations=pack.poses.rotations[:0])
     slim = sample_poses(empty, pack.body, torch.full((40,), 0.4), rng=rng(3))
     stout = sample_poses(empty, pack.body, torch.full((40,), 1.0), rng=rng(3))
@@ -141,7 +141,7 @@ def test_stout_people_have_raised_arms(pack: Pack):
     assert out[1] > out[0] + 0.01
 
 
-def test_fingers_bend_about_their_axes(pack: Pack):
+def test_fingers_bend_about_their_axes(pack: AssetPack):
     bones = torch.arange(1, 16)
     axes = torch.tensor([1.0, 0.0, 0.0]).expand(15, 3)
     names = tuple(f"bone{i}" for i in range(16))
@@ -169,7 +169,7 @@ def test_expressions_are_in_range_and_open_some_mouths():
     assert sample_expressions((), 3, rng=rng()).shape == (3, 0)
 
 
-def test_shape_and_expression_move_the_rest_pose(pack: Pack):
+def test_shape_and_expression_move_the_rest_pose(pack: AssetPack):
     body = pack.body
     c = torch.tensor([[0.0, 0, 0], [1.0, 0, 0]])
     closed, bones = rest_shape(body, c, torch.zeros(2, 1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import alone, card, front_camera, person, sphere
 from vitruvian.training.synthetic.camera import Placement, person_ranks
-from vitruvian.training.synthetic.people import PeopleBatch
+from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
 
 SIZE = (64, 48)
@@ -144,7 +144,7 @@ def test_the_person_in_front_hides_the_one_behind() -> None:
     camera = front_camera(distance=2.0, focal=40.0, size_hw=SIZE)
     truth = render(people, generator=seeded(), options=PLAIN, placement=placement, cameras=camera)
     front, back = truth.instance_masks[0]
-    assert torch.equal(truth.stature, people.height[None])
+    assert torch.equal(truth.stature_m, people.stature_m[None])
     assert front.sum() > back.sum() > 20
     assert not (front & back).any()
     depth = truth.pointmap[0, 2]
@@ -166,7 +166,8 @@ def test_images_with_fewer_people_are_padded() -> None:
     for chunk in (1, 2):
         options = replace(PLAIN, chunk=chunk)
         truth = render(people, generator=seeded(), options=options, placement=placement, cameras=cameras)
-        assert torch.equal(truth.stature, torch.stack([people.height[[0, 2]], people.height[1] * torch.tensor([1, 0])]))
+        first, second, third = people.stature_m.tolist()
+        assert truth.stature_m.tolist() == [[first, third], [second, 0.0]]
         assert truth.boxes_xywh[1, 1].tolist() == [0, 0, 0, 0]
         assert not truth.instance_masks[1, 1].any()
         assert truth.instance_masks[0].any(dim=(1, 2)).all()

@@ -1,8 +1,7 @@
 """Cutting meshes: clean borders, no cracks, nothing lost."""
 
 import numpy as np
-
-from vitruvian.training.synthetic.build_pack.mesh import clip_mesh, split_classes
+from recipes.build_people_assets.mesh import clip_mesh, split_classes
 
 
 def grid(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vitruvian.errors import MissingExtraError
-from vitruvian.training.synthetic.pieces import Floats, Ints
+from vitruvian.training.synthetic.asset_pack import Floats, Ints
 
 BODY_VERTICES = 13380
 EYES = slice(14598, 14742)
@@ -102,7 +102,7 @@ def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] =
 def shape_basis(source: BodySource, components: int) -> dict[str, Floats]:
     """Return the principal shapes of the identities: the fields of `Body` for vertices, bones and identities.
 
-    Faces vary by millimetres where bodies vary by decimetres, so the head counts more than its size.
+    Faces vary by millimeters where bodies vary by decimeters, so the head counts more than its size.
     """
     people, N = len(source.identities), source.template.shape[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.options import (
     BatchGroup,
     ClusterGroup,
@@ -29,7 +30,7 @@ _INDEPENDENT = {
 
 
 def command_digest(command: TaskCommand) -> str:
-    """Return a short text that differs where results of a command would."""
+    """Return a digest of everything that affects the results."""
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
     detects = (isinstance(command, PeopleGroup) and not command.boxes) or getattr(command, "everyone", False)
     return settings_digest(
@@ -38,5 +39,5 @@ def command_digest(command: TaskCommand) -> str:
         revision=command.revision,
         detector=getattr(command, "detect", None) or BUILTIN if detects else None,
         options=options,
-        facts=[file_digest(path) for path in command.input_files()],
+        facts=[file_digest(path) for path in command.mask_files()] if isinstance(command, TrackCommand) else [],
     )

@@ -6,13 +6,12 @@ import torch
 from tests.shared import SHARED
 from vitruvian.errors import InputError
 from vitruvian.human import KEYPOINT_INDEX, PART_INDEX, PART_NAMES
-from vitruvian.training.synthetic.pack import KEYPOINTS, Pack
-from vitruvian.training.synthetic.people import PeopleBatch, sample_people
-from vitruvian.training.synthetic.pieces import MATERIALS_PER_SLOT, SLOTS
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS, MATERIALS_PER_SLOT, SLOTS, AssetPack
+from vitruvian.training.synthetic.people_batch import PeopleBatch, sample_people
 
 
 @pytest.fixture(scope="module")
-def people(pack: Pack) -> PeopleBatch:
+def people(pack: AssetPack) -> PeopleBatch:
     return sample_people(pack, 40, torch.Generator().manual_seed(0))
 
 
@@ -23,7 +22,7 @@ def test_shapes_and_types(people: PeopleBatch):
         "faces": ((P, F, 3), torch.int64), "face_uv": ((P, F, 3, 2), torch.float32),
         "face_class": ((P, F), torch.uint8), "face_material": ((P, F), torch.int64),
         "keypoints": ((P, KEYPOINTS, 3), torch.float32), "keypoint_known": ((P, KEYPOINTS), torch.bool),
-        "keypoint_depth": ((P, KEYPOINTS), torch.float32), "height": ((P,), torch.float32),
+        "keypoint_depth": ((P, KEYPOINTS), torch.float32), "stature_m": ((P,), torch.float32),
     }  # fmt: skip
     for name, (shape, dtype) in expected.items():
         value = getattr(people, name)
@@ -55,10 +54,10 @@ def test_values_are_finite_and_people_stand_on_the_ground(people: PeopleBatch):
     low = used[..., 2].amin(1)
     assert (low > -1e-4).all()
     assert (low < 0.05).all()
-    assert ((people.height > 1.2) & (people.height < 2.3)).all()
+    assert ((people.stature_m > 1.2) & (people.stature_m < 2.3)).all()
 
 
-def test_all_classes_occur(pack: Pack):
+def test_all_classes_occur(pack: AssetPack):
     found = set()
     for seed in range(4):
         batch = sample_people(pack, 60, torch.Generator().manual_seed(seed))
@@ -66,7 +65,7 @@ def test_all_classes_occur(pack: Pack):
     assert found == set(range(len(PART_NAMES)))
 
 
-def test_same_seed_same_people(pack: Pack, people: PeopleBatch):
+def test_same_seed_same_people(pack: AssetPack, people: PeopleBatch):
     again = sample_people(pack, 40, torch.Generator().manual_seed(0))
     other = sample_people(pack, 40, torch.Generator().manual_seed(1))
     assert torch.equal(again.vertices, people.vertices)
@@ -92,7 +91,7 @@ def test_batch_to_device(people: PeopleBatch):
     assert torch.equal(moved.materials.texture, people.materials.texture)
 
 
-def test_invalid_arguments_raise(pack: Pack):
+def test_invalid_arguments_raise(pack: AssetPack):
     generator = torch.Generator()
     with pytest.raises(InputError, match="at least one person"):
         sample_people(pack, 0, generator)
@@ -102,10 +101,10 @@ def test_invalid_arguments_raise(pack: Pack):
 
 @pytest.mark.skipif(not (SHARED / "people-pack.npz").is_file(), reason="no built pack beside this checkout")
 def test_the_built_pack():
-    from vitruvian.training.synthetic.pack import load_pack
+    from vitruvian.training.synthetic.asset_pack import load_pack
 
     batch = sample_people(load_pack(SHARED / "people-pack.npz"), 4, torch.Generator().manual_seed(0))
     assert int(batch.keypoint_known[0].sum()) == 272
     nose, heel = batch.keypoints[:, KEYPOINT_INDEX["nose"]], batch.keypoints[:, KEYPOINT_INDEX["left_heel"]]
     assert torch.isfinite(nose).all()
-    assert ((nose - heel).norm(dim=-1) < batch.height * 1.2).all()
+    assert ((nose - heel).norm(dim=-1) < batch.stature_m * 1.2).all()

@@ -2,7 +2,7 @@
 
 A shell is a copy of part of the body's surface, moved outwards, with clean hems: tops, trousers, underwear, socks,
 gloves, hats, short hair. The skirt helper of the body mesh gives skirts, dresses and coats. Where a garment ends is
-defined by fields: signed distances of the body vertices, about metres, positive inside; `mesh.clip_mesh` cuts at zero.
+defined by fields: signed distances of the body vertices, about meters, positive inside; `mesh.clip_mesh` cuts at zero.
 A rigid piece is bound to one body vertex, so that it never bends, and is scaled with a part of the body. `add_cover`
 finds what skin a garment hides, for those of the assets too.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from recipes.build_people_assets.anny_bodies import BODY_VERTICES, EYES, BodySource
+from recipes.build_people_assets.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, EYES, BodySource
-from vitruvian.training.synthetic.build_pack.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
-from vitruvian.training.synthetic.pieces import (
+from vitruvian.training.synthetic.asset_pack import (
     ANYONE,
     MEN,
     WOMEN,
@@ -26,9 +26,8 @@ from vitruvian.training.synthetic.pieces import (
     Ints,
     Piece,
     fit_piece,
-    join_pieces,
     keep_faces,
-    vertex_normals,
+    mesh_normals,
 )
 
 # Pairs of body vertices whose distance along x, y, z tells how large a part of the body is: offsets grow with it.
@@ -51,13 +50,13 @@ class DressForm:
     faces: Ints  # [f, 3] outer surface of the body, without eyes and mouth
     uv: Floats  # [f, 3, 2]
     skirt_faces: Ints  # [s, 3]
-    along_arm: Floats  # [N] metres from the shoulder joint down the arm; about -0.05 on the trunk
+    along_arm: Floats  # [N] meters from the shoulder joint down the arm; about -0.05 on the trunk
     arm: Floats  # [N] how much a vertex belongs to an arm, 0..1
     head: Floats  # [N]
     at: dict[str, Floats]  # joints by bone name, [3]
     eye_z: float
-    upper_arm: float  # metres, shoulder to elbow
-    whole_arm: float  # metres, shoulder to wrist
+    upper_arm: float  # meters, shoulder to elbow
+    whole_arm: float  # meters, shoulder to wrist
 
 
 def make_dress_form(source: BodySource, quads: Ints, quad_uv: Floats) -> DressForm:
@@ -87,7 +86,7 @@ def make_dress_form(source: BodySource, quads: Ints, quad_uv: Floats) -> DressFo
     trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
     surface = _remove_relief(vertices, faces, trunk)
     return DressForm(
-        vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
+        vertices=vertices, surface=surface, normals=mesh_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
         skirt_faces=split_quads(source.skirt_quads),
         along_arm=along.astype(np.float32), arm=arm,
@@ -118,7 +117,7 @@ def _shell(
     form: DressForm, name: str, slot: str, fields: Floats, thickness: float, smooth: int = 0, style: str = "",
     suits: int = ANYONE, part_class: Floats | None = None,
 ) -> Piece:  # fmt: skip
-    """Copy the body where all `fields` [k, N] are positive, `thickness` metres outwards.
+    """Copy the body where all `fields` [k, N] are positive, `thickness` meters outwards.
 
     `part_class` is the class of each vertex [N], by default that of the slot; `smooth` rounds of relaxing make loose
     cloth.
@@ -166,7 +165,7 @@ def _smooth_borders(points: Floats, faces: Ints) -> Floats:
     """Smooth the borders of a mesh [m, 3], which zigzag where a cut crosses triangles."""
     edges, count = mesh_edges(faces)
     border = edges[count == 1]
-    normals = vertex_normals(points, faces)
+    normals = mesh_normals(points, faces)
     for _ in range(4):
         step = (laplacian_smooth(points, border, 1) - points) / 2  # zero off the border
         points = points + step - normals * (step * normals).sum(1, keepdims=True)  # along the cloth, not into the body
@@ -179,7 +178,7 @@ def _above(form: DressForm, z: float) -> Floats:
 
 
 def _neckline(form: DressForm, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
-    """Positive below a tilted plane through the neck: `front`, `back` are metres above the base of the neck."""
+    """Positive below a tilted plane through the neck: `front`, `back` are meters above the base of the neck."""
     x, y, z = form.vertices.T
     base = form.at["neck01"]
     tilt = np.clip((y - (base[1] - 0.09)) / 0.14, 0, 1)
@@ -188,7 +187,7 @@ def _neckline(form: DressForm, *, front: float, back: float, vee: float = 0.0, n
 
 
 def _top_field(form: DressForm, *, sleeve: float, hem: float, neck: Floats) -> Floats:
-    """A top: down to height `hem`, sleeves `sleeve` metres long, below the _neckline. [3, N]."""
+    """A top: down to height `hem`, sleeves `sleeve` meters long, below the _neckline. [3, N]."""
     return np.stack([_above(form, hem), sleeve - form.along_arm, neck])
 
 
@@ -226,7 +225,7 @@ def _skirt(
 
 
 def _scalp_field(form: DressForm, *, front: float, back: float) -> Floats:
-    """Positive above the hairline: a plane from `front` (metres above the eyes) to `back`, on the head only."""
+    """Positive above the hairline: a plane from `front` (meters above the eyes) to `back`, on the head only."""
     _, y, z = form.vertices.T
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
     y_front, y_back = float(skull[skull[:, 2] > form.eye_z, 1].min()), float(skull[:, 1].max())
@@ -487,7 +486,7 @@ def _make_glasses(form: DressForm) -> list[Piece]:
         outline_z = eye[2] - 0.002 + half_h * np.sign(s) * np.abs(s) ** (2 / power)
 
         def plate(x: Floats, z: Floats) -> Floats:
-            """The front of the glasses: a sheet that bends back towards the temples and leans a little."""
+            """The front of the glasses: a sheet that bends back toward the temples and leans a little."""
             y = eye[1] - 0.016 + 1.4 * x**2 - 0.08 * (z - eye[2])
             return np.stack([x, y, z], -1)
 
@@ -611,7 +610,7 @@ def add_cover(form: DressForm, piece: Piece) -> Piece:
 
 
 def _erode(mask: Bools, faces: Ints) -> Bools:
-    """Remove the members of a vertex set that have a neighbour outside it."""
+    """Remove the members of a vertex set that have a neighbor outside it."""
     edge = ~mask[faces].all(1)
     out = mask.copy()
     out[faces[edge].ravel()] = False
@@ -619,7 +618,7 @@ def _erode(mask: Bools, faces: Ints) -> Bools:
 
 
 def _covered_vertices(form: DressForm, placed: Floats, faces: Ints, *, reach: float) -> Bools:
-    """Which body vertices [R] have a triangle of a placed mesh within `reach` metres outside them, along the normal."""
+    """Which body vertices [R] have a triangle of a placed mesh within `reach` meters outside them, along the normal."""
     origin = form.vertices[:BODY_VERTICES] - 0.006 * form.normals[:BODY_VERTICES]
     direction = form.normals[:BODY_VERTICES]
     a = placed[faces[:, 0]]
@@ -653,3 +652,15 @@ def _ray_triangle(o: Floats, d: Floats, a: Floats, ab: Floats, ac: Floats) -> tu
     u = o @ dual_u.T + t * (d @ dual_u.T) - (a * dual_u).sum(1)
     v = o @ dual_v.T + t * (d @ dual_v.T) - (a * dual_v).sum(1)
     return t, u, v
+
+
+def join_pieces(first: Piece, second: Piece) -> Piece:
+    """Join two pieces that scale alike; name, slot, scale and style are those of the first."""
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(first, name), getattr(second, name)])
+        for name in ("ids", "weights", "offsets", "uv", "face_class", "face_part")
+    }
+    return replace(
+        first, faces=np.concatenate([first.faces, second.faces + len(first.ids)]),
+        hides=np.union1d(first.hides, second.hides), covers=np.union1d(first.covers, second.covers), **joined,
+    )  # fmt: skip

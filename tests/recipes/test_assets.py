@@ -6,11 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
-from tests.shared import SHARED
-from vitruvian.errors import InputError
-from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.build_pack.assets import (
+from recipes.build_people_assets.assets import (
     _read_mhclo,
     _read_obj,
     encode_texture,
@@ -18,7 +14,12 @@ from vitruvian.training.synthetic.build_pack.assets import (
     read_pieces,
     read_table,
 )
-from vitruvian.training.synthetic.pieces import Piece, fit_piece, join_pieces, keep_faces
+from recipes.build_people_assets.garments import join_pieces
+
+from tests.shared import SHARED
+from vitruvian.errors import InputError
+from vitruvian.human import PART_INDEX
+from vitruvian.training.synthetic.asset_pack import Piece, fit_piece, keep_faces
 
 FOLDER = SHARED / "people-assets"
 needs_assets = pytest.mark.skipif(not FOLDER.is_dir(), reason="the assets folder is not beside this checkout")

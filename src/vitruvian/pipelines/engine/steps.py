@@ -16,7 +16,7 @@ from vitruvian.results.base import People
 ResultT = TypeVar("ResultT")
 
 
-class Unit(NamedTuple):
+class ModelInput(NamedTuple):
     """One input of the model: an image, a person or a tile.
 
     Attributes:
@@ -33,7 +33,7 @@ class Unit(NamedTuple):
 # "worker": any worker thread; "stream": one thread, on a stream of its own beside the model's; "consumer": the thread
 # that iterates over the results.
 DecodeThread = Literal["worker", "stream", "consumer"]
-LazyUnit = Callable[[], Unit]  # makes a unit of the task's fixed size when its batch runs
+DeferredModelInput = Callable[[], ModelInput]  # makes an input of the task's fixed size when its batch runs
 
 
 @dataclass(eq=False)
@@ -42,17 +42,17 @@ class Prepared:
 
     Attributes:
         frame: The image.
-        units: Inputs of the model: the whole image, or one for each person or tile. May be empty. If there are many
+        inputs: Inputs of the model: the whole image, or one for each person or tile. May be empty. If there are many
             they are made batch by batch.
-        context: What `decode` and `finish` of the task need to know about the units.
+        context: What `decode` and `finish` of the task need to know about the inputs.
     """
 
     frame: Frame
-    units: Sequence[Unit | LazyUnit]
+    inputs: Sequence[ModelInput | DeferredModelInput]
     context: Any = None
 
 
-class InferenceTask(Generic[ResultT]):
+class InferenceSteps(Generic[ResultT]):
     """The steps of a task. All methods run under `torch.inference_mode`.
 
     Attributes:
@@ -80,8 +80,8 @@ class InferenceTask(Generic[ResultT]):
         """Make the model's inputs; `people` are detected ones. Called by worker threads."""
         raise NotImplementedError
 
-    def forward(self, units: list[Unit]) -> list[Any]:
-        """Run the model on units of one shape; return one output for each. Called by the consumer's thread."""
+    def forward(self, inputs: list[ModelInput]) -> list[Any]:
+        """Run the model on inputs of one shape; return one output for each. Called by the consumer's thread."""
         raise NotImplementedError
 
     def decode_thread(self) -> DecodeThread:
@@ -91,7 +91,7 @@ class InferenceTask(Generic[ResultT]):
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
         """Reduce an image's outputs, on the device, to nested lists, tuples and dicts of tensors.
 
-        By default the output of its only unit.
+        By default the output of its only input.
         """
         return outputs[0]
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from recipes.build_people_assets.anny_bodies import BodySource
+from recipes.build_people_assets.assets import read_table
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.build_pack.anny_bodies import BodySource
-from vitruvian.training.synthetic.build_pack.assets import read_table
-from vitruvian.training.synthetic.pack import Arrays
-from vitruvian.training.synthetic.pieces import Bools, Floats, Ints
+from vitruvian.training.synthetic.asset_pack import Arrays, Bools, Floats, Ints
 
 
 def _to_quaternions(matrices: Floats) -> Floats:
@@ -26,8 +25,8 @@ def _to_quaternions(matrices: Floats) -> Floats:
     return np.asarray(np.roll(quaternions, 1, axis=1), np.float32).reshape(*matrices.shape[:-2], 4)
 
 
-def _rotate_towards(start: Rotation, end: Rotation, share: Floats | float) -> Rotation:
-    """Rotate from one rotation towards another by a share of the angle between them."""
+def _rotate_toward(start: Rotation, end: Rotation, share: Floats | float) -> Rotation:
+    """Rotate from one rotation toward another by a share of the angle between them."""
     return start * Rotation.from_rotvec((start.inv() * end).as_rotvec() * np.asarray(share)[..., None])
 
 
@@ -54,7 +53,7 @@ def _apply_rule(rule: dict[str, Any], rules: dict[str, Any], rotations: dict[str
     """Return the rotation [N] of a bone: that of a joint, blended with others as the rule says."""
     value = rotations[rule["joint"]]
     if "blend" in rule:
-        value = _rotate_towards(value, rotations[rule["blend"]["other"]], rule["blend"]["share"])
+        value = _rotate_toward(value, rotations[rule["blend"]["other"]], rule["blend"]["share"])
     if "swing" in rule:  # the smallest rotation that carries one direction to another
         other = rule["swing"]["of"]
         direction = rules["arm_rest_direction"][other]
@@ -67,7 +66,7 @@ def _apply_rule(rule: dict[str, Any], rules: dict[str, Any], rotations: dict[str
         target = rotations[rule["clamp"]["to"]]
         angle = (value.inv() * target).magnitude()
         share = np.minimum(1, np.deg2rad(rule["clamp"]["max_deg"]) / np.maximum(angle, 1e-6))
-        value = _rotate_towards(value, target, share)
+        value = _rotate_toward(value, target, share)
     return value
 
 

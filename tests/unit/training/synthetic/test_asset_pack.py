@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic import procedural_pack as procedural
-from vitruvian.training.synthetic.build_pack import build_pack
-from vitruvian.training.synthetic.pack import (
+from vitruvian.training.synthetic.asset_pack import (
     _NEVER_WORN,
     KEYPOINTS,
-    Pack,
+    SLOT,
+    SLOTS,
+    AssetPack,
     _held_out_pieces,
     held_out_split,
     load_pack,
@@ -23,8 +24,7 @@ from vitruvian.training.synthetic.pack import (
     save_pack,
     training_split,
 )
-from vitruvian.training.synthetic.people import sample_people
-from vitruvian.training.synthetic.pieces import SLOT, SLOTS
+from vitruvian.training.synthetic.people_batch import sample_people
 from vitruvian.training.synthetic.textures import (
     _TEXTURE_SIZE,
     GRAY_MEAN,
@@ -151,26 +151,11 @@ def test_procedural_fabrics_tile():
     assert procedural_fabrics().shape == (3, _TEXTURE_SIZE, _TEXTURE_SIZE, 4)
 
 
-def test_build_pack_with_invalid_arguments(tmp_path: Path):
-    with pytest.raises(InputError, match="identities > components"):
-        build_pack(None, tmp_path / "x.npz", identities=10, components=10)
-
-
-def test_build_pack_without_anny_raises(tmp_path: Path):
-    try:
-        import anny  # noqa: F401
-    except ImportError:
-        with pytest.raises(MissingExtraError, match="anny"):
-            build_pack(None, tmp_path / "x.npz")
-    else:
-        pytest.skip("anny is installed here")
-
-
 # People to train on and people to evaluate on share no body, no pose and no garment of a full slot.
 
 
 @pytest.fixture
-def many_poses(pack: Pack) -> Pack:
+def many_poses(pack: AssetPack) -> AssetPack:
     return replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1].repeat(400, 1, 1).contiguous()))
 
 
@@ -178,14 +163,14 @@ def rows(table: torch.Tensor) -> set[tuple[float, ...]]:
     return {tuple(row) for row in table.flatten(1).tolist()}
 
 
-def test_splits_share_no_body(many_poses: Pack) -> None:
+def test_splits_share_no_body(many_poses: AssetPack) -> None:
     learned, judged = training_split(many_poses), held_out_split(many_poses)
     assert len(learned.body.identities) + len(judged.body.identities) == len(many_poses.body.identities)
     assert len(judged.body.identities) == len(judged.body.traits) > 0
     assert not rows(learned.body.identities) & rows(judged.body.identities)
 
 
-def test_poses_are_split_in_runs(many_poses: Pack) -> None:
+def test_poses_are_split_in_runs(many_poses: AssetPack) -> None:
     numbered = many_poses.poses.rotations.clone()
     numbered[:, 0, 0] = torch.arange(400.0)
     many_poses = replace(many_poses, poses=replace(many_poses.poses, rotations=numbered))
@@ -194,7 +179,7 @@ def test_poses_are_split_in_runs(many_poses: Pack) -> None:
     assert len(learned.poses.rotations) == 360
 
 
-def test_garments_are_split_in_slots_with_many(many_poses: Pack) -> None:
+def test_garments_are_split_in_slots_with_many(many_poses: AssetPack) -> None:
     names = tuple(f"{name}{number}" for number, name in enumerate(many_poses.wardrobe.names))
     upper = SLOTS.index("upper")
     slot = torch.full_like(many_poses.wardrobe.slot, upper)
@@ -210,12 +195,12 @@ def test_garments_are_split_in_slots_with_many(many_poses: Pack) -> None:
     assert learned[0] == judged[0] == 0
 
 
-def test_both_splits_give_people(many_poses: Pack) -> None:
+def test_both_splits_give_people(many_poses: AssetPack) -> None:
     for part in (training_split(many_poses), held_out_split(many_poses)):
         people = sample_people(part, 2, torch.Generator().manual_seed(0))
         assert people.vertices.isfinite().all()
 
 
-def test_a_single_pose_is_in_both_splits(pack: Pack) -> None:
+def test_a_single_pose_is_in_both_splits(pack: AssetPack) -> None:
     one = replace(pack, poses=replace(pack.poses, rotations=pack.poses.rotations[:1]))
     assert len(training_split(one).poses.rotations) == len(held_out_split(one).poses.rotations) == 1

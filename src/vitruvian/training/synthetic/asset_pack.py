@@ -1,10 +1,10 @@
 """The pack: one compact .npz of some 20 MB with everything that people are made from.
 
-    body, poses, pieces (numpy) ──pack_arrays──▶ arrays ──save_pack──▶ file ──load_pack──▶ Pack (torch)
+    body, poses, pieces (numpy) ──pack_arrays──▶ arrays ──save_pack──▶ file ──load_pack──▶ AssetPack (torch)
 
 Positions are stored as float16 relative to a mean, indices in the smallest type that holds them, images as JPEG.
-`build_pack` and `procedural_pack` make packs. Letters: R body vertices, B bones, C shape coefficients, I
-identities, E expressions, A pieces.
+`recipes/build_people_assets` and `procedural_pack` make packs. Letters: R body vertices, B bones, C shape
+coefficients, I identities, E expressions, A pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.human import KEYPOINT_NAMES
-from vitruvian.training.synthetic.pieces import SLOT, SLOTS, Floats, Ints, Piece, fit_piece
+from vitruvian.json_files import JsonObject
 from vitruvian.training.synthetic.textures import (
     decode_textures,
     gray_copy,
@@ -36,6 +36,47 @@ from vitruvian.training.synthetic.textures import (
     procedural_skins,
 )
 from vitruvian.training.tensor_batch import TensorBatch
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# A person wears at most one piece for each slot.
+SLOTS = (
+    "body", "lower", "upper", "outer", "shoes", "hair", "brows", "lashes", "teeth", "tongue", "hat", "glasses",
+    "accessory", "trinket",
+)  # fmt: skip
+SLOT = {name: index for index, name in enumerate(SLOTS)}
+# Material = slot * MATERIALS_PER_SLOT + part. Body: skin, face, eyes. Shoes: shoe, sock. Glasses: frame, lens.
+MATERIALS_PER_SLOT = 3
+ANYONE, MEN, WOMEN = 0, 1, 2  # whom a piece suits
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A mesh bound to the body: what a person consists of and wears. Axes in meters, z up, front is -y.
+
+    Every vertex is bound to three vertices of the body, position = weighted sum + offset x scale: a piece fits every
+    body and moves with it. The body is itself a piece. Letters: n vertices, f triangles, R body vertices.
+    """
+
+    name: str
+    slot: str
+    ids: Ints  # [n, 3] body vertices
+    weights: Floats  # [n, 3]
+    offsets: Floats  # [n, 3] meters
+    faces: Ints  # [f, 3]
+    uv: Floats  # [f, 3, 2], v upwards
+    face_class: Ints  # [f]
+    face_part: Ints  # [f] 0 .. MATERIALS_PER_SLOT - 1
+    scale_ids: Ints = field(default_factory=lambda: np.zeros((3, 2), np.int64))  # [3, 2] a, b for x, y, z
+    scale_base: Floats = field(default_factory=lambda: np.zeros(3, np.float32))  # [3] meters |a - b|; 0: do not scale
+    hides: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # body vertices that need not be rendered
+    covers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # all body vertices beneath it
+    textures: tuple[str, ...] = ()  # names of alternative textures
+    suits: int = ANYONE
+    style: str = ""  # read by `clothing.py`: "dress", "coat", "shorts", "tight" …
+
 
 Arrays = dict[str, NDArray[Any]]
 KEYPOINTS = len(KEYPOINT_NAMES)
@@ -100,10 +141,10 @@ class Wardrobe(TensorBatch):
     scale_base: Tensor  # [A, 3]: that distance where the factor is 1; 0: no scaling
     covers: Tensor  # [A, R] bool: body vertices beneath the piece
     hides: Tensor  # [A, R] bool: those so far beneath that they need not be rendered
-    textures: Tensor  # [A, K] int64 into Pack.textures; -1: none
+    textures: Tensor  # [A, K] int64 into AssetPack.textures; -1: none
     vertex_ids: Tensor  # [n, 3] int64 into R
     vertex_weights: Tensor  # [n, 3]
-    vertex_offsets: Tensor  # [n, 3] metres
+    vertex_offsets: Tensor  # [n, 3] meters
     vertex_anchor: Tensor  # [n] int64: nearest body vertex, whose normal and cover apply to this one
     faces: Tensor  # [f, 3] int64, from 0 in each piece
     face_uv: Tensor  # [f, 3, 2]
@@ -126,7 +167,7 @@ class Scenery(TensorBatch):
 
 
 @dataclass(frozen=True)
-class Pack(TensorBatch):
+class AssetPack(TensorBatch):
     """Everything that people are made from. Each texture of cloth or hair has a gray copy, which a tint colors."""
 
     body: Body
@@ -143,6 +184,32 @@ class Pack(TensorBatch):
     scenery: Scenery
 
 
+def fit_piece(piece: Piece, body: Floats) -> Floats:
+    """Place the vertices of a piece on one body: [R, 3] -> [n, 3]."""
+    span = np.diagonal(np.abs(body[piece.scale_ids[:, 0]] - body[piece.scale_ids[:, 1]]))  # [3]
+    scale = np.where(piece.scale_base > 0, span / np.maximum(piece.scale_base, 1e-6), 1.0)
+    placed = (body[piece.ids] * piece.weights[..., None]).sum(1) + piece.offsets * scale  # [n, 3]
+    return np.asarray(placed, np.float32)
+
+
+def keep_faces(piece: Piece, keep: Bools) -> Piece:
+    """Return a piece with the faces in `keep` [f] only, without unused vertices."""
+    used, faces = np.unique(piece.faces[keep], return_inverse=True)
+    return replace(
+        piece, ids=piece.ids[used], weights=piece.weights[used], offsets=piece.offsets[used],
+        faces=faces.reshape(-1, 3), uv=piece.uv[keep], face_class=piece.face_class[keep],
+        face_part=piece.face_part[keep],
+    )  # fmt: skip
+
+
+def mesh_normals(vertices: Floats, faces: Ints) -> Floats:
+    """Return unit normals [n, 3] of a triangle mesh [n, 3], [f, 3], weighted by area; zero where no face touches."""
+    a, b, c = (vertices[faces[:, k]] for k in range(3))
+    normals = np.zeros_like(vertices)
+    np.add.at(normals, faces, np.cross(b - a, c - a)[:, None])
+    return np.asarray(normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12), np.float32)
+
+
 # ------------------------------------------------------------------------------------------------------- writing
 
 
@@ -157,7 +224,7 @@ _AS_IS: dict[type[np.generic], tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class PackImages:
+class AssetImages:
     """The images of a pack; all may be empty."""
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)  # name -> rgb, maybe alpha
@@ -167,7 +234,7 @@ class PackImages:
 
 
 def pack_arrays(
-    body: Mapping[str, Any], poses: Arrays, pieces: list[Piece], images: PackImages | None = None
+    body: Mapping[str, Any], poses: Arrays, pieces: list[Piece], images: AssetImages | None = None
 ) -> Arrays:
     """Return the arrays of a pack; unused vertices are dropped.
 
@@ -177,7 +244,7 @@ def pack_arrays(
     """
     if not pieces or pieces[0].slot != "body":
         raise InputError("pieces of a pack: expected the body as the first piece, got another. Put the body first.")
-    images = images or PackImages()
+    images = images or AssetImages()
     weights, expressions = body["weights"], body["expressions"]
     used = np.unique(np.concatenate([
         *(piece.ids.ravel() for piece in pieces), *(piece.scale_ids.ravel() for piece in pieces),
@@ -201,7 +268,7 @@ def pack_arrays(
         "eyes": [[number[name], brown] for name, brown in images.eyes],
     }  # fmt: skip
 
-    def joined(name: str) -> NDArray[Any]:
+    def joined(name: str) -> Floats:
         return np.concatenate([getattr(piece, name) for piece in pieces])
 
     return {
@@ -261,7 +328,7 @@ def join_blobs(name: str, ends_name: str, blobs: list[bytes]) -> Arrays:
     return {name: np.frombuffer(b"".join(blobs), np.uint8), ends_name: ends}
 
 
-def _split_blobs(data: NDArray[Any], ends: NDArray[Any]) -> list[bytes]:
+def _split_blobs(data: NDArray[np.uint8], ends: Ints) -> list[bytes]:
     return [data[a:b].tobytes() for a, b in itertools.pairwise([0, *ends.tolist()])]
 
 
@@ -276,8 +343,8 @@ def save_pack(arrays: Arrays, path: str | Path) -> Path:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def load_pack(path: str | Path, device: torch.device | str = "cpu") -> Pack:
-    """Open a pack that `save_pack` or `build_pack` wrote."""
+def load_pack(path: str | Path, device: torch.device | str = "cpu") -> AssetPack:
+    """Open a pack that `save_pack` wrote."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -286,7 +353,7 @@ def load_pack(path: str | Path, device: torch.device | str = "cpu") -> Pack:
     return pack_from_arrays(arrays).to(device)
 
 
-def pack_from_arrays(arrays: Arrays) -> Pack:
+def pack_from_arrays(arrays: Arrays) -> AssetPack:
     """Turn the arrays of a pack into tensors; add gray copies, cloth and, where there are none, skins and eyes."""
     try:
         meta = json.loads(bytes(arrays["meta"]).decode())
@@ -317,7 +384,7 @@ def pack_from_arrays(arrays: Arrays) -> Pack:
         textures += [procedural_skins(), procedural_eye()[None]]
     stacked = torch.cat(textures)
     missing = len(stacked) - len(cutout)
-    return Pack(
+    return AssetPack(
         body=_read_body(arrays, meta), poses=_read_poses(arrays), wardrobe=wardrobe, textures=stacked,
         cutout=torch.tensor(cutout + [False] * missing, dtype=torch.bool),
         gray_of=F.pad(gray_of, (0, len(stacked) - len(gray_of)), value=-1), fabrics=fabrics,
@@ -334,7 +401,7 @@ def _ints(arrays: Arrays, name: str) -> Tensor:
     return torch.from_numpy(arrays[name].astype(np.int64))
 
 
-def _read_body(arrays: Arrays, meta: Mapping[str, Any]) -> Body:
+def _read_body(arrays: Arrays, meta: JsonObject) -> Body:
     values = _floats(arrays, "weight_values")
     weights = torch.zeros(len(values), len(meta["bone_names"])).scatter_(1, _ints(arrays, "weight_bones"), values)
     known = torch.from_numpy(arrays["keypoint_known"])
@@ -359,7 +426,7 @@ def _read_poses(arrays: Arrays) -> Poses:
     )  # fmt: skip
 
 
-def _read_wardrobe(arrays: Arrays, meta: Mapping[str, Any]) -> Wardrobe:
+def _read_wardrobe(arrays: Arrays, meta: JsonObject) -> Wardrobe:
     counts = torch.from_numpy(arrays["piece_counts"])
     starts = counts.cumsum(0) - counts
     masks = {
@@ -397,26 +464,26 @@ def _read_scenery(arrays: Arrays) -> Scenery:
 # ------------------------------------------------------------------------------------- training and held-out parts
 
 _HELD_OUT = 10  # every tenth identity, and every tenth run of poses, is held out
-_POSE_RUN = 20  # neighbouring poses come from one recording and stay together
+_POSE_RUN = 20  # neighboring poses come from one recording and stay together
 _PIECE_SHARE = 7  # about one garment in seven is held out
-_FEWEST_PIECES = 6  # slots with fewer pieces are shared
+_MIN_PIECES = 6  # slots with fewer pieces are shared
 _NEVER_WORN = len(SLOTS)  # a slot that does not exist
 
 
-def training_split(pack: Pack) -> Pack:
+def training_split(pack: AssetPack) -> AssetPack:
     """Return the part of a pack to train on."""
     return _part(pack, held_out=False)
 
 
-def held_out_split(pack: Pack) -> Pack:
+def held_out_split(pack: AssetPack) -> AssetPack:
     """Return bodies, poses and clothes that `training_split` does not have; skins and backgrounds are shared."""
     return _part(pack, held_out=True)
 
 
-def _held_out_pieces(pack: Pack) -> list[int]:
+def _held_out_pieces(pack: AssetPack) -> list[int]:
     """Return the indices of held-out garments; both halves of an outfit go together."""
     slots = pack.wardrobe.slot.tolist()
-    many = {slot for slot in slots if slots.count(slot) >= _FEWEST_PIECES}
+    many = {slot for slot in slots if slots.count(slot) >= _MIN_PIECES}
     return [
         number
         for number, name in enumerate(pack.wardrobe.names)
@@ -424,7 +491,7 @@ def _held_out_pieces(pack: Pack) -> list[int]:
     ]
 
 
-def _part(pack: Pack, *, held_out: bool) -> Pack:
+def _part(pack: AssetPack, *, held_out: bool) -> AssetPack:
     body, poses = pack.body, pack.poses
     people = torch.arange(len(body.identities), device=body.identities.device) % _HELD_OUT == _HELD_OUT - 1
     runs = torch.arange(len(poses.rotations), device=poses.rotations.device) // _POSE_RUN % _HELD_OUT == _HELD_OUT - 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.training.synthetic.pieces import Floats, Ints
+from vitruvian.training.synthetic.asset_pack import Floats, Ints
 
 
 def split_quads(quads: NDArray[Any]) -> NDArray[Any]:
@@ -24,7 +24,7 @@ def mesh_edges(faces: Ints) -> tuple[Ints, Ints]:
 
 
 def laplacian_smooth(positions: Floats, edges: Ints, rounds: int) -> Floats:
-    """Move each vertex [n, c] to the mean of its neighbours, `rounds` times."""
+    """Move each vertex [n, c] to the mean of its neighbors, `rounds` times."""
     count = np.bincount(edges.ravel(), minlength=len(positions)).astype(np.float32)[:, None]
     for _ in range(rounds):
         total = np.zeros_like(positions)
