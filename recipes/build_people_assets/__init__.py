@@ -33,9 +33,9 @@ from vitruvian.training.synthetic.asset_pack import (
     Floats,
     Piece,
     keep_faces,
+    mesh_normals,
     pack_arrays,
     save_pack,
-    vertex_normals,
 )
 from vitruvian.training.synthetic.posing import keypoint_rules
 
@@ -70,7 +70,7 @@ def build_asset_pack(
     surface = read_table(index.folder / "body" / "parts.npz") if index else _surface_from_weights(source)
     outer = (surface["face_group"] == 0) & ~surface["mouth_cavity"] & ~surface["eye_socket"]
     form = make_dress_form(source, source.quads[outer], source.quad_uv[outer])
-    normals = vertex_normals(source.template, split_quads(source.quads))
+    normals = mesh_normals(source.template, split_quads(source.quads))
     normals[BODY_VERTICES:] = 0
     garments = make_garments(form) + (read_pieces(index) if index else [])
     has_tongue = any(piece.slot == "tongue" for piece in garments)

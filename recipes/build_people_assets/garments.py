@@ -27,7 +27,7 @@ from vitruvian.training.synthetic.asset_pack import (
     Piece,
     fit_piece,
     keep_faces,
-    vertex_normals,
+    mesh_normals,
 )
 
 # Pairs of body vertices whose distance along x, y, z tells how large a part of the body is: offsets grow with it.
@@ -86,7 +86,7 @@ def make_dress_form(source: BodySource, quads: Ints, quad_uv: Floats) -> DressFo
     trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
     surface = _remove_relief(vertices, faces, trunk)
     return DressForm(
-        vertices=vertices, surface=surface, normals=vertex_normals(surface, faces), faces=faces,
+        vertices=vertices, surface=surface, normals=mesh_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
         skirt_faces=split_quads(source.skirt_quads),
         along_arm=along.astype(np.float32), arm=arm,
@@ -165,7 +165,7 @@ def _smooth_borders(points: Floats, faces: Ints) -> Floats:
     """Smooth the borders of a mesh [m, 3], which zigzag where a cut crosses triangles."""
     edges, count = mesh_edges(faces)
     border = edges[count == 1]
-    normals = vertex_normals(points, faces)
+    normals = mesh_normals(points, faces)
     for _ in range(4):
         step = (laplacian_smooth(points, border, 1) - points) / 2  # zero off the border
         points = points + step - normals * (step * normals).sum(1, keepdims=True)  # along the cloth, not into the body

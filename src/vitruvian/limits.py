@@ -19,7 +19,7 @@ from vitruvian.errors import ImageError, InputError, VitruvianError, near_matche
 
 MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
 MIN_TILE_SIDE = 2  # pixels
-_MIB, _GIB = 2**20, 2**30
+_MIB = 2**20
 _CHUNK_BYTES = _MIB  # that `read_bounded` reads at a time
 _PREFIX = "VITRUVIAN_MAX_"
 _UNITS = {"json_depth": "levels of nesting", "config_size": ""}  # in messages, where the name does not end in it
@@ -30,7 +30,7 @@ class Limits:
     """The largest inputs that are accepted.
 
     Args:
-        image_pixels: Pixels of an image.
+        image_pixels: Pixels of an image; less in formats whose decoders need more memory.
         frame_pixels: Pixels of a video frame.
         decoded_bytes: Bytes of decoded images that are in flight in a pipeline. A larger image waits until it is alone.
         file_bytes: Bytes of an image from standard input, a pipe, a file object or a ``data:`` URL.
@@ -48,7 +48,7 @@ class Limits:
 
     image_pixels: int = 178_956_970
     frame_pixels: int = 2**26
-    decoded_bytes: int = 2 * _GIB
+    decoded_bytes: int = 1536 * _MIB
     file_bytes: int = 512 * _MIB
     download_bytes: int = 512 * _MIB
     download_seconds: int = 300

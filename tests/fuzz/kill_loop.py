@@ -28,6 +28,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 MAX_KILLS = 4  # in one round
 MAX_SECONDS = 60.0  # of a job that is not disturbed
 _IMAGES, _FRAMES = 5, 6
+_TRACKED = "mp4,json,png,crops,vis.json"
 
 
 class Jobs:
@@ -39,6 +40,7 @@ class Jobs:
         self.commands = {
             "images": ["normals", "-m", "normals", "images", "--save", "png,npz,plot"],
             "video": ["normals", "-m", "normals", "clip.mp4", "--save", "mp4,json,npz"],
+            "track": ["track", "-m", "track", "clip.mp4", "--points", "1@0:22,12", "--save", _TRACKED, "--keep-state"],
         }
         self.expected = {name: self._undisturbed(name) for name in self.commands}
 
@@ -84,8 +86,9 @@ def _make_inputs(root: Path) -> int:
     from tests.unit.files.clips import make_clip
     from tests.unit.pipelines.case import parts_of, sample_image
 
-    for one in parts_of("normals"):
-        one.save_pretrained(root / "normals")
+    for task in ("normals", "track"):
+        for one in parts_of(task):
+            one.save_pretrained(root / task)
     (root / "images").mkdir()
     for number in range(_IMAGES):
         Image.fromarray(sample_image(number, (120, 160))).save(root / "images" / f"{number:03d}.png")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -23,7 +24,8 @@ from pathlib import Path
 
 from tests.fuzz.targets import TARGETS
 
-HANG_SECONDS = 10.0
+HANG_SECONDS = 10.0  # of CPU time for one input
+_IDLE_SECONDS = 60.0  # without an outcome, on however busy a machine
 MAX_BYTES = 2 << 30
 OUT = Path("out/fuzz")
 _POLL_SECONDS = 0.1
@@ -61,7 +63,7 @@ class Worker:
             text=True,
         )
         self.outcomes: list[dict[str, str]] = []
-        self.last = time.monotonic() + _START_SECONDS - HANG_SECONDS
+        self.last, self.last_cpu = time.monotonic() + _START_SECONDS, _START_SECONDS
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -69,7 +71,19 @@ class Worker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.outcomes.append(json.loads(line))
-            self.last = time.monotonic()
+            self.last, self.last_cpu = time.monotonic(), self.cpu_seconds()
+
+    def hangs(self) -> bool:
+        """Return whether the input that is being read takes too long."""
+        return self.cpu_seconds() - self.last_cpu > HANG_SECONDS or time.monotonic() - self.last > _IDLE_SECONDS
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError):
+            return 0.0
 
     def resident_bytes(self) -> int:
         """Memory of the process."""
@@ -100,7 +114,7 @@ def fuzz_target(target: str, seconds: float, seeds: random.Random) -> Tally:
                 ended = "memory"
             elif worker.process.poll() is not None:
                 ended = "crash"
-            elif time.monotonic() - worker.last > HANG_SECONDS:
+            elif worker.hangs():
                 ended = "hang"
         if ended:
             _store(tally, worker, ended, f"{ended} of seed {worker.seed} after {len(worker.outcomes)} inputs")

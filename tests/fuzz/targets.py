@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
 import random
+import re
+import shutil
+import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
@@ -26,17 +31,27 @@ from tests.unit.images.samples import encode, photo
 from tests.unit.models.sam2.test_convert import original as original_sam2
 from tests.unit.pipelines.case import opened, parts_of, sample_image
 from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation, Sam2Config, Sam2Model
+from vitruvian.cli import run
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.commands.tasks import PointmapCommand
 from vitruvian.cli.inputs import Input
 from vitruvian.cli.journal import JOURNAL, Journal
+from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import VideoReader
+from vitruvian.images.download import is_url
+from vitruvian.images.rle import compress_counts, decode_rle
+from vitruvian.json_files import read_json
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.convert import convert_checkpoint
 from vitruvian.models.sapiens2.convert import save_converted
 from vitruvian.models.sapiens2.multitask import save_multitask
 from vitruvian.pipelines.people.boxes_file import BoxesFile
 from vitruvian.pipelines.sources import open_source
+from vitruvian.scale.rows import Row, rows_to_table
+from vitruvian.scale.shards import ShardFormat, ShardIndex, write_shard
+from vitruvian.scale.sources import list_sources, read_sources
+from vitruvian.serving.auth import read_keys
+from vitruvian.training.config import read_config as read_train_config
 from vitruvian.training.datasets.folder import ANNOTATIONS_FILE, PeopleFolder
 
 MAX_FRAMES = 40  # of a mutated video, whose header may state any number
@@ -481,6 +496,207 @@ def _is_shape(shape: object) -> bool:
     return isinstance(shape, list) and all(isinstance(side, int) for side in shape) and np.prod(shape) < 1e6
 
 
+# ------------------------------------------------------------------------------------------------ labels and settings
+
+
+def labels(folder: Path) -> list[Seed]:
+    """COCO datasets that become labels of other tools, RLEs, training configurations, and lists of API keys."""
+    rle = {"size": [40, 56], "counts": [500, 30, 1000, 10, 700]}
+    compressed = rle | {"counts": compress_counts(rle["counts"])}
+    annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [4.0, 5.0, 20.0, 30.0], "score": 0.5}
+    coco = {
+        "images": [{"id": number, "file_name": f"{number}/a.jpg", "height": 40, "width": 56} for number in (1, 2)],
+        "categories": [{"id": 1, "name": "person", "keypoints": ["nose"], "skeleton": []}],
+        "annotations": [
+            annotation,
+            annotation | {"keypoints": [9.0, 7.0, 2], "num_keypoints": 1},
+            annotation | {"segmentation": rle},
+            annotation | {"segmentation": [[1.0, 2.0, 9.0, 2.0, 9.0, 8.0]]},
+        ],
+    }
+    config = b'task = "pose"\n[data]\ntrain = "people"\nbatch_size = 2\n[optimizer]\nlr = 1e-4\n'
+    return [
+        *(_json_seed(f"{tool}.json", coco, partial(_write_labels, tool=tool)) for tool in _TOOLS),
+        _json_seed("rle.json", rle, _decode_rle),
+        _json_seed("compressed.json", compressed, _decode_rle),
+        Seed("train.toml", config, read_train_config),
+        Seed("keys", f"# keys\nann {'0a' * 32}\nbob {'1b' * 32}\n".encode(), read_keys),
+    ]
+
+
+_TOOLS = {"yolo": "labels", "cvat": "labels.xml", "label-studio": "tasks.json"}
+
+
+def _json_seed(path: str, value: object, read: Callable[[Path], object]) -> Seed:
+    return Seed(path, json.dumps(value).encode(), read, mutate_json_text)
+
+
+def _write_labels(path: Path, *, tool: str) -> None:
+    out = path.parent / "labels" / _TOOLS[tool]
+    _run_command("labels", path, "--to", tool, "-o", out)
+    if tool == "cvat":
+        ElementTree.parse(out)
+
+
+def _run_command(*words: object) -> None:
+    """Run a command of the command line; a failure that it explains is an `InputError`."""
+    log = io.StringIO()
+    with contextlib.redirect_stderr(log), contextlib.redirect_stdout(log):
+        code = run([*map(str, words), "--debug"])
+    raised = re.findall(r"^    .*\n([\w.]+): ", log.getvalue(), re.MULTILINE)  # what follows the lines of code
+    if code and not (raised and raised[-1].startswith("vitruvian.errors.")):
+        raise RuntimeError(log.getvalue())
+    if code:
+        raise InputError(log.getvalue())
+
+
+def _decode_rle(path: Path) -> None:
+    decode_rle(read_json(path))
+
+
+# ------------------------------------------------------------------------------------------------ kept states of videos
+
+
+def states(folder: Path) -> list[Seed]:
+    """What `vitruvian track --keep-state` keeps, which --refine reads."""
+    from tests.unit.files.clips import make_clip
+
+    for part in parts_of("track"):
+        part.save_pretrained(folder / "model")
+    scene = sample_image(4, (48, 64))
+    make_clip(folder / "clip.mp4", [np.roll(scene, number, 1) for number in range(4)], rate=1)
+    words = ["track", folder / "clip.mp4", "-m", folder / "model", "-o", folder / "out", "--save", "json"]
+    _run_command(*words, "--points", "1@0:22,12", "--keep-state")
+    kept = folder / "kept"
+    shutil.copytree(folder / "out" / "clip_track.state", kept)
+
+    def read(path: Path) -> None:
+        state = folder / "again"
+        shutil.rmtree(state, ignore_errors=True)
+        shutil.copytree(kept, state)
+        shutil.copyfile(path, state / path.name)
+        _run_command(*words, "--refine", state, "--points", "1@3:9,9", "--overwrite")
+
+    seeds = []
+    for file in sorted(kept.iterdir()):
+        mutate = mutate_json_text if file.suffix == ".json" else mutate_bytes
+        seeds.append(Seed(f"mutated/{file.name}", file.read_bytes(), read, mutate))
+    (folder / "mutated").mkdir()
+    return seeds
+
+
+# ------------------------------------------------------------------------------------------------ sources and shards
+
+
+def sources(folder: Path) -> list[Seed]:
+    """Lists, tar and Parquet files of images, and the shards of results that a cluster wrote."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    png = encode(photo(), "PNG")
+    (folder / "a.png").write_bytes(png)
+    rows = {"image": [png, png, None], "other": [{"bytes": png, "path": "a.png"}] * 3, "path": ["a.png", "b.png", ""]}
+    for name, columns in (("bytes", ["image"]), ("paths", ["path"])):
+        pq.write_table(pa.table({column: rows[column] for column in columns}), folder / f"{name}.parquet")
+    pq.write_table(pa.table({"image": rows["other"]}), folder / "struct.parquet", row_group_size=2)
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for name in ("a.png", "b/c.png"):
+            archive.add(folder / "a.png", name)
+    (folder / "list.txt").write_text("# images\na.png\nhttp:/x\nb.png\n")
+    names = ("bytes.parquet", "paths.parquet", "struct.parquet", "a.tar", "list.txt")
+    seeds = [Seed(name, (folder / name).read_bytes(), _read_sources) for name in names]
+    table = rows_to_table([Row(source="a.png", status="done", files={"json": b"{}"})] * 3, ["json"])
+    forms: tuple[ShardFormat, ...] = ("parquet", "tar")
+    for form in forms:
+        name = write_shard([table], str(folder / form), "part-00000", settings="s", form=form)
+        seeds.append(Seed(f"{form}/{name}", (folder / form / name).read_bytes(), _read_shards))
+    return seeds
+
+
+def _read_sources(path: Path) -> None:
+    items = list(itertools.islice(list_sources([str(path)]), MAX_FRAMES))
+    for content in read_sources([item for item in items if not is_url(item.path)]):
+        if isinstance(content, VitruvianError):
+            raise content
+
+
+def _read_shards(path: Path) -> None:
+    ShardIndex.read(str(path.parent), settings="s")
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+def requests(folder: Path) -> list[Seed]:
+    """Bodies and options of requests to the server: images, forms, JSON, query parameters, archives for jobs."""
+    from tests.serve_case import archive, form, jpeg, local_server
+    from vitruvian.serving.settings import ServerLimits, Settings
+
+    models = {}
+    for task in ("pose", "segment"):
+        for part in parts_of(task):
+            part.save_pretrained(folder / task)
+        models[task] = str(folder / task)
+    # Jobs do not start, for there is no worker: the queue is full with the first.
+    limits = ServerLimits(queued_jobs=1)
+    settings = Settings(models=models, data=folder / "data", detector="whole", limits=limits, job_workers=0)
+    client, _ = servers.enter_context(local_server(settings))
+    image = jpeg()
+    stored = client.post("/v1/images", image).json["id"]
+
+    def send(url: str, headers: dict[str, str] | None = None) -> Callable[[Path], None]:
+        return lambda path: _check(client.post(url, path.read_bytes(), headers=headers or {}))
+
+    def query(url: str, body: bytes) -> Callable[[Path], None]:
+        def read(path: Path) -> None:
+            try:
+                _check(client.post(url, body, **_query(path)))
+            except ConnectionError as error:  # what uvicorn does to a request line of more than 64 kB
+                if path.stat().st_size < 20_000:
+                    raise
+                raise InputError("request line") from error
+
+        return read
+
+    prompts = {"points": [[9, 7], [30, 20]], "labels": [1, 0], "boxes": [[4, 5, 20, 30]]}
+    options = {"boxes": [[4, 5, 20, 30]], "box_format": "xyxy", "on_empty": "none"}
+    fields = [("image", "a.jpg", image), ("points", None, b"[[9, 7]]")]
+    body, headers = form(*fields)
+    job, job_headers = form(("file", "a.zip", archive({"a.jpg": image, "b/c.jpg": image})), ("task", None, b"pose"))
+    as_json = {"Content-Type": "application/json"}
+    return [
+        Seed("image.jpg", image, send("/v1/pose")),
+        Seed("form", body, send("/v1/segment", headers)),
+        Seed(
+            "stored.json", json.dumps(prompts).encode(), send(f"/v1/images/{stored}/segment", as_json), mutate_json_text
+        ),
+        Seed("query.json", json.dumps(options).encode(), query("/v1/pose", image), mutate_json_text),
+        Seed("prompts.json", json.dumps(prompts).encode(), query("/v1/segment", image), mutate_json_text),
+        Seed("job", job, send("/v1/jobs", job_headers)),
+        Seed("zip", archive({"a.jpg": image}), send("/v1/jobs?task=pose"), mutate_zip),
+    ]
+
+
+servers = contextlib.ExitStack()  # what the caller closes in the end
+
+
+def _query(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        values = path.read_bytes().decode("latin-1")
+    values = values if isinstance(values, dict) else {"points": values}
+    return {name.encode("utf-8", "replace").decode(): value for name, value in values.items()}
+
+
+def _check(answer: Any) -> None:
+    """Raise for an answer that blames the server."""
+    if answer.status >= 500:
+        raise RuntimeError(answer.body.decode())
+    if answer.status >= 400:
+        raise InputError(answer.error["message"])
+
+
 TARGETS: dict[str, Callable[[Path], list[Seed]]] = {
     "images": images,
     "videos": videos,
@@ -490,4 +706,8 @@ TARGETS: dict[str, Callable[[Path], list[Seed]]] = {
     "tables": tables,
     "journals": journals,
     "calls": calls,
+    "labels": labels,
+    "states": states,
+    "sources": sources,
+    "requests": requests,
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.fuzz.fuzzer import fuzz
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import TARGETS, servers
 
 INPUTS = {
     "images": 800,
@@ -20,13 +21,19 @@ INPUTS = {
     "tables": 600,
     "journals": 300,
     "calls": 250,
+    "labels": 300,
+    "states": 8,
+    "sources": 200,
+    "requests": 120,
 }
 SEED = 1
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
+    yield
+    servers.close()
 
 
 @pytest.mark.parametrize("target", TARGETS)

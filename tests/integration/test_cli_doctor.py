@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import torch
 
 import vitruvian.cli as cli
 from vitruvian.cli.commands import doctor
+from vitruvian.limits import Limits
+from vitruvian.serving.settings import ServerLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["problems"] == []
@@ -24,8 +28,13 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["speed"]["milliseconds"] > 0
     assert facts["temporary"]["writable"]
     assert facts["extras"]["video"]["for"] == "videos and cameras"
+    monkeypatch.setenv("VITRUVIAN_MAX_QUEUE", "7")
     assert cli.run(["doctor", "--no-speed"]) == 0
-    assert "All is well." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "All is well." in printed
+    assert re.search(r"queue +7   \(by default 64\)", printed)
+    for limits in (Limits(), ServerLimits()):
+        assert all(re.search(rf"\b{name} +[\d,]+", printed) for name in dataclasses.asdict(limits))
 
 
 def test_doctor_reports_problems(

@@ -74,8 +74,7 @@ def test_a_task_answers_as_its_pipeline_and_its_schema(task: str, client: Client
     if task in OPTIONS:
         return
     pipe = pipeline(task, checkpoints / MODELS[task])
-    options = {"convention": "opencv"} if task == "normals" else {}  # the command line's default
-    expected = json.loads(json.dumps(pipe.run(IMAGE, **options).to_dict()))
+    expected = json.loads(json.dumps(pipe.run(IMAGE).to_dict()))
     for name, value in expected.items():
         if name not in ("source", "model"):
             assert _close(answer.json[name], value), name
@@ -94,7 +93,8 @@ def test_every_kind_of_answer(task: str, client: Client) -> None:
     for kind in kinds_of(task):
         answer = client.post(f"/v1/{task}", IMAGE, **OPTIONS.get(task, {}), **{"as": kind})
         if kind == "glb":  # the tiny model has all points behind the camera
-            assert (answer.status, answer.error["expected"]) == (422, "at least one point")
+            assert answer.status == 422
+            assert "at least one point" in str(answer.error)
             continue
         if kind == "mesh.glb" and answer.status == 422:
             continue

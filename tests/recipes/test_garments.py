@@ -22,7 +22,7 @@ from recipes.build_people_assets.garments import (
 from recipes.build_people_assets.mesh import mesh_edges
 
 from vitruvian.human import KEYPOINT_INDEX, PART_INDEX
-from vitruvian.training.synthetic.asset_pack import fit_piece, vertex_normals
+from vitruvian.training.synthetic.asset_pack import fit_piece, mesh_normals
 from vitruvian.training.synthetic.posing import _joint_keypoints, keypoint_rules
 
 SPAN = ((0, 1), (0, 1), (0, 1))
@@ -47,7 +47,7 @@ def form() -> DressForm:
         for name, spot in {"neck01": (0, 0, 1.4), "root": (0, 0, 0.9), "upperleg01.L": (0, 0, 0.85)}.items()
     }
     return DressForm(
-        vertices=vertices, surface=vertices, normals=vertex_normals(vertices, faces), faces=faces, uv=uv,
+        vertices=vertices, surface=vertices, normals=mesh_normals(vertices, faces), faces=faces, uv=uv,
         skirt_faces=faces + len(body), along_arm=none - 0.05, arm=none, head=none, at=at, eye_z=1.45,
         upper_arm=0.3, whole_arm=0.55,
     )  # fmt: skip
@@ -70,9 +70,7 @@ def test_shell_ends_at_the_hem_at_its_thickness(form: DressForm):
 def test_smoothed_shell_stays_outside_the_body(form: DressForm):
     bumpy = form.vertices.copy()
     bumpy[100] *= (1.3, 1.3, 1.0)  # a nose that cloth has to pass over
-    rough = DressForm(
-        **{**vars(form), "vertices": bumpy, "surface": bumpy, "normals": vertex_normals(bumpy, form.faces)}
-    )
+    rough = DressForm(**{**vars(form), "vertices": bumpy, "surface": bumpy, "normals": mesh_normals(bumpy, form.faces)})
     piece = made(rough, bumpy[:, 2] - 0.1, thickness=0.02, smooth=8)
     own = np.linalg.norm(piece.weights - [1, 0, 0], axis=1) < 1e-6
     outwards = (piece.offsets[own] * rough.normals[piece.ids[own, 0]]).sum(1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import xml.etree.ElementTree as ElementTree
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -14,12 +17,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.atomic import atomic_write
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, one_line
+from vitruvian.files.output_paths import name_key, output_path
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import decode_rle
 from vitruvian.json_files import JsonObject, json_text
 
 _YOLO_VISIBLE = 2
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are no UTF-8
 
 
 def yolo_pose_lines(
@@ -77,7 +82,7 @@ def _yolo_line(number: int, values: Sequence[float]) -> str:
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write lines of text atomically."""
     with atomic_write(path) as temporary:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="surrogateescape")
 
 
 def write_png_zip(path: str | Path, images: Mapping[str, NDArray[np.uint8]]) -> None:
@@ -170,11 +175,11 @@ def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
 
     Keypoints give pose labels, masks segment labels with the largest outline of each, and others boxes.
     """
-    root = Path(folder)
+    paths = _yolo_paths(folder, coco)
     classes = sorted(coco["categories"], key=lambda category: category["id"])
     index = {category["id"]: number for number, category in enumerate(classes)}
-    write_lines(root / "classes.txt", [str(category["name"]) for category in classes])
-    for image, records in _by_image(coco):
+    write_lines(Path(folder, "classes.txt"), [one_line(str(category["name"])) for category in classes])
+    for (image, records), path in zip(_by_image(coco), paths, strict=True):
         size_hw = image["height"], image["width"]
         lines = []
         for record in records:
@@ -187,7 +192,19 @@ def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
                 lines += yolo_segment_lines(polygons[:1], [index[record["category_id"]]], size_hw)
             else:
                 lines.append(_yolo_line(index[record["category_id"]], _yolo_box(box, size_hw)))
-        write_lines(root / Path(image["file_name"]).with_suffix(".txt").name, lines)
+        write_lines(path, lines)
+
+
+def _yolo_paths(folder: str | Path, coco: Mapping[str, Any]) -> list[Path]:
+    """Return the file of each image's labels: its path below the folder that all images have in common."""
+    paths = [PurePosixPath("/", str(image["file_name"])) for image, _ in _by_image(coco)]
+    root = os.path.commonpath([path.parent for path in paths]) if paths else "/"
+    names = [str(path.with_suffix("").relative_to(root)) for path in paths]
+    counts = Counter(map(name_key, ["classes", *names]))
+    for name, path in zip(names, paths, strict=True):
+        if counts[name_key(name)] > 1:
+            raise InputError(f"{path.name}: expected images with different names, got {name} twice. Rename one.")
+    return [output_path(folder, name, ".txt") for name in names]
 
 
 def _by_image(coco: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
@@ -226,4 +243,4 @@ def _visible_keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -
 
 
 def _attributes(values: Mapping[str, object]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
+    return {name: _NOT_XML.sub("\ufffd", str(value)) for name, value in values.items()}

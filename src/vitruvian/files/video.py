@@ -134,6 +134,12 @@ class VideoReader:
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
 
+    def has_more_frames_than(self, limit: int) -> bool:
+        """Return whether the file has more packets of video; `count` is what its header states, which may be wrong."""
+        with self._open() as (container, stream):
+            packets = (packet for packet in self._packets(container, stream) if packet.size)
+            return next(itertools.islice(packets, limit, None), None) is not None
+
     def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
 

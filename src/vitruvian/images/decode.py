@@ -89,7 +89,9 @@ _FORMATS = {
     "JPEG": "Jpeg", "PNG": "Png", "WEBP": "WebP", "GIF": "Gif", "BMP": "Bmp", "TIFF": "Tiff", "PPM": "Ppm",
     "AVIF": "Avif", "JPEG2000": "Jpeg2K", "QOI": "Qoi",
 }  # fmt: skip
-_DECODING_BYTES = 12  # a pixel, until the image is RGB: two images of Pillow, or one and an array
+_DECODING_BYTES = 9  # a pixel, until the image is RGB: Pillow's image, its RGB copy, and 8 bits for gray
+# More for decoders with buffers of the whole image, as measured: output, planes in 16 bits, other frames.
+_FORMAT_BYTES = {"TIFF": 10, "WEBP": 19, "AVIF": 21, "HEIF": 16, "QOI": 18}
 # Called with the bytes that an image takes before it is decoded.
 on_decode: ContextVar[Callable[[int], None] | None] = ContextVar("on_decode", default=None)
 _DAMAGED = "Copy or download it again, or export it anew as PNG or JPEG."
@@ -110,27 +112,43 @@ def decode_image(stream: IO[bytes], *, subject: str, max_pixels: int) -> Image.I
     if not head:
         raise ImageError(f"{subject}: expected an image, got an empty file (0 bytes). Copy or download it again.")
     image = _identify(stream, head, subject=subject)
-    check_pixel_count(image.size, subject=subject, max_pixels=max_pixels)
-    reserve_memory(image.size)
+    check_size(image, subject=subject, max_pixels=max_pixels)
     load_pixels(image, subject=subject)
     return image
 
 
-def reserve_memory(size_wh: tuple[int, int]) -> None:
-    """Tell the caller that set `on_decode` how many bytes an image will take; it may wait."""
+def check_size(image: Image.Image, *, subject: str, max_pixels: int) -> None:
+    """Check the size of an opened image; tell the caller that set `on_decode` how many bytes it takes, which may wait.
+
+    In formats whose decoders need more memory, fewer pixels than `max_pixels` are allowed.
+    """
+    pixel_bytes = max(_DECODING_BYTES, _decoder_bytes(image))
+    most = max_pixels * _DECODING_BYTES // pixel_bytes
+    check_pixel_count(image.size, subject=subject, max_pixels=most, kind="" if most == max_pixels else image.format)
     reserve = on_decode.get()
     if reserve is not None:
-        reserve(size_wh[0] * size_wh[1] * _DECODING_BYTES)
+        reserve(image.width * image.height * pixel_bytes)
 
 
-def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int) -> None:
-    """Raise `ImageError` for an image without pixels or with more than `max_pixels`."""
+def _decoder_bytes(image: Image.Image) -> int:
+    """Return the bytes that a pixel takes while it is decoded, with Pillow's image."""
+    channels = len(image.getbands())
+    if image.format in ("JPEG", "MPO"):
+        return 4 + 2 * channels  # coefficients of 16 bits, if it is progressive
+    if image.format == "JPEG2000":
+        return 5 + 5 * channels  # 32 bits a channel
+    return _FORMAT_BYTES.get(image.format or "", 0)
+
+
+def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int, kind: str | None = "") -> None:
+    """Raise `ImageError` for an image without pixels or with more than `max_pixels`; `kind` names its format."""
     width, height = size_wh
     if width < 1 or height < 1:
         raise ImageError(f"{subject}: expected at least one pixel, got {width}×{height}. Pass another image.")
     if width * height > max_pixels:
+        where = f" in {kind}" if kind else ""
         error = ImageError(
-            f"{subject}: expected at most {max_pixels:,} pixels, got {width}×{height} = {width * height:,}. "
+            f"{subject}: expected at most {max_pixels:,} pixels{where}, got {width}×{height} = {width * height:,}. "
             "Make it smaller, or, if you trust it and have the memory, raise max_pixels or the limit image_pixels."
         )
         error.limit = "image_pixels"

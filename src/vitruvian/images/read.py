@@ -22,9 +22,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import ImageError, InputError, near_matches, one_line
-from vitruvian.images.decode import check_pixel_count, decode_image, is_image, load_pixels, reserve_memory
+from vitruvian.images.decode import check_size, decode_image, is_image, load_pixels
 from vitruvian.images.download import download, is_url, redacted_url
-from vitruvian.images.upright_rgb import array_to_rgb, to_rgb, to_upright_rgb
+from vitruvian.images.upright_rgb import array_to_rgb, to_array, to_rgb, to_upright_rgb
 from vitruvian.limits import get_limits, read_bounded
 
 ImageSource = (
@@ -50,7 +50,7 @@ def load_image(
             for arrays and [C, H, W] for tensors.
         timeout: Seconds to wait for a server each time; see `download`.
         max_pixels: Images with more pixels are an `ImageError`, before they are decoded; by default
-            `Limits.image_pixels`.
+            `Limits.image_pixels`. Less for formats whose decoders need more memory, such as WebP and JPEG 2000.
         background: The RGB color behind transparent pixels.
 
     Animations and multipage files give their first frame. EXIF orientation is applied; an invalid one is ignored.
@@ -66,14 +66,14 @@ def load_image(
         return array_to_rgb(source, max_pixels=max_pixels, background=background)
     if isinstance(source, Image.Image):
         subject = one_line(getattr(source, "filename", "") or "PIL image")
-        check_pixel_count(source.size, subject=subject, max_pixels=max_pixels)
-        reserve_memory(source.size)
+        check_size(source, subject=subject, max_pixels=max_pixels)
         load_pixels(source, subject=subject)
         return to_upright_rgb(source, subject=subject, background=background)
     subject, stream = _open(source, timeout=timeout)
     with stream:
-        image = decode_image(stream, subject=subject, max_pixels=max_pixels)
-        return to_upright_rgb(image, subject=subject, background=background)
+        return to_upright_rgb(  # which frees the decoded image
+            decode_image(stream, subject=subject, max_pixels=max_pixels), subject=subject, background=background
+        )
 
 
 def load_images(
@@ -97,7 +97,7 @@ def image_to_tensor(image: Image.Image) -> Tensor:
     """
     load_pixels(image, subject="PIL image")
     rgb = image if image.mode == "RGB" else to_rgb(image, subject="PIL image", background=_WHITE)
-    return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)  # [3, H, W]
+    return torch.from_numpy(to_array(rgb)).permute(2, 0, 1)  # [3, H, W]
 
 
 def tensor_to_image(pixels: Tensor) -> Image.Image:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.limits import get_limits
 
 Ints = npt.NDArray[np.int64]
 
@@ -163,7 +164,8 @@ def read_rle(rle: AnyRle) -> tuple[int, int, Ints]:
         raise InputError(f"rle: expected {{'size': [H, W], 'counts': […] or '…'}}, got {str(rle)[:80]}.") from error
     if min(height, width) < 1 or lengths.ndim != 1:
         raise InputError(f"rle: expected a size of at least 1×1 and a flat list of counts, got {str(rle)[:80]}.")
-    if (lengths < 0).any() or lengths.sum() != height * width:
+    get_limits().check("image_pixels", height * width, subject="rle")
+    if (lengths < 0).any() or (lengths > height * width).any() or lengths.sum() != height * width:
         raise InputError(
             f"rle: expected run lengths that add up to {height}×{width} = {height * width} pixels, "
             f"got {int(lengths.sum())}{' with negative ones' if (lengths < 0).any() else ''}. Is the size right?"

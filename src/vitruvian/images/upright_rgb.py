@@ -7,6 +7,8 @@ is refused, as are floats outside of 0..1, since stretching them would silently 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,11 +39,33 @@ def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, i
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
         orientation = None
+    profile = image.info.get("icc_profile")
     rgb = to_rgb(image, subject=subject, background=background)
+    del image  # frees its memory, if the caller has no name for it
     if orientation in _TO_UPRIGHT:
         rgb = rgb.transpose(_TO_UPRIGHT[orientation])
-    rgb.info = {"icc_profile": image.info["icc_profile"]} if image.info.get("icc_profile") else {}
+    rgb.info = {"icc_profile": profile} if profile else {}
     return rgb
+
+
+def to_array(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an 8-bit image as a new array. `np.array(image)` makes two more copies meanwhile."""
+    return _to_array(image).view(np.uint8)
+
+
+def _to_array(image: Image.Image) -> _Array:
+    first = np.asarray(image.crop((0, 0, 1, 1)))  # [1, 1] or [1, 1, C]
+    array = np.empty((image.height, image.width, *first.shape[2:]), first.dtype)
+    for top, bottom in _bands(array.shape):
+        array[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
+    return array
+
+
+def _bands(shape_hw: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield the first row of bands of about 2**18 pixels, and the row behind the last."""
+    height, width = shape_hw[:2]
+    rows = max(1, 2**18 // max(1, width))
+    return ((top, min(top + rows, height)) for top in range(0, height, rows))
 
 
 def array_to_rgb(source: _Array | Tensor, *, max_pixels: int, background: tuple[int, int, int]) -> Image.Image:
@@ -72,8 +96,7 @@ def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.N
                 f"{subject}: expected floating-point values from 0 to 1, got {values.min():.4g} to {values.max():.4g}. "
                 "Divide by the white level first (255 for 8-bit values)."
             )
-        scaled = np.multiply(values, 255, dtype=np.float32)
-        return np.rint(scaled, out=scaled).clip(0, 255, out=scaled).astype(np.uint8)
+        return _by_bands(values, lambda band: np.rint(np.multiply(band, 255, dtype=np.float32)).clip(0, 255))
     if not np.issubdtype(values.dtype, np.integer):
         raise ImageError(
             f"{subject}: expected bool, integer or float values, got {values.dtype}. Convert them to uint8 first."
@@ -87,7 +110,15 @@ def to_uint8(values: _Array, *, subject: str, white: int | None = None) -> npt.N
             f"{subject}: expected integers from 0 to {white}, got {low} to {high}. "
             "Scale them to uint8 (0 to 255) or uint16 (0 to 65535) first."
         )
-    return ((values.astype(np.uint32) * 255 + white // 2) // white).astype(np.uint8)
+    return _by_bands(values, lambda band: (band.astype(np.uint32) * 255 + white // 2) // white)
+
+
+def _by_bands(values: _Array, convert: Callable[[_Array], _Array]) -> npt.NDArray[np.uint8]:
+    """Convert rows to 0..255 without copies of the whole array in a wider type."""
+    result = np.empty(values.shape, np.uint8)
+    for top, bottom in _bands(values.shape):
+        result[top:bottom] = convert(values[top:bottom])
+    return result
 
 
 def _channels_last(array: _Array, *, channels_first: bool, subject: str) -> _Array:
@@ -110,23 +141,29 @@ def _channels_last(array: _Array, *, channels_first: bool, subject: str) -> _Arr
 def to_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]) -> Image.Image:
     """Return a new RGB image with the pixels of `image`, without EXIF rotation."""
     if image.mode in _DEEP_MODES:
-        gray = to_uint8(np.asarray(image), subject=subject, white=_stated_white(image))  # [H, W]
+        gray = to_uint8(_to_array(image), subject=subject, white=_stated_white(image))  # [H, W]
         return Image.fromarray(gray).convert("RGB")
     if image.has_transparency_data:
-        key = image.info.get("transparency")
-        if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
-            # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent color.
-            image = image.copy()
-            image.info["transparency"] = tuple(value >> 8 for value in key)
-        straight = image.convert("RGBA")  # premultiplied modes become straight
-        canvas = Image.new("RGB", image.size, background)
-        canvas.paste(straight.convert("RGB"), mask=straight.getchannel("A"))
-        return canvas
+        return _over_background(image, background)
     if image.mode in _PLAIN_MODES:
         return image.convert("RGB")
     raise ImageError(
         f"{subject}: expected a gray, RGB, CMYK or palette image, got mode {image.mode}. Convert it to RGB first."
     )
+
+
+def _over_background(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
+    """Composite an image with transparency over a color, band by band."""
+    canvas = Image.new("RGB", image.size, background)
+    for top, bottom in _bands((image.height, image.width)):
+        band = image.crop((0, top, image.width, bottom))
+        key = band.info.get("transparency")
+        if band.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+            # Pillow reduces a 16-bit PNG to 8 bits, but not its transparent color.
+            band.info["transparency"] = tuple(value >> 8 for value in key)
+        straight = band.convert("RGBA")  # premultiplied modes become straight
+        canvas.paste(straight.convert("RGB"), (0, top), mask=straight.getchannel("A"))
+    return canvas
 
 
 def _stated_white(image: Image.Image) -> int | None:

@@ -31,6 +31,7 @@ from vitruvian.images import load_image
 from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.types import RgbImage
+from vitruvian.images.upright_rgb import to_array
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -187,6 +188,8 @@ def _single(loader: FrameLoader) -> Source:
 
 def _from_text(text: str) -> Source:
     """Interpret a string. A file or folder that exists takes precedence over patterns."""
+    if not text:  # Path("") is the current folder
+        raise InputError("source: expected a path or a URL, got an empty string.")
     camera = CAMERA.fullmatch(text)
     if camera:
         return _from_camera(int(camera.group(1)))
@@ -333,7 +336,7 @@ def load_rgb(item: object) -> RgbImage:
     """Read one image of any kind as upright RGB, uint8 [H, W, 3]. An array of that form is not copied."""
     if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim == 3 and item.shape[2] == 3 and item.size:
         return np.ascontiguousarray(item)
-    return np.array(load_image(item))  # type: ignore[arg-type]  # raises for what is no image
+    return to_array(load_image(item))  # type: ignore[arg-type]  # raises for what is no image
 
 
 def _from_video(path: Path) -> Source:

@@ -6,9 +6,10 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.errors import InputError, MissingExtraError, one_line
 
 if TYPE_CHECKING:
+    from pyarrow import NativeFile
     from pyarrow.fs import FileSystem
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
@@ -52,6 +53,20 @@ def open_filesystem(path: str) -> tuple[FileSystem, str]:
         return PyFileSystem(FSSpecHandler(fsspec_system)), inner
     except (ImportError, ValueError, OSError) as error:
         raise InputError(f"{path}: expected an address that pyarrow or fsspec can open, got {error}.") from error
+
+
+def open_input(path: str) -> NativeFile:
+    """Open a file for reading, also one whose name is no UTF-8.
+
+    Raises:
+        InputError: There is no such file, or it cannot be read.
+    """
+    filesystem, inner = open_filesystem(path)
+    local = filesystem.type_name == "local"
+    try:
+        return filesystem.open_input_file(os.fsencode(inner) if local else inner)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: expected a readable file, got {one_line(error)}. Check the path.") from error
 
 
 def join(folder: str, name: str) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, one_line
 from vitruvian.files.output_paths import safe_name
 from vitruvian.scale.filesystems import import_pyarrow, join, open_filesystem
 from vitruvian.scale.sources import SourceItem
@@ -39,8 +39,8 @@ _INDEX_COLUMNS = ("source", "source_size", "source_mtime_ns", "status")
 
 
 def source_key(name: str) -> int:
-    """Return 64 bits that identify a source."""
-    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "little")
+    """Return 64 bits that identify a source, by the name that its row has: bytes that are no UTF-8 are escaped."""
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "little")
 
 
 def _version_key(name: str, size: int | None, mtime_ns: int | None) -> int:
@@ -210,14 +210,19 @@ def _read_index_rows(
                     member = archive.extractfile(_TAR_RECORDS)
                     lines = [] if member is None else member.read().splitlines()
                 first, *records = [json.loads(line) for line in lines]
-                return first["settings"], iter([tuple(record[name] for name in _INDEX_COLUMNS) for record in records])
-            parquet = pq.ParquetFile(file)
-            settings = (parquet.schema_arrow.metadata or {}).get(_SETTINGS_KEY)
-            table = parquet.read(columns=list(_INDEX_COLUMNS))
-    except (OSError, KeyError, ValueError, tarfile.TarError, pa.ArrowException) as error:
-        raise InputError(f"{path}: expected a shard of results, got {error}. Choose another --out.") from error
-    columns = [table.column(name).to_pylist() for name in _INDEX_COLUMNS]
-    return None if settings is None else settings.decode(), zip(*columns, strict=True)
+                settings, columns = first["settings"], [[one[name] for one in records] for name in _INDEX_COLUMNS]
+            else:
+                parquet = pq.ParquetFile(file)
+                settings = (parquet.schema_arrow.metadata or {}).get(_SETTINGS_KEY, b"").decode()
+                table = parquet.read(columns=list(_INDEX_COLUMNS))
+                columns = [table.column(name).to_pylist() for name in _INDEX_COLUMNS]
+        if not all(isinstance(source, str) for source in columns[0]):
+            raise TypeError("a source that is no text")
+    except (OSError, LookupError, ValueError, TypeError, RecursionError, tarfile.TarError, pa.ArrowException) as error:
+        raise InputError(
+            f"{path}: expected a shard of results, got {one_line(error)}. Choose another --out."
+        ) from error
+    return settings, zip(*columns, strict=True)
 
 
 def remove_rows(out: str, name: str, sources: set[str], *, settings: str) -> None:

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from vitruvian.errors import InputError, VitruvianError
+from vitruvian.errors import InputError, VitruvianError, one_line
 from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.limits import Limits, get_limits, use_limits
 from vitruvian.pipelines.sources import IMAGE_SUFFIXES
-from vitruvian.scale.filesystems import is_remote, join, open_filesystem
+from vitruvian.scale.filesystems import import_pyarrow, is_remote, join, open_filesystem, open_input
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
@@ -176,13 +176,13 @@ def _list_remote(text: str, *, every: bool = False, recursive: bool = True) -> I
 
 def _list_lines(text: str) -> Iterator[SourceItem]:
     """Read a list line by line. Files are not examined here: a list may have millions of lines."""
-    filesystem, inner = open_filesystem(text)
     folder = text.rpartition("/")[0]
-    with filesystem.open_input_stream(inner) as stream:
-        for line in io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8", errors="surrogateescape"):
+    with open_input(text) as stream:
+        lines = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8", errors="surrogateescape")
+        while line := lines.readline(_MAX_LINE + 1):
             path = line.strip()
             if len(path) > _MAX_LINE:
-                raise InputError(f"{text}: expected a path in each line, got a line of {len(path)} characters.")
+                raise InputError(f"{text}: expected a path in each line, got one of more than {_MAX_LINE} characters.")
             if path and not path.startswith("#"):
                 yield _address_item(_below(folder, path))
 
@@ -194,15 +194,20 @@ def _below(folder: str, path: str) -> str:
 
 def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:
     """Yield the rows of a Parquet file: from its columns of paths, or as rows to read later."""
+    pa = import_pyarrow()
+    try:
+        yield from _parquet_items(text, column)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        if isinstance(error, VitruvianError):
+            raise
+        raise InputError(f"{text}: expected a Parquet file, got {one_line(error)}.") from error
+
+
+def _parquet_items(text: str, column: str | None) -> Iterator[SourceItem]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    filesystem, inner = open_filesystem(text)
-    try:
-        file = pq.ParquetFile(filesystem.open_input_file(inner))
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{text}: expected a Parquet file, got {error}.") from error
-    with file:
+    with pq.ParquetFile(open_input(text)) as file:
         names = file.schema_arrow.names
         chosen = column or next((name for name in (*BYTES_COLUMNS, *PATH_COLUMNS) if name in names), None)
         if chosen is None or chosen not in names:
@@ -223,9 +228,8 @@ def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:
 
 def _list_tar(text: str) -> Iterator[SourceItem]:
     """Yield the images in a tar file by position. Names are only names: nothing is extracted."""
-    filesystem, inner = open_filesystem(text)
     try:
-        with filesystem.open_input_file(inner) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+        with open_input(text) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
                 if member.isreg() and _is_image(member.name):
                     yield SourceItem(f"{text}/{member.name}", text, member.size, offset=member.offset_data)
@@ -250,7 +254,7 @@ def _read_all(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
             contents.append(rows[item.name] if item.column is not None else _read_one(item))
         except VitruvianError as error:
             contents.append(error)
-        except (OSError, KeyError) as error:
+        except (OSError, KeyError, ValueError) as error:
             contents.append(InputError(f"{item.name}: expected a readable image, got {error}."))
     return contents
 
@@ -259,8 +263,7 @@ def _read_one(item: SourceItem) -> bytes:
     if is_url(item.path):
         return download(item.path, timeout=30.0)
     limit = get_limits().file_bytes
-    filesystem, inner = open_filesystem(item.path)
-    with filesystem.open_input_file(inner) as file:
+    with open_input(item.path) as file:
         size = item.size if item.offset is not None and item.size is not None else file.size()
         if size > limit:
             raise InputError(f"{item.name}: expected at most {limit} bytes, got {size}. Raise the limit file_bytes.")
@@ -278,9 +281,8 @@ def _read_rows(items: Sequence[SourceItem]) -> dict[str, bytes]:
         groups[item.path, item.row_group, str(item.column)].append(item)
     rows: dict[str, bytes] = {}
     for (path, group, column), members in groups.items():
-        with contextlib.suppress(OSError, VitruvianError, pa.ArrowException):  # its rows are missing below
-            filesystem, inner = open_filesystem(path)
-            with filesystem.open_input_file(inner) as file:
+        with contextlib.suppress(OSError, ValueError, IndexError, pa.ArrowException):  # its rows are missing below
+            with open_input(path) as file:
                 values = pq.ParquetFile(file).read_row_group(group, columns=[column]).column(0)
             for item in members:
                 value = values[item.row].as_py()

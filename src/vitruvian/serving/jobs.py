@@ -204,12 +204,12 @@ class Intake:
     def _check_video(self, path: Path, name: str) -> None:
         """Raise an error for a file that is no video, or one with too many frames."""
         try:
-            count = VideoReader(path).count
+            too_long = VideoReader(path).has_more_frames_than(self.limits.frames)
         except InputError as error:
             detail = str(error).replace(str(path), name)
             raise RequestError(415, message=detail.removeprefix(f"{name}: "), subject=name) from None
-        if count is not None and count > self.limits.frames:
-            raise too_large(name, self.limits.frames, "frames", f"{count:,}")
+        if too_long:
+            raise too_large(name, self.limits.frames, "frames")
 
     def _unpack(self, path: Path) -> None:
         """Add the images and videos of an archive; other files and hidden ones are skipped."""

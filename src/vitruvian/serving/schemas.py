@@ -98,7 +98,7 @@ def _examples() -> dict[str, tuple[Result, ...]]:
     flat, vectors = np.zeros((_H, _W), np.float32), np.zeros((_H, _W, 3), np.float32)
     vectors[..., 2] = 1
     mask = np.ones((_H, _W), bool)
-    one: dict[str, Any] = {"runs": mask[None], "scores": np.ones(1, np.float32), "boxes_xyxy": boxes}
+    one: dict[str, Any] = {"rles": mask[None], "scores": np.ones(1, np.float32), "boxes_xyxy": boxes}
     camera = np.eye(3, dtype=np.float32)
 
     def masks(kind: Any, *, labels: bool) -> tuple[Masks, ...]:
@@ -150,8 +150,8 @@ def _examples() -> dict[str, tuple[Result, ...]]:
             Embedding(**bare, cls=np.full(2, 0.5, np.float32), patches=np.zeros((1, 1, 2), np.float32)),
         ),
         "segment": masks("segment", labels=False),
-        "masks": masks("mask-generation", labels=False),
-        "instances": masks("instance", labels=True),
+        "masks": masks("masks", labels=False),
+        "instances": masks("instances", labels=True),
         "semantic": (
             Semantic(**full, labels=numbers, id2label={1: "sky"}),
             Semantic(**bare, labels=numbers, id2label={1: "sky"}),

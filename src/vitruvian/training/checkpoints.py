@@ -20,7 +20,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.json_files import read_json_object
+from vitruvian.json_files import JsonObject, read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
 from vitruvian.training.synthetic.rng import derive_seed
@@ -57,7 +56,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     ema: ExponentialMovingAverage | None,
     state: TrainingState,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     keep: int,
 ) -> Path:
     """Write a checkpoint into the run's folder and remove the oldest ones; return its path."""
@@ -90,7 +89,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, ema: ExponentialMovingAverage | None
-) -> tuple[TrainingState, dict[str, Any]]:
+) -> tuple[TrainingState, JsonObject]:
     """Load a checkpoint into a model, its optimizer and its EMA; return progress and configuration of the run."""
     about = read_json_object(_require_file(path, "state.json"))
     if about.get("format") != _FORMAT:

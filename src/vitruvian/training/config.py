@@ -365,7 +365,7 @@ def write_config(config: TrainConfig, folder: Path) -> Path:
     return path
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+def differences(old: Mapping[str, object], new: Mapping[str, object], path: str = "") -> list[str]:
     """Name the fields in which two configurations differ, as ``table.field: old → new``."""
     lines: list[str] = []
     for key in dict.fromkeys([*old, *new]):
@@ -377,10 +377,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     return lines
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> object:
     """Read ``1e-3``, ``true``, ``null``, ``[1, 2]`` or ``"quoted"`` as JSON, and anything else as text."""
     try:
-        return json.loads(text)
+        value: object = json.loads(text)
+        return value
     except json.JSONDecodeError:
         return text
 

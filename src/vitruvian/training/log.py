@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from vitruvian.atomic import write_text
+from vitruvian.json_files import JsonObject
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -116,9 +117,9 @@ class RunLog:
                 self.events.add_scalar(f"{kind}/{name}", value, step)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[JsonObject]:
     """Read the lines of a `metrics.jsonl`; an incomplete last line is left out."""
-    lines: list[dict[str, Any]] = []
+    lines: list[JsonObject] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             lines.append(json.loads(line))

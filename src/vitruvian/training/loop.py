@@ -44,7 +44,7 @@ from vitruvian.training.task_models import build_model, compile_parts, save_mode
 class Batches(Protocol):
     """A source of batches, numbered over all steps, accumulated batches and processes."""
 
-    def batch(self, number: int, /) -> Any:
+    def batch(self, number: int, /) -> object:
         """Return what the objective takes."""
 
 
@@ -217,7 +217,7 @@ class _Run:
         if self.ema is not None:
             self.ema.update(self.objective)
 
-    def accumulate(self, values: Mapping[str, Tensor], batch: Any) -> None:
+    def accumulate(self, values: Mapping[str, Tensor], batch: object) -> None:
         """Add values to the sums since the last line of the log, without synchronization."""
         for name, value in values.items():
             value = value.detach().float()

@@ -147,3 +147,29 @@ def test_no_one(tmp_path: Path) -> None:
     pose = Pose(size_hw=(20, 30), **none)
     assert pose.save(tmp_path / "a.txt").read_text() == ""
     assert read_zip(pose.save(tmp_path / "a.crops.zip")) == {}
+
+
+def _coco(*names: str) -> dict[str, Any]:
+    images = [{"id": number, "file_name": name, "height": 4, "width": 6} for number, name in enumerate(names)]
+    boxes = [{"id": image["id"], "image_id": image["id"], "category_id": 1, "bbox": [0, 0, 1, 1]} for image in images]
+    return {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a\nb"}]}
+
+
+def test_yolo_labels_of_images_with_one_name_stay_apart(tmp_path: Path) -> None:
+    write_yolo(tmp_path, _coco("d/a/7.jpg", "d/b/7.jpg"))
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.txt")) == [
+        "a/7.txt", "b/7.txt", "classes.txt",
+    ]  # fmt: skip
+    assert (tmp_path / "classes.txt").read_text() == "a b\n"
+    for names in (("7.jpg", "7.png"), ("classes.jpg",), ("A.jpg", "a.jpg")):
+        with pytest.raises(InputError, match="twice"):
+            write_yolo(tmp_path / "none", _coco(*names))
+    for names in (("../x.jpg", "a/y.jpg"), ("a/../../x.jpg", "a/y.jpg")):
+        with pytest.raises(InputError, match="outside"):
+            write_yolo(tmp_path / "none", _coco(*names))
+    assert not (tmp_path / "none").exists()
+
+
+def test_cvat_takes_any_name(tmp_path: Path) -> None:
+    write_cvat(tmp_path / "x.xml", _coco("\udcff\x1b<.jpg"))
+    assert ElementTree.parse(tmp_path / "x.xml").find("image").get("name") == "\ufffd\ufffd<.jpg"  # type: ignore[union-attr]

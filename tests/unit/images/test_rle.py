@@ -179,3 +179,9 @@ def test_malformed_masks_are_input_errors() -> None:
         decode_rles([])
     with pytest.raises(InputError, match="crowd"):
         rle_iou([encode_rle(np.ones((2, 3)))], [encode_rle(np.ones((2, 3)))], crowd=[])
+
+
+def test_sizes_are_limited_before_memory_is_allocated() -> None:
+    for size, counts in (([10**9, 10**9], [10**18]), ([3, 3], [2**62, 2**62, 2**62, 2**62, 9])):
+        with pytest.raises(InputError, match="expected"):
+            decode_rle({"size": size, "counts": counts})

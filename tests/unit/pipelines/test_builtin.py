@@ -311,8 +311,8 @@ class TestDemo:
         save_multitask(tiny_multitask("seg", "people"), tmp_path / "parts")
         assert _demo_models(tmp_path / "parts") == {"parts": tmp_path / "parts"}
         model = tiny_multitask("matting").task_model("matting")
-        model.save_pretrained(tmp_path / "run" / "model" / "matting")
-        alone = tmp_path / "run" / "model" / "matting"
+        model.save_pretrained(tmp_path / "run" / "model" / "matte")
+        alone = tmp_path / "run" / "model" / "matte"
         assert _demo_models(tmp_path / "run") == {"matte": alone}  # as training leaves it
         assert _demo_models(alone) == {"matte": alone}  # a checkpoint of one task
         assert list(_demo_models({"matte": "b", "pose": "a"})) == ["pose", "matte"]

@@ -147,7 +147,7 @@ class TestOneImage:
         assert isinstance(found.error, ImageError)
         assert "no such file" in str(found.error)
 
-    @pytest.mark.parametrize("source", [None, 1.5, object()])
+    @pytest.mark.parametrize("source", ["", None, 1.5, object()])
     def test_unsupported_sources_are_errors(self, source: Any) -> None:
         with pytest.raises(InputError, match="source"):
             open_source(source)

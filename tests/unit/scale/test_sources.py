@@ -16,6 +16,8 @@ from PIL import Image
 
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, use_limits
+from vitruvian.scale.rows import Row, rows_to_table
+from vitruvian.scale.shards import ShardIndex, write_shard
 from vitruvian.scale.sources import list_sources, read_sources
 
 
@@ -135,3 +137,32 @@ def test_large_files_are_refused(folder: Path) -> None:
     with use_limits(file_bytes=10):
         (error,) = read_sources(list(list_sources([str(folder / "a.png")])))
     assert "file_bytes" in str(error)
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.png")
+    path.write_bytes(png(1))
+    (tmp_path / "list.txt").write_bytes(b"\xff.png\na\0b.png\n")
+    items = list(list_sources([str(tmp_path / "list.txt")]))
+    content, error = read_sources(items)
+    assert content == png(1)
+    assert isinstance(error, InputError)
+    table = rows_to_table([Row(source=items[0].name, status="done")], [])
+    write_shard([table], str(tmp_path / "out"), "part-0", settings="s", form="parquet")
+    assert ShardIndex.read(str(tmp_path / "out"), settings="s").state(items[0], retry_failed=False) == (True, [])
+
+
+def test_lines_of_lists_are_limited(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a" * 200_000)
+    with pytest.raises(InputError, match="more than 65536 characters"):
+        list(list_sources([str(tmp_path / "list.txt")]))
+
+
+def test_damaged_parquet_files_of_paths(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"path": ["a.png"] * 100}), tmp_path / "a.parquet", compression="NONE", use_dictionary=False
+    )
+    content = (tmp_path / "a.parquet").read_bytes().replace(b"a.png", b"\xff.png")
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(InputError, match="expected a Parquet file"):
+        list(list_sources([str(tmp_path / "a.parquet")]))

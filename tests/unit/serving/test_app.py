@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.serve_case import Client, archive, form, jpeg, local_server, wait
-from tests.unit.pipelines.case import parts_of
+from tests.unit.files.clips import make_clip
+from tests.unit.pipelines.case import parts_of, sample_image
 from vitruvian.limits import use_limits
 from vitruvian.pipelines.tasks.embed import EmbedPipeline
 from vitruvian.serving import jobs
@@ -198,6 +199,26 @@ def test_limits_of_jobs(models: dict[str, str], tmp_path: Path) -> None:
         job = client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
         assert client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").status == 507
         assert client.wait_for_job(job)["state"] == "done"
+
+
+def test_limits_of_waiting_jobs_disks_and_frames(models: dict[str, str], tmp_path: Path) -> None:
+    make_clip(tmp_path / "clip.mkv", [sample_image(number, (32, 32)) for number in range(4)])
+    clip = (tmp_path / "clip.mkv").read_bytes()
+    with serve(models, tmp_path, limits={"queued_jobs": 2, "frames": 3}, job_workers=0) as (client, _):
+        answer = client.post("/v1/jobs", clip, task="segment", name="clip.mkv")
+        assert (answer.status, answer.error["expected"]) == (413, "at most 3 frames")
+        assert [client.post("/v1/jobs", IMAGE, task="embed").status for _ in range(3)] == [201, 201, 429]
+    with serve(models, tmp_path, limits={"disk_bytes": len(IMAGE), "frames": 4}, job_workers=0) as (client, _):
+        assert client.post("/v1/jobs", IMAGE, task="embed").status == 507  # the two jobs of before
+
+
+def test_a_job_with_too_many_bytes_fails(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_SIZE_SECONDS", 0.1)
+    with serve(models, tmp_path, limits={"job_bytes": 10}) as (client, _):
+        job = client.post("/v1/jobs", IMAGE, task="embed").json["id"]
+        assert "at most 10 bytes" in client.wait_for_job(job)["failures"][0]
 
 
 def test_finished_jobs_are_removed_after_a_time(

@@ -20,6 +20,7 @@ from vitruvian.cli.options import Debug, Json
 from vitruvian.cli.report import print_json, printable
 from vitruvian.cpu_threads import usable_cores
 from vitruvian.limits import Limits, get_limits
+from vitruvian.serving.settings import ServerLimits, read_limits
 from vitruvian.version import __version__
 
 EXAMPLE = "vitruvian doctor"
@@ -52,6 +53,7 @@ def doctor(
     facts: _Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
     facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
     facts["limits"] = dataclasses.asdict(get_limits())
+    facts["server_limits"] = dataclasses.asdict(read_limits({}, subject="limits")[1])
     facts |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
     if as_json:
         print_json(facts)
@@ -207,10 +209,14 @@ def _show(facts: _Facts) -> None:
     for name, cache in facts["caches"].items():
         row(name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})")
     row("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])
-    section("Limits (docs/limits.md)")
-    defaults = dataclasses.asdict(Limits())
-    for name, limit in facts["limits"].items():
-        row(name, f"{limit:,}" + ("" if limit == defaults[name] else f"   (by default {defaults[name]:,})"))
+    for title, key, limits in (
+        ("Limits (docs/limits.md)", "limits", Limits()),
+        ("Limits of vitruvian serve (docs/serving.md)", "server_limits", ServerLimits()),
+    ):
+        section(title)
+        for name, limit in facts[key].items():
+            default = getattr(limits, name)
+            row(name, f"{limit:,}" + ("" if limit == default else f"   (by default {default:,})"))
     if (speed := facts["speed"]) is not None:
         section("Speed of a tiny model")
         row(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)

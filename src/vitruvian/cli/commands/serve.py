@@ -146,7 +146,7 @@ def serve(
     tasks = ", ".join(settings.models)
     with use_limits(**{"download_bytes": limits.upload_bytes} | changes):
         run_server(
-            settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}. Press Ctrl-C to stop.")
+            settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}; press Ctrl-C to stop.")
         )
     report.say("Stopped.")
     sys.stderr.flush()

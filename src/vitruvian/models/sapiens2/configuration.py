@@ -73,6 +73,9 @@ class Sapiens2HeadConfig(ConfigBase):
                 )
             if any(value < 1 for value in (channels or []) + (kernels or [])):
                 raise ConfigError(f"Sapiens2HeadConfig.{stem}: channels and kernel sizes must be at least 1.")
+        sizes = [*(self.scale_final_hidden_sizes or []), self.scale_final_input_size]
+        if any(value is not None and value < 1 for value in sizes):
+            raise ConfigError("Sapiens2HeadConfig.scale_final: sizes must be at least 1.")
         if (self.scale_conv_out_channels is None) != (self.scale_final_hidden_sizes is None):
             raise ConfigError(
                 "Sapiens2HeadConfig: expected both scale_conv_out_channels and scale_final_hidden_sizes, or neither, "

@@ -1,7 +1,7 @@
 """The folder in which a video is written segment by segment, `NAME.parts` beside the output.
 
 plan.json                          source, outputs and settings; another plan is not resumed
-00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json is written last and completes it
+00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json comes last, with their digests
 
 Only the last state is stored, unless the segments are kept for changes that start at some frame.
 """
@@ -9,6 +9,7 @@ Only the last state is stored, unless the segments are kept for changes that sta
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,21 +35,33 @@ from vitruvian.files.video import (
     codec_for,
     open_container,
 )
-from vitruvian.json_files import json_text, write_json
+from vitruvian.json_files import json_text, read_json, write_json
 from vitruvian.pipelines.video.smoothing import State
 
 _PLAN = "plan.json"
-_VERSION = 5
+_VERSION = 6
 
 
 @dataclass(frozen=True)
 class VideoSegment:
-    """A complete segment: frames from `start` to before `stop`; `time` of the first in seconds."""
+    """A complete segment: frames from `start` to before `stop`; `time` of the first in seconds; SHA-256 of files."""
 
     start: int
     stop: int
     time: float
     failures: int
+    digests: list[str | None]
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read a description; None if it is missing or invalid."""
+        values = _read_json(path)
+        if not isinstance(values, dict) or values.keys() != cls.__annotations__.keys():
+            return None
+        numbers = [values[name] for name in ("start", "stop", "failures")]
+        if not all(type(value) is int and value >= 0 for value in numbers):
+            return None
+        return cls(**values) if isinstance(values["time"], float) and isinstance(values["digests"], list) else None
 
 
 def segments_path(output: Path) -> Path:
@@ -108,15 +121,17 @@ class SegmentFolder:
         segments: list[VideoSegment] = []
         if _read_json(self.path / _PLAN) == self.plan:
             for path in sorted(self.path.glob("[0-9]*.json")):
-                values = _read_json(path)
-                if not isinstance(values, dict) or values.keys() != VideoSegment.__annotations__.keys():
+                segment = VideoSegment.read(path)
+                if (
+                    segment is None
+                    or segment.start % self.length
+                    or segment.digests[:-1] != self._digests(segment)[:-1]
+                ):
                     break
-                segment = VideoSegment(**values)
-                follows = segment.start == (segments[-1].stop if segments else 0) and segment.start % self.length == 0
-                if not follows or not all(file.exists() for file in self.files(segment.start)[:-1]):
+                if segment.start != (segments[-1].stop if segments else 0):
                     break
                 segments.append(segment)
-            while segments and not self.files(segments[-1].start)[-1].exists():  # only the last states are stored
+            while segments and segments[-1].digests != self._digests(segments[-1]):  # only the last states are stored
                 segments.pop()
         else:
             self.clear()
@@ -141,10 +156,11 @@ class SegmentFolder:
         self.clear()
         self.path.mkdir(parents=True)
         for description in sorted(kept.glob("[0-9]*.json")):
-            values = _read_json(description)
-            if isinstance(values, dict) and values.get("stop", before + 1) <= before:
-                for file in (*self.files(values["start"]), description):
-                    shutil.copyfile(kept / file.name, self.path / file.name)
+            segment = VideoSegment.read(description)
+            if segment is not None and segment.stop <= before and segment.digests == self._digests(segment, kept):
+                for file in (*self.files(segment.start), description):
+                    if (kept / file.name).exists():  # there is no video if all of its frames failed
+                        shutil.copyfile(kept / file.name, self.path / file.name)
         write_json(self.path / _PLAN, self.plan)
 
     def files(self, start: int) -> list[Path]:
@@ -152,6 +168,10 @@ class SegmentFolder:
         name = f"{start:08d}"
         video = [] if self.out is None or self.numbered else [self.path / f"{name}{self.out.suffix.lower()}"]
         return [*video, self.path / f"{name}.jsonl", self.path / f"{name}.npz"]
+
+    def _digests(self, segment: VideoSegment, folder: Path | None = None) -> list[str | None]:
+        """Return the SHA-256 of the files of a segment in this folder or another; None for missing ones."""
+        return [_digest((folder or self.path) / file.name) for file in self.files(segment.start)]
 
     def state(self, segment: VideoSegment) -> State:
         """Return the state at the end of a segment."""
@@ -218,12 +238,13 @@ class SegmentFiles:
 
     def finish(self, stop: int, state: State) -> VideoSegment:
         """Close the files and complete the segment."""
-        segment = VideoSegment(self._start, stop, self._time, self._failures)
         if self._writer is not None:
             self._writer.close()
         with write_errors(self._folder.path):
             self._lines.close()
         write_npz(self._state_path, state)
+        digests = [_digest(file) for file in self._folder.files(self._start)]
+        segment = VideoSegment(self._start, stop, float(self._time), self._failures, digests)
         write_json(self._state_path.with_suffix(".json"), asdict(segment))
         if self._start >= self._folder.length and self._folder.keep is None:
             self._folder.files(self._start - self._folder.length)[-1].unlink(missing_ok=True)
@@ -280,6 +301,14 @@ def _join_videos(
 def _read_json(path: Path) -> Any:
     """Return the content of a JSON file; None if it is missing or invalid."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except (OSError, InputError):
+        return None
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
         return None

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_windows, fit_inside_hw
-from vitruvian.json_files import read_json_object
+from vitruvian.json_files import JsonObject, read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import Photometric, photometric
 from vitruvian.training.datasets.crop_window import CropWindow
@@ -162,7 +162,7 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
         )
     table = read_json_object(path)
     try:
-        people: dict[object, list[dict[str, Any]]] = {image["id"]: [] for image in table["images"]}
+        people: dict[object, list[JsonObject]] = {image["id"]: [] for image in table["images"]}
         for person in table["annotations"]:
             people[person["image_id"]].append(person)
         entries = []
@@ -182,9 +182,7 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
     return entries
 
 
-def _read_entry(
-    image: Mapping[str, Any], people: Sequence[Mapping[str, Any]], subject: Mapping[str, Any] | None
-) -> _Annotations:
+def _read_entry(image: JsonObject, people: Sequence[JsonObject], subject: JsonObject | None) -> _Annotations:
     """Read an image and its people; `subject` is one of them, or None."""
     for person in people:
         if len(person["keypoints"]) != 3 * KEYPOINTS:

@@ -61,7 +61,6 @@ class LabeledImages(TensorBatch):
     parts: Tensor | None = None  # [B, 1, H, W] int64
 
     def __len__(self) -> int:
-        """Return the number of images B."""
         return len(self.image)
 
     def has_labels(self, task: str) -> bool:

@@ -237,7 +237,6 @@ class MeanAveragePrecision(AveragePrecision):
             )
 
     def compute(self) -> MeanAveragePrecisionScores:
-        """Return the scores of all images so far."""
         images: dict[int, list[_Matches]] = {}
         for image in self.matches:
             images.setdefault(image.label, []).append(image)
@@ -354,7 +353,6 @@ class BoxAP(AveragePrecision):
         )
 
     def compute(self) -> BoxAPScores:
-        """Return the scores of all images so far."""
         tables = self.precision_recall(self.matches)
         correct, counted = np.zeros((2, len(self.thresholds)))
         for image in self.matches:

@@ -99,7 +99,6 @@ class AngularError(Metric):
         self.within += (angles < limits).sum(dim=1).cpu().numpy()
 
     def compute(self) -> AngularErrorScores:
-        """Return the scores of all maps so far."""
         pixels = int(self.counts.sum())
         if pixels == 0:
             return AngularErrorScores(math.nan, math.nan, math.nan, dict.fromkeys(self.angles, math.nan), 0)
@@ -180,7 +179,6 @@ class DepthError(Metric):
                 self.averages.add(_depth_errors(aligned.clamp(self.min_depth, self.max_depth), t[inside]))
 
     def compute(self) -> DepthErrorScores:
-        """Return the scores of all images so far."""
         return self.averages.scores(DepthErrorScores)
 
 
@@ -221,7 +219,6 @@ class PointError(Metric):
                 self.averages.add({"relative_distance": distance / size})
 
     def compute(self) -> PointErrorScores:
-        """Return the scores of all images so far."""
         return self.averages.scores(PointErrorScores)
 
 

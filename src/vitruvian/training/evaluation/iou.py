@@ -69,7 +69,6 @@ class MeanIoU(Metric):
         self.confusion += cells.cpu().numpy().reshape(self.confusion.shape)
 
     def compute(self) -> MeanIoUScores:
-        """Return the scores of all maps so far."""
         correct = np.diagonal(self.confusion).astype(np.float64)  # [K]
         targets = self.confusion.sum(1)  # [K]
         union = targets + self.confusion[:, : self.num_labels].sum(0) - correct
@@ -127,7 +126,6 @@ class ForegroundIoU(Metric):
         self.correct += int(((inside == expected) & valid).sum())
 
     def compute(self) -> ForegroundIoUScores:
-        """Return the scores of all images so far."""
         return ForegroundIoUScores(
             mean_iou=self.averages.mean("iou"),
             pooled_iou=float(ratio(self.intersection, self.union)),

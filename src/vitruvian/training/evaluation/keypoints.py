@@ -300,7 +300,6 @@ class KeypointAP(AveragePrecision):
         )
 
     def compute(self) -> KeypointAPScores:
-        """Return the scores of all images so far."""
         precision, recall = self.precision_recall(self.matches)
         means = summarize("ap", [precision]) | summarize("ar", [recall])
         return KeypointAPScores(**{field.name: means[field.name] for field in dataclasses.fields(KeypointAPScores)})

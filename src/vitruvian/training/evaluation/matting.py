@@ -80,7 +80,6 @@ class MattingError(Metric):
                 self.averages.add(_matting_errors(p, t, region))
 
     def compute(self) -> MattingErrorScores:
-        """Return the scores of all images so far."""
         return self.averages.scores(MattingErrorScores)
 
 

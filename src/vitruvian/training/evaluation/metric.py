@@ -23,7 +23,7 @@ Scores = TypeVar("Scores")
 
 
 class Metric:
-    """Base of metrics: `merge` adds the state of another instance, for example of another process.
+    """Base of metrics: `update` adds predictions and targets, `compute` returns the scores of all added so far.
 
     Attributes:
         merge_key: Names of the attributes that must be equal to merge. All others are state: numbers, arrays, lists,
@@ -33,7 +33,7 @@ class Metric:
     merge_key: ClassVar[tuple[str, ...]] = ()
 
     def merge(self, other: Self) -> None:
-        """Add what another instance has accumulated."""
+        """Add what another instance has accumulated, for example in another process."""
         for name in self.merge_key:
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:

@@ -22,6 +22,7 @@ from vitruvian.errors import InputError
 from vitruvian.training.evaluation.metric import Array, Metric, ratio
 
 Ints = npt.NDArray[np.int64]
+_SegmentInfo = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +73,9 @@ class PanopticQuality(Metric):
     def update(
         self,
         segmentation: Array,
-        segments_info: Sequence[Mapping[str, Any]],
+        segments_info: Sequence[_SegmentInfo],
         target_segmentation: Array,
-        target_segments_info: Sequence[Mapping[str, Any]],
+        target_segments_info: Sequence[_SegmentInfo],
     ) -> None:
         """Add one image.
 
@@ -110,7 +111,6 @@ class PanopticQuality(Metric):
         self.spurious.update(labels[~matched.any(1) & (excused <= 0.5 * predicted_areas)].tolist())
 
     def compute(self) -> PanopticScores:
-        """Return the scores of all images so far."""
         labels = sorted({*self.matched, *self.spurious, *self.missed})
         per_label = {label: self._label_scores(label) for label in labels}
         split = frozenset(per_label) if self.things is None else self.things
@@ -143,7 +143,7 @@ class PanopticQuality(Metric):
         return np.array(table, dtype=np.int64)[inverse.ravel()]  # [H · W]
 
 
-def _segment_labels(segments_info: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+def _segment_labels(segments_info: Sequence[_SegmentInfo]) -> dict[int, int]:
     """Return id -> label of segments, in order."""
     labels: dict[int, int] = {}
     for row in segments_info:

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,9 +65,9 @@ class ScoreReport:
     def __init__(self, title: str = "Evaluation", *, goals: Sequence[Goal] = ()) -> None:
         self.title = title
         self.goals = tuple(goals)
-        self.scores: dict[str, Any] = {}
+        self.scores: dict[str, object] = {}
 
-    def add(self, task: str, scores: Any) -> None:
+    def add(self, task: str, scores: object) -> None:
         """Add the scores of a task: what `compute` of a metric returns, or a mapping of names to numbers.
 
         A mapping may hold scores of several metrics by name, for instance ``{"pck": …, "oks": …}``.
@@ -126,7 +126,7 @@ class ScoreReport:
     def __rich__(self) -> Table:
         return self.table()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything as plain lists, dictionaries and numbers; what is no number is None."""
         return {
             "title": self.title,
@@ -147,7 +147,7 @@ class ScoreReport:
         Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def _walk(scores: Any, name: str = "", *, longest: int | None = None) -> Iterator[tuple[str, float]]:
+def _walk(scores: object, name: str = "", *, longest: int | None = None) -> Iterator[tuple[str, float]]:
     """Yield the numbers in scores with their full names, without arrays and inner mappings longer than `longest`."""
     if isinstance(scores, (bool, int, float, np.number)):
         yield name, float(scores)
@@ -156,7 +156,7 @@ def _walk(scores: Any, name: str = "", *, longest: int | None = None) -> Iterato
         entries = [(f"{name}[{i}]", value) for i, value in enumerate(scores.tolist())]
     elif isinstance(scores, Mapping):
         entries = [(_join(name, key), value) for key, value in scores.items()]
-    elif dataclasses.is_dataclass(scores):
+    elif dataclasses.is_dataclass(scores) and not isinstance(scores, type):
         entries = [(_join(name, field.name), getattr(scores, field.name)) for field in dataclasses.fields(scores)]
     else:
         raise InputError(f"{name or 'scores'}: expected numbers, mappings or dataclasses, got {scores!r}.")
@@ -173,17 +173,18 @@ def _join(name: str, key: object) -> str:
     return f"{name}.{key}" if name else str(key)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return scores as what JSON can hold."""
     if isinstance(value, Mapping):
         return {f"{key:g}" if isinstance(key, float) else str(key): _plain(entry) for key, entry in value.items()}
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
         return [_plain(entry) for entry in value.tolist()]
     if isinstance(value, (bool, int, np.integer)):
         return int(value)
-    return float(value) if math.isfinite(value) else None
+    number = float(value)  # type: ignore[arg-type]
+    return number if math.isfinite(number) else None
 
 
 def _format_number(value: float) -> str:

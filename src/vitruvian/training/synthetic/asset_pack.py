@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.human import KEYPOINT_NAMES
+from vitruvian.json_files import JsonObject
 from vitruvian.training.synthetic.textures import (
     decode_textures,
     gray_copy,
@@ -201,7 +202,7 @@ def keep_faces(piece: Piece, keep: Bools) -> Piece:
     )  # fmt: skip
 
 
-def vertex_normals(vertices: Floats, faces: Ints) -> Floats:
+def mesh_normals(vertices: Floats, faces: Ints) -> Floats:
     """Return unit normals [n, 3] of a triangle mesh [n, 3], [f, 3], weighted by area; zero where no face touches."""
     a, b, c = (vertices[faces[:, k]] for k in range(3))
     normals = np.zeros_like(vertices)
@@ -267,7 +268,7 @@ def pack_arrays(
         "eyes": [[number[name], brown] for name, brown in images.eyes],
     }  # fmt: skip
 
-    def joined(name: str) -> NDArray[Any]:
+    def joined(name: str) -> Floats:
         return np.concatenate([getattr(piece, name) for piece in pieces])
 
     return {
@@ -327,7 +328,7 @@ def join_blobs(name: str, ends_name: str, blobs: list[bytes]) -> Arrays:
     return {name: np.frombuffer(b"".join(blobs), np.uint8), ends_name: ends}
 
 
-def _split_blobs(data: NDArray[Any], ends: NDArray[Any]) -> list[bytes]:
+def _split_blobs(data: NDArray[np.uint8], ends: Ints) -> list[bytes]:
     return [data[a:b].tobytes() for a, b in itertools.pairwise([0, *ends.tolist()])]
 
 
@@ -400,7 +401,7 @@ def _ints(arrays: Arrays, name: str) -> Tensor:
     return torch.from_numpy(arrays[name].astype(np.int64))
 
 
-def _read_body(arrays: Arrays, meta: Mapping[str, Any]) -> Body:
+def _read_body(arrays: Arrays, meta: JsonObject) -> Body:
     values = _floats(arrays, "weight_values")
     weights = torch.zeros(len(values), len(meta["bone_names"])).scatter_(1, _ints(arrays, "weight_bones"), values)
     known = torch.from_numpy(arrays["keypoint_known"])
@@ -425,7 +426,7 @@ def _read_poses(arrays: Arrays) -> Poses:
     )  # fmt: skip
 
 
-def _read_wardrobe(arrays: Arrays, meta: Mapping[str, Any]) -> Wardrobe:
+def _read_wardrobe(arrays: Arrays, meta: JsonObject) -> Wardrobe:
     counts = torch.from_numpy(arrays["piece_counts"])
     starts = counts.cumsum(0) - counts
     masks = {

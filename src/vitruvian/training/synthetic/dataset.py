@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Required, TypedDict
+from typing import Final, Literal, Required, TypedDict
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import read_json_object
+from vitruvian.json_files import JsonObject, read_json_object
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.people_batch import sample_people
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
@@ -50,7 +50,6 @@ from vitruvian.training.synthetic.samples import decode_depth, encode_depth
 from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid
 
 _ImageFormat = Literal["jpg", "png"]
-_JSONObject = dict[str, Any]
 ANNOTATIONS_FILE: Final = "annotations.json"
 SHEET_FILE: Final = "contact-sheet.jpg"
 MAPS: Final = frozenset({"matte", "albedo", "parts", "geometry"})
@@ -98,7 +97,7 @@ def _file_names(index: int, image_format: _ImageFormat) -> dict[str, str]:
 
 def _write_maps(folder: Path, names: Mapping[str, str], maps: ImageMaps, *, quality: int) -> None:
     """Write an image and all its maps; existing files are replaced."""
-    options: dict[str, Any] = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
+    options: JsonObject = {"quality": quality, "subsampling": 0} if names["images"].endswith("jpg") else {}
     Image.fromarray(_to_pixels(maps["image"] / 255)).save(folder / names["images"], **options)
     Image.fromarray(_to_pixels(maps["matte"])).save(folder / names["matte"])
     Image.fromarray(_to_pixels(maps["albedo"])).save(folder / names["albedo"])
@@ -258,7 +257,7 @@ def _write_group(
     write_text(_record_path(folder, number), json.dumps({"images": images, "annotations": annotations}) + "\n")
 
 
-def _image_entry(truth: GroundTruth, row: int, index: int, names: Mapping[str, str]) -> _JSONObject:
+def _image_entry(truth: GroundTruth, row: int, index: int, names: Mapping[str, str]) -> JsonObject:
     """Return an image's entry in the annotations: COCO's fields, the other files, and the camera."""
     H, W = truth.parts.shape[-2:]
     return {
@@ -268,9 +267,9 @@ def _image_entry(truth: GroundTruth, row: int, index: int, names: Mapping[str, s
     }  # fmt: skip
 
 
-def _person_entries(truth: GroundTruth, row: int, index: int) -> list[_JSONObject]:
+def _person_entries(truth: GroundTruth, row: int, index: int) -> list[JsonObject]:
     """Return the entries of the people of one image, the subject first, without those that are not visible."""
-    entries: list[_JSONObject] = []
+    entries: list[JsonObject] = []
     for slot, stature in enumerate(truth.stature_m[row].tolist()):
         box = truth.boxes_xywh[row, slot].tolist()
         if min(box[2:]) <= 0:
@@ -290,18 +289,18 @@ def _record_path(folder: Path, number: int) -> Path:
     return folder / "records" / f"{number:06d}.json"
 
 
-def _read_record(folder: Path, number: int) -> dict[str, list[_JSONObject]]:
+def _read_record(folder: Path, number: int) -> dict[str, list[JsonObject]]:
     """Return a group's annotations; empty where it was not written yet."""
     path = _record_path(folder, number)
     return read_json_object(path) if path.is_file() else {"images": [], "annotations": []}
 
 
-def _describe(seed: int, pack: AssetPack, options: DatasetOptions) -> _JSONObject:
+def _describe(seed: int, pack: AssetPack, options: DatasetOptions) -> JsonObject:
     """Return what must be equal for two datasets to be the same, as JSON holds it."""
     chosen = dataclasses.asdict(options)
     chosen["render"].pop("chunk")
     about = {"format": _FORMAT, "seed": seed, "pack": _fingerprint(pack), "options": chosen}
-    loaded: _JSONObject = json.loads(json.dumps(about))
+    loaded: JsonObject = json.loads(json.dumps(about))
     return loaded
 
 
@@ -314,7 +313,7 @@ def _fingerprint(pack: AssetPack) -> str:
     return digest.hexdigest()[:16]
 
 
-def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
+def _initialize_folder(folder: Path, about: JsonObject, count: int) -> None:
     """Create the folders of a dataset, or check that the files in it are the beginning of this one."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write a dataset into, got a file. Choose another path.")
@@ -340,7 +339,7 @@ def _initialize_folder(folder: Path, about: _JSONObject, count: int) -> None:
         write_text(path, json.dumps(about, indent=2) + "\n")
 
 
-def _write_annotations(folder: Path, about: _JSONObject, count: int) -> None:
+def _write_annotations(folder: Path, about: JsonObject, count: int) -> None:
     """Join the records of all groups into one COCO file, and mark the dataset as complete in `set.json`."""
     records = [_read_record(folder, number) for number in range(-(-count // _GROUP))]
     images, annotations = (

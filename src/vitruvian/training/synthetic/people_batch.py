@@ -44,7 +44,6 @@ class PeopleBatch(TensorBatch):
     stature_m: Tensor  # [P] height in the rest pose
 
     def __len__(self) -> int:
-        """Return the number of people P."""
         return len(self.vertices)
 
     @property

@@ -6,8 +6,6 @@ P people, B bones, R body vertices, E expressions.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -272,7 +270,7 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 
 def keypoint_rules(
     template: Floats, bones: Floats, names: tuple[str, ...], table: Arrays | None, *, surface: int
-) -> dict[str, Any]:
+) -> Arrays:
     """Return the `keypoint_` fields of `Body`, from a table or, without one, for those that are joints.
 
     `template` is [N, 3], of which the first `surface` vertices are skin; `bones` [B, 2, 3] with their `names`.

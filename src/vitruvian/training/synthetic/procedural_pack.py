@@ -18,9 +18,9 @@ from vitruvian.training.synthetic.asset_pack import (
     Ints,
     Piece,
     keep_faces,
+    mesh_normals,
     pack_arrays,
     pack_from_arrays,
-    vertex_normals,
 )
 from vitruvian.training.synthetic.posing import keypoint_rules
 
@@ -58,7 +58,7 @@ def procedural_pack(seed: int = 0) -> AssetPack:
     for bone, parent in enumerate(parents):
         if parent >= 0:  # the first two rings move half with the parent
             weights[bone * _TUBE : bone * _TUBE + 2 * _SIDES, [bone, parent]] = 0.5
-    normals = vertex_normals(vertices, faces)
+    normals = mesh_normals(vertices, faces)
     identities = generator.normal(0, 1, (24, 3)).clip(-2, 2)
     traits = np.column_stack([np.arange(24) % 2, generator.uniform(0.35, 1.0, 24), *generator.uniform(0, 1, (2, 24))])
     jaw = np.zeros((1, *vertices.shape), np.float32)

@@ -116,7 +116,6 @@ class GroundTruth(TensorBatch):
     stature_m: Tensor  # [B, M] in the rest pose; zero for absent people
 
     def __len__(self) -> int:
-        """Return the number of images B."""
         return len(self.image)
 
 

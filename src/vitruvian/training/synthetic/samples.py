@@ -41,7 +41,6 @@ class Samples(TensorBatch):
     stature_m: Tensor  # [n] height at rest
 
     def __len__(self) -> int:
-        """Return the number of people n."""
         return len(self.image)
 
     @property

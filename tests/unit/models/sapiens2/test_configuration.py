@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,12 @@ def test_scale_branch_size_follows_from_the_image() -> None:
     head = Sapiens2Config.variant("0.4b", task="pointmap").head_config
     assert head is not None
     assert head.scale_final_input_size == 8 * 6 * 128
+
+
+@pytest.mark.parametrize("change", [{"scale_final_hidden_sizes": [8, -1]}, {"scale_final_input_size": 0}])
+def test_sizes_of_the_scale_branch_are_checked(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        Sapiens2HeadConfig(**({"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [8]} | change))
 
 
 def test_kernel_sizes_are_filled_in() -> None:

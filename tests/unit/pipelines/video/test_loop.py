@@ -194,10 +194,14 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
     assert len(list(VideoReader(tmp_path / "o.mp4"))) == report.frames == COUNT
 
 
-def test_a_broken_segment_is_made_again(clip: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".json", ".mp4", ".jsonl", ".npz"])
+def test_a_damaged_segment_is_made_again(clip: Path, tmp_path: Path, suffix: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_video(clip, Task(stop_at=17), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
-    (tmp_path / "o.mp4.parts/00000005.json").write_text("{")
+    file = max((tmp_path / "o.mp4.parts").glob("*.npz")).with_suffix(suffix)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
     task = Task()
     run_video(clip, task, out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=5 / 24)
     assert task.seen[0] == 0  # its state is gone with it: only the newest is kept
