@@ -28,7 +28,7 @@ from vitruvian import (
     Sam2VideoVideoProcessor,
 )
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
-from vitruvian.training.clips import ClipObjective, PromptSimulation, random_points
+from vitruvian.training.clips import ClipObjective, PromptSimulation
 from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
 LENGTH = 8
@@ -164,6 +164,15 @@ def follow(model: Sam2VideoModel, frames: Tensor, masks: Tensor, *, clicks: Tens
     return torch.stack(rows)
 
 
+def central_points(masks: Tensor) -> Tensor:
+    """Return the pixel of each mask [O, H, W] that is nearest to its center: x and y [O, 2]."""
+    rows = []
+    for mask in masks:
+        places = mask.nonzero().flip(1) + 0.5  # [N, 2]
+        rows.append(places[(places - places.mean(0)).norm(dim=1).argmin()])
+    return torch.stack(rows)
+
+
 def evaluate(model: Sam2VideoModel, *, count: int, **options: Any) -> dict[str, Tensor]:
     """Return the IoU from the second frame on, on clips that are never trained on: kind of prompt -> [B, T - 1, O]."""
     was_training = model.training
@@ -179,7 +188,7 @@ def evaluate(model: Sam2VideoModel, *, count: int, **options: Any) -> dict[str, 
     for kind in ("mask", "click"):
         rows = []
         for frames, masks in zip(*clips, strict=True):
-            clicks = random_points(masks[0], generator) if kind == "click" else None
+            clicks = central_points(masks[0]) if kind == "click" else None
             rows.append(follow(model, frames, masks, clicks=clicks)[1:])
         found[kind] = torch.stack(rows)
     model.train(was_training)
@@ -234,6 +243,20 @@ def train(model: Sam2VideoModel, options: argparse.Namespace) -> None:
             save(model, options.out)
             print(f"step {step}: {report(model, count=8)}", flush=True)
             next_save = time.perf_counter() - start + 60
+    save(model, options.out)
+
+
+def build_model(options: argparse.Namespace) -> Sam2VideoModel:
+    """Return a new model, or the one to continue."""
+    torch.manual_seed(options.seed)
+    torch.set_float32_matmul_precision("high")
+    if options.start_from:
+        model = Sam2VideoModel.from_pretrained(options.start_from, dtype=torch.float32)
+    else:
+        model = Sam2VideoModel(build_config(options.side))
+        initialize(model)
+    print(f"{sum(one.numel() for one in model.parameters()):,} parameters on {options.device}", flush=True)
+    return model.to(options.device).train()
 
 
 def main() -> None:
@@ -248,19 +271,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50, help="steps between lines")
     parser.add_argument("--start-from", type=Path, help="folder of a checkpoint to continue")
+    parser.add_argument("--evaluate", action="store_true", help="only evaluate the checkpoint in the folder --out")
     options = parser.parse_args()
     options.batch = options.batch or (4 if options.device == "cpu" else 48)
-    torch.manual_seed(options.seed)
-    torch.set_float32_matmul_precision("high")
-    if options.start_from:
-        model = Sam2VideoModel.from_pretrained(options.start_from, dtype=torch.float32)
-    else:
-        model = Sam2VideoModel(build_config(options.side))
-        initialize(model)
-    model = model.to(options.device).train()
-    print(f"{sum(one.numel() for one in model.parameters()):,} parameters on {options.device}", flush=True)
-    train(model, options)
-    save(model, options.out)
+    if not options.evaluate:
+        train(build_model(options), options)
     saved = Sam2VideoModel.from_pretrained(options.out, dtype=torch.float32).to(options.device)
     print(f"all shapes: {report(saved, count=32)}")
     print(f"vivid shapes: {report(saved, count=32, saturation=_VIVID)}")
