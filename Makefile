@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-demo: setup  ## Find people in pictures, run every task on them, and draw one sheet: out/demo/sheet.png.
+demo: setup  ## Detect people in two images, run all people tasks, write out/demo/sheet.png, and draw one sheet: out/demo/sheet.png.
 	$(BIN)/vitruvian demo --out out/demo
 
 test: setup lint  ## Lint, type-check and run the tests.
@@ -44,7 +44,7 @@ $(BENCH)/.ready: pyproject.toml constraints.txt
 bench: $(BENCH)/.ready  ## Print speed and memory next to the reference; ARGS="folder clip" runs those alone.
 	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
 
-eval: setup  ## Score the model inside the package beside its goals; ARGS="--model FOLDER" scores another.
+eval: setup  ## Evaluate the built-in model against its targets; ARGS="--model FOLDER" scores another.
 	$(BIN)/python benchmarks/builtin.py $(ARGS)
 
 MINUTES ?= 30

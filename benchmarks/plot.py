@@ -113,13 +113,20 @@ def draw_bars(drawn: list[dict[str, Any]], out: Path) -> None:
         axis.set_ylim(len(rows) - 0.4, -0.6)
         axis.tick_params(length=0)
         axis.spines[["left", "bottom"]].set_visible(False)
-    axes[-1].set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "the reference's time"])
+    axes[-1].set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "time of Transformers"])
     marks: list[Any] = [Rectangle((0, 0), 1, 1, color=color) for color in (OURS, MISSED, REFERENCE)]
     marks.append(Line2D([], [], color=INK, linewidth=0, marker="|", markersize=10, markeredgewidth=1.6))
     marks.append(Line2D([], [], color=PAPER, markeredgecolor=INK, marker="o", markersize=4.5, linewidth=0))
-    names = ["ours", "ours, goal missed", "reference", "goal", "if the reference was faster another day"]
+    names = [
+        "vitruvian",
+        "vitruvian, target missed",
+        "Transformers",
+        "target",
+        "relative to a faster run of Transformers",
+    ]
     figure.legend(marks, names, loc="upper center", ncols=5, frameon=False, fontsize=8.5, columnspacing=1.4)
-    figure.text(0.01, 0.012, "* reference timed another day", ha="left", fontsize=7.5, color=FAINT)
+    if any(bar["text"].endswith("*") for bar in drawn):
+        figure.text(0.01, 0.012, "* Transformers timed on another day", ha="left", fontsize=7.5, color=FAINT)
     figure.subplots_adjust(left=0.21, right=0.83, top=0.905, bottom=0.05, hspace=0.4)
     save(figure, out, drawn)
 
@@ -168,7 +175,7 @@ def curves(written: dict[str, Any]) -> dict[str, dict[str, list[tuple[float, ...
     drawn = lines(written["cells"])
     for row in written.get("people", ()):
         times = (row["times"][way]["median"] for way in ("optimized", "reference") if way in row["times"])
-        panel = drawn.setdefault("people in a picture", {})
+        panel = drawn.setdefault("people in an image", {})
         panel.setdefault(f"{row['model']} {row['dtype']}", []).append((row["people"], *times))
     return drawn
 
@@ -198,7 +205,7 @@ def draw_curves(written: dict[str, Any], out: Path) -> None:
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.grid(visible=True, color=REFERENCE, linewidth=0.6)
         axis.legend(frameon=False, fontsize=7.5, loc="lower center", bbox_to_anchor=(0.5, 1))
-    figure.suptitle(f"{written['machine']}; dashed: the reference", fontsize=9, color=FAINT)
+    figure.suptitle(f"{written['machine']}; dashed: Transformers", fontsize=9, color=FAINT)
     figure.tight_layout()
     save(figure, out, drawn)
 

@@ -103,18 +103,18 @@ def columns(run: Row) -> dict[str, Callable[[Row], str]]:
     unit = run["unit"]
     return {
         "model": lambda row: subject(row, run),
-        f"ours, {unit}": lambda row: timing(row["ours"]),
-        f"reference, {unit}": lambda row: timing(row["reference"]) + (" ¹" if "reference_elsewhere" in row else ""),
-        "share": lambda row: f"**{share_text(row)}**",
-        "goal": lambda row: f"{row['goal']} {'met' if is_met(row) else 'missed'}",
-        "share of compiled ¹": compiled_text,
-        "share of faster run ²": lambda row: (
+        f"vitruvian, {unit}": lambda row: timing(row["ours"]),
+        f"Transformers, {unit}": lambda row: timing(row["reference"]) + (" ¹" if "reference_elsewhere" in row else ""),
+        "relative time": lambda row: f"**{share_text(row)}**",
+        "target": lambda row: f"{row['goal']} {'met' if is_met(row) else 'missed'}",
+        "relative to `torch.compile` ¹": compiled_text,
+        "relative to the faster run ²": lambda row: (
             row["elsewhere"] and f"{row['ours']['median'] / fastest_reference(row):.2f}"
         ),
         f"without `optimize()`, {unit}": lambda row: timing(row["plain"]),
         "memory, GiB": lambda row: " / ".join(f"{used:.2f}" for used in row["memory_gib"].values()),
-        "off float32, %": lambda row: " / ".join(f"{100 * gap:.1f}" for gap in row["off_float32"].values()),
-        "TFLOP/s (of ceiling)": lambda row: rate(row, run),
+        "error vs. float32, %": lambda row: " / ".join(f"{100 * gap:.1f}" for gap in row["off_float32"].values()),
+        "TFLOP/s (of peak)": lambda row: rate(row, run),
     }
 
 
@@ -143,6 +143,10 @@ def details_table(*runs: Row) -> str:
     return grid(titles, [row for run in runs for row in cells(run, titles)])
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def ablation_table(rows: list[Row]) -> str:
     """Return what each switch of `benchmarks/ablation.py` saves: a row for each model, a column for each switch."""
     models = list(dict.fromkeys((row["model"], row["batch"], row["prompts"]) for row in rows))
@@ -161,7 +165,7 @@ def ablation_table(rows: list[Row]) -> str:
 
     def title(model: tuple[str, int, int]) -> str:
         name, batch, prompts = model
-        return f"{name}, {f'{prompts} prompts' if prompts else f'batch {batch}'}"
+        return f"{name}, {_count(prompts, 'prompt') if prompts else f'batch {batch}'}"
 
     lines = [[title(model), *(saved(switch, model) for switch in by_switch)] for model in models]
     title_line = "Time saved · memory saved:" if rows[0]["memory"] is not None else "Time saved:"
@@ -184,12 +188,10 @@ def missed(data: dict[str, Row]) -> str:
                     if share(row, of) > goal:
                         wanted = f"{number(goal * row[of]['median'])} {run['unit']}"
                         took = f"{number(row['ours']['median'])} {run['unit']}"
-                        cells = [subject(row, run), where, of, f"{share(row, of):.3f}", f"{goal:g}", took, wanted]
+                        cells = [subject(row, run), where, f"{share(row, of):.3f}", f"{goal:g}", took, wanted]
                         rows.append((share(row, of) / goal, cells))
     rows.sort(key=lambda row: -row[0])
-    return grid(
-        ["model", "device", "compared with", "share", "goal", "time", "time for the goal"], [row for _, row in rows]
-    )
+    return grid(["model", "device", "relative time", "target", "time", "time for the target"], [row for _, row in rows])
 
 
 def fp8_table(run: Row) -> str:
@@ -198,7 +200,7 @@ def fp8_table(run: Row) -> str:
         [subject(row, run), timing(row["ours"]), timing(row["bfloat16"]), f"{share(row, 'bfloat16'):.2f}"]
         for row in run["rows"]
     ]
-    return grid(["model", "fp8, ms", "bfloat16, ms", "share"], rows)
+    return grid(["model", "fp8, ms", "bfloat16, ms", "relative time"], rows)
 
 
 def errors(row: Row) -> str:
@@ -217,21 +219,21 @@ def int8_table(run: Row) -> str:
     for row in run["rows"]:
         name = row["task"] + (" ³" if "reference_is" in row else "")
         rows.append([name, *(f"{row['share'][kind]:.2f}" for kind in ("float32", "int8")), errors(row)])
-    return grid(["task", "share, float32", "share, int8", "mean error of int8"], rows)
+    return grid(["task", "relative time, float32", "relative time, int8", "mean error of int8"], rows)
 
 
 def jobs_table(*named: tuple[str, Row]) -> str:
-    """Return a table of end-to-end benchmarks: one row for each value."""
-    rows = []
+    """Return a table for each end-to-end benchmark: one row for each value."""
+    found = []
     for where, run in named:
-        for index, row in enumerate(run["rows"]):
-            goal = ""
+        rows = []
+        for row in run["rows"]:
+            target = ""
             if "least" in row:
-                goal = f"{row['least']:g}{row['unit']} {'met' if row['value'] >= row['least'] else 'missed'}"
-            first = ["", ""] if index else [run["job"], where]
-            value = f"{row['value']:g}".replace("-", "−")
-            rows.append([*first, row["what"], value + row["unit"], goal])
-    return grid(["job", "device", "", "measured", "goal"], rows)
+                target = f"{row['least']:g}{row['unit']} {'met' if row['value'] >= row['least'] else 'missed'}"
+            rows.append([row["what"], f"{row['value']:g}".replace("-", "−") + row["unit"], target])
+        found.append(f"{run['job']} ({where}):\n\n" + grid(["metric", "measured", "target"], rows))
+    return "\n\n".join(found)
 
 
 def sources(data: Row) -> str:

@@ -38,6 +38,11 @@ def read_index() -> list[tuple[str, str, str]]:
     return [(heading, title, posixpath.normpath(f"docs/{target}")) for heading, title, target in found]
 
 
+def _guides() -> set[str]:
+    """Return the pages that searches show first: all but the API reference and the pages of the project."""
+    return {page_of(path) for heading, _, path in read_index() if not heading and re.fullmatch(r"docs/[^/]+", path)}
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Make the navigation from index.md."""
     config.nav = [{"Home": "index.md"}]
@@ -58,7 +63,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Translate links between files of the repository to links between pages of the site."""
+    """Translate links between files of the repository to links between pages of the site; rank guides first."""
+    if page.file.src_uri not in _guides():
+        page.meta["search"] = {"boost": 0.5}
     source = Path(str(page.file.abs_src_path)).relative_to(ROOT).as_posix()
 
     def translate(match: re.Match[str]) -> str:

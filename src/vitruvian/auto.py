@@ -22,7 +22,7 @@ from vitruvian.hub import (
     pin_revision,
     split_hub_options,
 )
-from vitruvian.json_files import read_json_object
+from vitruvian.json_files import JsonObject, read_json_object
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _family_of(model_type: object, source: str) -> dict[str, str]:
     return CLASS_NAMES[model_type]
 
 
-def read_config(source: str | Path, options: HubOptions) -> dict[str, Any]:
+def read_model_config(source: str | Path, options: HubOptions) -> JsonObject:
     """Read the configuration of a checkpoint; it is an error if there is none."""
     file = json_file(source)
     values = read_config_dict(source, options) if file is None else read_json_object(file)
@@ -117,7 +117,7 @@ class AutoConfig:
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Config:
         """Load a configuration; keywords are those of `Config.from_pretrained`."""
         options, overrides = split_hub_options(kwargs)
-        values = read_config(pretrained_model_name_or_path, options)
+        values = read_model_config(pretrained_model_name_or_path, options)
         family = _family_of(values.get("model_type"), str(pretrained_model_name_or_path))
         config: Config = find_class(family["config"]).from_dict(values, **overrides)
         return config
@@ -239,7 +239,7 @@ class AutoTaskModel:
         cls.task = task
 
     @classmethod
-    def find_model_class(cls, values: Mapping[str, Any], source: str) -> type[Model]:
+    def find_model_class(cls, values: JsonObject, source: str) -> type[Model]:
         """Return the model class for the values of a configuration; `source` is its name in messages."""
         family = _family_of(values.get("model_type"), source)
         if cls.task not in family:
@@ -258,9 +258,9 @@ class AutoTaskModel:
         if config is None:
             options = pin_revision(pretrained_model_name_or_path, options)
             kwargs["revision"] = options.revision
-            values = read_config(pretrained_model_name_or_path, options)
+            values = read_model_config(pretrained_model_name_or_path, options)
         else:
-            values = config.to_dict() if isinstance(config, Config) else read_config(config, options)
+            values = config.to_dict() if isinstance(config, Config) else read_model_config(config, options)
         model_class = cls.find_model_class(values, str(pretrained_model_name_or_path))
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
 
@@ -279,19 +279,19 @@ class AutoModel(AutoTaskModel, task="model"):
     """Loads a checkpoint as the model without head of its family; a Sapiens2 as the class that it was saved from."""
 
     @classmethod
-    def find_model_class(cls, values: Mapping[str, Any], source: str) -> type[Model]:
+    def find_model_class(cls, values: JsonObject, source: str) -> type[Model]:
         """Return the model class for the values of a configuration."""
         # The examples for Sapiens2 in the documentation of transformers read the outputs of tasks.
         named = _named_class(values, source) if values.get("model_type") == "sapiens2" else None
         return named or super().find_model_class(values, source)
 
 
-def saved_class(values: Mapping[str, Any], source: str) -> type[Model]:
+def saved_class(values: JsonObject, source: str) -> type[Model]:
     """Return the class that a checkpoint was saved from, or the model without head of its family."""
     return _named_class(values, source) or AutoModel.find_model_class(values, source)
 
 
-def _named_class(values: Mapping[str, Any], source: str) -> type[Model] | None:
+def _named_class(values: JsonObject, source: str) -> type[Model] | None:
     """Return the first class of the family in the `architectures` of a configuration, or None."""
     family = _family_of(values.get("model_type"), source)
     named = (name for name in values.get("architectures") or [] if name in family.values())

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from vitruvian.atomic import write_text
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, split_hub_options, upload
-from vitruvian.json_files import read_json_object
+from vitruvian.json_files import JsonObject, read_json_object
 from vitruvian.limits import get_limits
 from vitruvian.version import __version__
 
@@ -94,7 +94,7 @@ class ConfigBase:
     attribute_map: ClassVar[dict[str, str]] = {}  # alias -> field
     sub_configs: ClassVar[dict[str, type[ConfigBase]]] = {}  # field that holds settings -> their class by default
 
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    extra: JsonObject = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -110,10 +110,10 @@ class ConfigBase:
     def validate(self) -> None:
         """Raise `ConfigError` for fields that do not fit each other. Subclasses extend it."""
 
-    def require_range(self, names: Iterable[str], lowest: float, *, below: float = math.inf) -> None:
-        """Raise `ConfigError` for the first of these fields with a number that is not in [lowest, below)."""
+    def require_range(self, names: Iterable[str], lowest: float) -> None:
+        """Raise `ConfigError` for the first of these fields with a number below `lowest`."""
         for name in names:
-            self._check_range(name, Range(ge=lowest, lt=below))
+            self._check_range(name, Range(ge=lowest))
 
     def _check_range(self, name: str, allowed: Range) -> None:
         value = getattr(self, name)
@@ -140,19 +140,19 @@ class ConfigBase:
         return (built, unused) if split else built  # type: ignore[return-value]
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Convert fields of older files and of other writers. A field has priority over its aliases."""
         for alias, name in cls.attribute_map.items():
             if alias in values:
                 values.setdefault(name, values.pop(alias))
         return values
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return a JSON object: every field, then the unknown keys."""
         fields = {f.name: _to_json(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {key: value for key, value in fields.items() if key not in self.not_saved} | self.extra
 
-    def to_diff_dict(self) -> dict[str, Any]:
+    def to_diff_dict(self) -> JsonObject:
         """Return the part of `to_dict` that differs from the defaults."""
         defaults = type(self)().to_dict()
         return {k: v for k, v in self.to_dict().items() if k not in defaults or v != defaults[k]}
@@ -178,7 +178,7 @@ class ConfigBase:
     @classmethod
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | Path, **keywords: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[JsonObject, dict[str, Any]]:
         """Return the JSON object of a checkpoint as it is, and the keywords that are no options of the Hub."""
         options, others = split_hub_options(keywords)
         source = pretrained_model_name_or_path
@@ -332,7 +332,7 @@ class Config(ConfigBase):
         return super().from_dict({key: value for key, value in values.items() if key not in stale}, **overrides)
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Accept `torch_dtype`, the older name of `dtype`; check `model_type`, which belongs to the class."""
         stated = values.pop("model_type", cls.model_type)
         if cls.model_type and stated and stated != cls.model_type:
@@ -352,7 +352,7 @@ class Config(ConfigBase):
                 values["attn_implementation"] = values.pop(name)
         return super().upgrade(values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object of a `config.json` that transformers reads too."""
         values = super().to_dict()
         for field in dataclasses.fields(self):
@@ -362,7 +362,7 @@ class Config(ConfigBase):
             values["dtype"] = str(self.dtype).removeprefix("torch.")
         return values | {"model_type": self.model_type, "vitruvian_version": __version__}
 
-    def to_diff_dict(self) -> dict[str, Any]:
+    def to_diff_dict(self) -> JsonObject:
         """Return the part of `to_dict` that differs from the defaults, and the model type."""
         return super().to_diff_dict() | {"model_type": self.model_type}
 
@@ -437,14 +437,14 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-def read_config_dict(source: str | Path, options: HubOptions, file_name: str = CONFIG_FILE) -> dict[str, Any] | None:
+def read_config_dict(source: str | Path, options: HubOptions, file_name: str = CONFIG_FILE) -> JsonObject | None:
     """Return the JSON object of a checkpoint's settings file, or None where it has none."""
     path = find_file(source, file_name, options)
     return None if path is None else read_json_object(path)
 
 
 def _check_size(value: object, limit: str, subject: str) -> None:
-    """Raise `ConfigError` for a whole number, a length of a table or a number in it that is above a limit."""
+    """Raise `ConfigError` for a integer, a length of a table or a number in it that is above a limit."""
     if isinstance(value, int):
         get_limits().check(limit, value, subject=subject, error=ConfigError)
     elif isinstance(value, Mapping | list | tuple):

@@ -87,17 +87,14 @@ def checked_device(value: object) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device: expected a name such as 'cuda', 'mps' or 'cpu', got {value!r}.") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            f"device: expected one of this machine, got {value!r}; torch finds no CUDA device here. Use cpu."
-        )
+        raise InputError(f"device: CUDA is not available on this machine, got {value!r}. Use cpu.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
         raise InputError(
-            f"device: expected cuda:{torch.cuda.device_count() - 1} at most, the last one here, got {value!r}."
+            f"device: only {'cuda:0 is' if not last else f'cuda:0 to cuda:{last} are'} available, got {value!r}."
         )
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError(
-            f"device: expected one of this machine, got {value!r}; torch finds no Metal device here. Use cpu."
-        )
+        raise InputError(f"device: Metal is not available on this machine, got {value!r}. Use cpu.")
     return chosen
 
 

@@ -190,7 +190,7 @@ def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[N
         raise
     except Exception as error:  # connection errors depend on the HTTP library of huggingface_hub
         if isinstance(error, hub.GatedRepoError):
-            reason = "access is gated. Accept its licence on the Hub, then run `hf auth login` or set HF_TOKEN."
+            reason = "access is gated. Accept its license on the Hub, then run `hf auth login` or set HF_TOKEN."
         elif isinstance(error, hub.RevisionNotFoundError):
             reason = f"has no revision {revision!r}. Check the branch, tag or commit."
         elif isinstance(error, (hub.RepositoryNotFoundError, hub.HFValidationError)):

@@ -1,4 +1,4 @@
-"""Text files: reading of JSON and others within `Limits.json_bytes` and `Limits.json_depth`, writing of JSON."""
+"""JSON and other text files: reading within `Limits.json_bytes` and `Limits.json_depth`, and writing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitruvian.atomic import write_text
 from vitruvian.errors import CheckpointError, InputError, VitruvianError
 from vitruvian.limits import get_limits, read_bounded
 
-JsonObject = dict[str, Any]
+JsonObject = dict[str, Any]  # an object in a JSON file: a configuration, a table, fields of a constructor
 
 
 def read_text(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> str:
@@ -20,7 +20,7 @@ def read_text(path: Path, *, error: type[VitruvianError] = InputError, encoding:
 
 
 def read_json(path: Path, *, error: type[VitruvianError] = InputError, encoding: str = "utf-8") -> Any:
-    """Return the value in a JSON file; what is no JSON, too large or too deep is an `error`."""
+    """Return the value in a JSON file; a file that is not JSON, too large or too deep is an `error`."""
     try:
         value = json.loads(read_text(path, error=error, encoding=encoding))
     except RecursionError:
@@ -52,7 +52,7 @@ def write_json(path: str | Path, data: object) -> None:
 def json_text(data: object) -> str:
     """Return JSON without spaces, or raise `InputError` for what it cannot hold.
 
-    Bytes of file names that are no UTF-8 (lone surrogates) are escaped, so that the text can be encoded.
+    Bytes of file names that are not UTF-8 (lone surrogates) are escaped, so that the text can be encoded.
     """
     try:
         text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -64,7 +64,7 @@ def json_text(data: object) -> str:
 def _depth(value: object) -> int:
     """Return the levels of nested lists and objects."""
     depth, level = 0, [value]
-    while level := [one for one in level if isinstance(one, dict | list)]:
+    while level := [part for part in level if isinstance(part, dict | list)]:
         depth += 1
-        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
+        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
     return depth

@@ -32,7 +32,7 @@ class Limits:
     Args:
         image_pixels: Pixels of an image; less in formats whose decoders need more memory.
         frame_pixels: Pixels of a video frame.
-        decoded_bytes: Bytes of decoded images that are in flight in a pipeline. A larger image waits until it is alone.
+        decoded_bytes: Bytes of decoded images that are in flight in a pipeline. A larger image is processed alone.
         file_bytes: Bytes of an image from standard input, a pipe, a file object or a ``data:`` URL.
         download_bytes: Bytes of the download of an image.
         download_seconds: Seconds that the download of an image may take as a whole.
@@ -43,7 +43,7 @@ class Limits:
         config_layers: Layers, stages and blocks in a model configuration or a checkpoint.
         config_labels: Classes in a model configuration.
         config_queries: Queries in a model configuration.
-        config_size: Any other whole number in a model configuration: channels, heads, image sides.
+        config_size: Any other integer in a model configuration: channels, heads, image sides.
     """
 
     image_pixels: int = 178_956_970
@@ -64,7 +64,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(subject=f"limit {name}", expected="a positive whole number", got=repr(value))
+                raise InputError(subject=f"limit {name}", expected="a positive integer", got=repr(value))
 
     def check(self, name: str, value: float, *, subject: str, error: type[VitruvianError] = InputError) -> None:
         """Raise `error` if `value` is above the limit `name`."""
@@ -128,7 +128,7 @@ def parse_limits(texts: Mapping[str, str], *, subject: str = "limits") -> dict[s
 
 
 def parse_numbers(texts: Mapping[str, str], *, subject: str) -> dict[str, int]:
-    """Return positive whole numbers by name from texts such as ``"64"`` and ``"4e8"``."""
+    """Return positive integers by name from texts such as ``"64"`` and ``"4e8"``."""
     parsed = {}
     for name, text in texts.items():
         try:
@@ -137,7 +137,7 @@ def parse_numbers(texts: Mapping[str, str], *, subject: str) -> dict[str, int]:
         except (ValueError, OverflowError):
             value = 0.0
         if not value >= 1 or value != int(value):
-            raise InputError(subject=f"{subject} {name}", expected="a positive whole number", got=repr(text[:40]))
+            raise InputError(subject=f"{subject} {name}", expected="a positive integer", got=repr(text[:40]))
     return parsed
 
 

@@ -1,13 +1,18 @@
-"""Filling a model that was built on the meta device: weights from files, new weights, buffers that are never saved."""
+"""Filling a model that was built on the meta device: weights from files, new weights, buffers that are never saved.
+
+A loaded model can be quantized with torchao: `quantization_config` of `Model.from_pretrained`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitruvian.devices import device_for
+from vitruvian.errors import InputError
 from vitruvian.weights import KeyMatch, WeightFiles, check_finite, check_floating
 
 
@@ -81,6 +86,38 @@ def compute_buffers(model: nn.Module, devices: dict[str, torch.device]) -> None:
             for leaf in module._non_persistent_buffers_set:
                 buffer, name = module._buffers[leaf], f"{path}.{leaf}" if path else leaf
                 module._buffers[leaf] = None if buffer is None else buffer.to(device_for(name, devices))
+
+
+def check_quantization(config: Any) -> None:
+    """Raise `InputError` for a configuration other than `transformers.TorchAoConfig`, or an object like it."""
+    method = str(getattr(config, "quant_method", "")).rpartition(".")[2].lower()  # an enum or text
+    if method == "torchao" and hasattr(config, "quant_type"):
+        return
+    raise InputError(
+        subject="quantization_config",
+        expected="a TorchAoConfig",
+        got=f"a configuration of {method}" if method else repr(config),
+        hint="Other libraries replace layers while they are loaded, which is not supported. Pass a TorchAoConfig, such "
+        "as TorchAoConfig(Int8WeightOnlyConfig()).",
+    )
+
+
+def quantize(model: nn.Module, config: Any) -> None:
+    """Quantize the linear layers of a model in place.
+
+    Args:
+        model: A loaded model.
+        config: An object with the attributes of `transformers.TorchAoConfig`: `quant_type`, a configuration of torchao,
+            and `modules_to_not_convert`, names of modules whose layers stay as they are.
+    """
+    from torchao.quantization import quantize_  # installed where there is a TorchAoConfig
+
+    kept = [f".{name}." for name in getattr(config, "modules_to_not_convert", None) or ()]
+
+    def is_quantized(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and not any(part in f".{name}." for part in kept)
+
+    quantize_(model, config.quant_type, filter_fn=is_quantized)
 
 
 def _set_tensor(module: nn.Module, leaf: str, value: Tensor) -> None:

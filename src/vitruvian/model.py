@@ -34,11 +34,10 @@ from vitruvian.devices import (
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
 from vitruvian.layers.init import no_init_weights
-from vitruvian.loading import compute_buffers, init_missing, load_weights
+from vitruvian.loading import check_quantization, compute_buffers, init_missing, load_weights, quantize
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.dispatch import is_wrapped
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
-from vitruvian.quantization import check_quantization, quantize
 from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
@@ -280,7 +279,7 @@ class Model(AdapterMixin, TransformersMixin):
 
     @classmethod
     def check_keys(cls, match: KeyMatch, source: str, *, new_head: bool, strict: bool) -> None:
-        """Raise `WeightsError` if weights are misshapen or, if `strict`, missing or unexpected; else warn about those.
+        """Raise `WeightsError` if shapes do not match or, if `strict`, missing or unexpected; else warn about those.
 
         A new head, and the head of a model whose checkpoint has none, may be missing in any case.
         """
@@ -420,7 +419,7 @@ class Model(AdapterMixin, TransformersMixin):
         _set_attention(self, "sdpa")
 
     def optimize(self, *, cuda_graphs: bool = True, fp8: bool = False) -> Self:
-        """Speed up inference at the cost of some memory; returns the model itself. Results stay the same.
+        """Speed up inference at the cost of some memory; returns the model itself. Results differ only by rounding.
 
         Joins weights that read the same input (checkpoints keep their names), allows Winograd convolutions, and on a
         CUDA device captures calls with small batches as CUDA graphs. Training and gradients work as before. Call it

@@ -31,6 +31,7 @@ from vitruvian.images import (
     shortest_edge_hw,
 )
 from vitruvian.images.data_format import as_tensor, channels_first, in_data_format, is_channels_last, size_of
+from vitruvian.json_files import JsonObject
 from vitruvian.limits import get_limits
 from vitruvian.outputs import BatchFeature
 
@@ -127,14 +128,14 @@ class ImageProcessor(ConfigBase):
         return super().from_dict(values, **{key: value for key, value in overrides.items() if key not in _NO_EFFECT})
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop the class name, which `to_dict` writes, and unset options."""
         known = {field.name for field in dataclasses.fields(cls)} - cls.saved_as_null
         values.pop("image_processor_type", None)
         values.pop("feature_extractor_type", None)
         return super().upgrade({key: value for key, value in values.items() if value is not None or key not in known})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object of a `preprocessor_config.json`."""
         fields = super().to_dict()
         values = {key: value for key, value in fields.items() if value is not None or key in self.saved_as_null}
@@ -208,12 +209,12 @@ class ImageProcessor(ConfigBase):
         size_hw = height_width(size_table(size), "size")
         return _apply_to_pixels(lambda pixels: center_on_canvas(pixels, size_hw), image, data_format, input_data_format)
 
-    def normalize_pixels(self, pixels: Tensor, *, in_place: bool = False) -> Tensor:
-        """Rescale and normalize [..., C, H, W] to float32 by the options, with `in_place` into float32 pixels."""
-        return rescale_and_normalize(pixels, out=pixels if in_place else None, **self.normalization)
+    def normalize_pixels(self, pixels: Tensor) -> Tensor:
+        """Rescale and normalize [..., C, H, W] to float32 by the options."""
+        return rescale_and_normalize(pixels, **self.normalization)
 
     @property
-    def normalization(self) -> dict[str, Any]:
+    def normalization(self) -> JsonObject:
         """Arguments of `rescale_and_normalize`: `scale`, `mean` and `std`, None for steps that are off."""
         return {
             "scale": self.rescale_factor if self.do_rescale else None,

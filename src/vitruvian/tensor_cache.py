@@ -47,7 +47,7 @@ def constant(values: tuple[object, ...], device: torch.device) -> Tensor:
 
 @contextmanager
 def keep_alive() -> Iterator[list[object]]:
-    """Collect what cached functions return meanwhile.
+    """Collect what cached functions return within this context.
 
     A CUDA graph reads those tensors on every replay, long after the cache may have dropped them.
     """

@@ -77,7 +77,7 @@ class TransformersMixin(nn.Module):
 
         Args:
             gradient_checkpointing_kwargs: Keywords of `torch.utils.checkpoint.checkpoint`, such as `use_reentrant`.
-            every_n_layers: Recompute the first of every so many layers only.
+            every_n_layers: Recompute the first of every N layers only.
             offload: Not supported; must be False.
         """
         if offload:

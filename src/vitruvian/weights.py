@@ -165,14 +165,14 @@ def _load_torch_file(path: Path) -> Any:
         if wanted is None:
             raise damaged_file_error(path, "it has no tensors that torch can read") from error
         raise CheckpointError(
-            f"{path}: expected tensors alone, but the file needs {wanted[1]}, and opening that could run any code. "
-            "Get the weights as safetensors, or, where you trust the file, read it with torch.load and save them so."
+            f"{path}: the file contains pickled objects ({wanted[1]}) that could execute code. Use safetensors, or "
+            "convert the file yourself if you trust it."
         ) from error
     except Exception as error:
         raise damaged_file_error(path, str(error) or type(error).__name__) from error
 
 
-def _fits_records(path: Path, loaded: Any) -> bool:
+def _fits_records(path: Path, loaded: object) -> bool:
     """Return whether memory-mapped storages are as large as their records in the file, which torch does not check."""
     with zipfile.ZipFile(path) as archive:
         records = [record for record in archive.infolist() if "/data/" in record.filename and record.file_size]
@@ -182,7 +182,7 @@ def _fits_records(path: Path, loaded: Any) -> bool:
     return stored and sizes == [storages[address] for address in sorted(storages)]
 
 
-def _storages_in(loaded: Any) -> Iterator[torch.UntypedStorage]:
+def _storages_in(loaded: object) -> Iterator[torch.UntypedStorage]:
     """Yield the storages of all tensors in nested containers."""
     if isinstance(loaded, Tensor):
         yield loaded.untyped_storage()
@@ -203,7 +203,7 @@ def damaged_file_error(path: Path, reason: str) -> CheckpointError:
     )
 
 
-def _find_state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+def _find_state_dict(loaded: object, path: Path) -> dict[str, Tensor]:
     """Return the state dict of a torch file: the whole, or the value of a usual key."""
     if isinstance(loaded, Mapping):
         if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
@@ -385,7 +385,7 @@ def check_finite(name: str, tensor: Tensor, source: str) -> None:
     if not torch.isfinite(extremes).all():
         raise WeightsError(
             f"{source}: the weight {name} has NaN or infinite values. The file is damaged or its training diverged; "
-            "use another one, or pass check_finite=False to load it all the same."
+            "use another one, or pass check_finite=False to load it anyway."
         )
 
 

@@ -152,7 +152,7 @@ def test_curves_match_the_data(plot: dict[str, Any]) -> None:
     with Image.open(PLOT.with_name("curves.png")) as picture:
         drawn = plot["curves"](json.loads(CURVES.read_text(encoding="utf-8")))
         assert picture.text["Description"] == plot["digest"](drawn), "run benchmarks/plot.py with --curves"
-    assert list(drawn) == ["batch", "megapixels", "prompts", "people in a picture"]
+    assert list(drawn) == ["batch", "megapixels", "prompts", "people in an image"]
 
 
 def test_bars_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plot: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ from vitruvian.scale.rows import Row, rows_to_table
 from vitruvian.scale.shards import ShardFormat, ShardIndex, write_shard
 from vitruvian.scale.sources import list_sources, read_sources
 from vitruvian.serving.auth import read_keys
-from vitruvian.training.config import read_config as read_train_config
+from vitruvian.training.config import read_training_config
 from vitruvian.training.datasets.folder import ANNOTATIONS_FILE, PeopleFolder
 
 MAX_FRAMES = 40  # of a mutated video, whose header may state any number
@@ -519,7 +519,7 @@ def labels(folder: Path) -> list[Seed]:
         *(_json_seed(f"{tool}.json", coco, partial(_write_labels, tool=tool)) for tool in _TOOLS),
         _json_seed("rle.json", rle, _decode_rle),
         _json_seed("compressed.json", compressed, _decode_rle),
-        Seed("train.toml", config, read_train_config),
+        Seed("train.toml", config, read_training_config),
         Seed("keys", f"# keys\nann {'0a' * 32}\nbob {'1b' * 32}\n".encode(), read_keys),
     ]
 

@@ -78,7 +78,7 @@ def test_limits_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert command("pose", *arguments, "--limit", "image_pixel=1") == 2
     assert "no limit 'image_pixel'. Did you mean image_pixels" in capsys.readouterr().err
     assert command("pose", *arguments, "--limit", "people") == 2
-    assert "--limit people: expected a positive whole number" in capsys.readouterr().err
+    assert "--limit people: expected a positive integer" in capsys.readouterr().err
 
 
 def test_standard_input_is_limited(

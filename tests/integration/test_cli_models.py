@@ -65,8 +65,8 @@ def test_every_task_is_a_command() -> None:
 def test_licenses_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "licenses"]) == 0
     captured = capsys.readouterr().out
-    (path,) = (ROOT / "docs").glob("weight-licen?es.md")
-    page = " ".join(path.read_text(encoding="utf-8").split()).replace("`", "").replace("licence", "license")
+    path = ROOT / "docs" / "weight-licenses.md"
+    page = " ".join(path.read_text(encoding="utf-8").split()).replace("`", "")
     for license in LICENSES.values():
         assert license.text in captured
         assert license.names in page

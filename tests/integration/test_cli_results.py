@@ -186,7 +186,7 @@ def test_a_journal_of_version_1_proves_nothing(tmp_path: Path, capsys: pytest.Ca
 def test_other_weights_boxes_and_versions_are_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitruvian.cli import command_digest
+    from vitruvian.files import digests
 
     (path,) = save_images(tmp_path / "in", 1)
     model = Path(shutil.copytree("facebook/sapiens2-pose-0.4b", tmp_path / "model"))
@@ -212,7 +212,7 @@ def test_other_weights_boxes_and_versions_are_other_settings(
     assert "1 redone" in run()
     boxes.write_text(json.dumps({"000.jpg": [[3, 2, 20, 30]]}))
     assert "1 redone" in run()
-    monkeypatch.setattr(command_digest, "__version__", "99.0")
+    monkeypatch.setattr(digests, "__version__", "99.0")
     assert "1 redone" in run()
     assert "1 skipped" in run()
 

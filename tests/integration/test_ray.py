@@ -8,25 +8,31 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli_case import save_images
-from tests.unit.pipelines.case import parts_of
+from tests.unit.files.clips import make_clip
+from tests.unit.pipelines.case import parts_of, sample_image
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from vitruvian import pipeline  # noqa: E402
+from vitruvian import cli, pipeline  # noqa: E402
 from vitruvian.errors import InputError, VitruvianError  # noqa: E402
 from vitruvian.results import Result  # noqa: E402
 from vitruvian.scale import JobSummary, PipelineSpec, map_dataset, run_on_ray  # noqa: E402
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkCounts, ChunkRunner, Stages  # noqa: E402
+from vitruvian.scale.placement import Placement  # noqa: E402
+from vitruvian.scale.sources import SourceItem  # noqa: E402
 from vitruvian.scale.worker import FileEncoder  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +43,7 @@ pytestmark = pytest.mark.timeout(180)
 def cluster() -> Iterator[Any]:
     """Three nodes: the head with the driver's tasks, and two with the resources of workers."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # for worker processes
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options = {"object_store_memory": 80_000_000, "include_dashboard": False}
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **options})
     nodes.add_node(num_cpus=1, object_store_memory=80_000_000)
@@ -141,6 +148,110 @@ def test_a_node_that_is_removed_loses_nothing(cluster: Any, checkpoint: str, ima
     assert removed
     assert (summary.done, summary.failed, summary.crashed) == (24, 1, 0)
     assert len(rows(tmp_path / "out")) == 25
+
+
+def read_and_crash(items: Any, folder: str) -> list[str]:
+    """Read a source that ends the process the first four times: Ray runs it twice for each crash that counts."""
+    attempt = len(list(Path(folder).iterdir()))
+    if attempt < 4:
+        (Path(folder) / f"crash-{attempt}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [item.name for item in items]
+
+
+class StuckActor(ChunkActor):
+    """Gets stuck with the first chunk, and tells on which machine."""
+
+    def __init__(self, folder: str) -> None:
+        self._machine = Path(folder) / "machine"
+
+    def load(self) -> None:
+        pass
+
+    def process(self, items: Any, contents: list[str]) -> tuple[bool, list[str]]:
+        if not self._machine.exists():
+            self._machine.write_text(ray.get_runtime_context().get_node_id())
+            time.sleep(1000)  # until the machine is removed
+        return True, contents
+
+
+def list_names(name: str, *results: list[str]) -> ChunkCounts:
+    return ChunkCounts(name, sum(map(len, results)), 0, 0, ())
+
+
+def list_crashed(item: SourceItem, message: str) -> list[str]:
+    raise AssertionError(message)
+
+
+def test_a_lost_machine_is_not_a_crash(cluster: Any, tmp_path: Path) -> None:
+    """Two crashes and a lost machine: with a third crash the source would be set aside."""
+    nodes = [cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80_000_000) for _ in range(2)]
+    stages = Stages(
+        actor=StuckActor,
+        arguments=(str(tmp_path),),
+        read=read_and_crash,
+        read_arguments=(str(tmp_path),),
+        write=list_names,
+        crashed=list_crashed,
+    )
+    runner = ChunkRunner(stages, first_shard=0, placement=Placement(1, 0, 1), rows_per_shard=1)
+
+    def remove_machine() -> None:
+        machine = tmp_path / "machine"
+        while not machine.exists() or not machine.read_text():
+            time.sleep(0.05)
+        lost = next(node for node in nodes if node.node_id == machine.read_text())
+        nodes.remove(lost)
+        cluster.remove_node(lost, allow_graceful=False)
+
+    thread = threading.Thread(target=remove_machine, daemon=True)
+    thread.start()
+    counts = list(runner.run([[SourceItem("a.jpg", "a.jpg")]]))
+    thread.join()
+    cluster.remove_node(nodes[0])
+    assert [one.done for one in counts] == [1]
+
+
+def test_a_pipeline_on_ray_writes_the_files_of_one_machine(
+    cluster: Any, checkpoint: str, images: Path, tmp_path: Path
+) -> None:
+    pipe = pipeline("pose", checkpoint, device="cpu", detect="whole")
+    on_ray = pipe.on_ray(workers=1)
+    sources = [str(images / "broken.jpg"), *(str(images / f"{number:03d}.jpg") for number in range(3))]
+    summary = on_ray(sources, save=tmp_path / "ray" / "{stem}.json")
+    assert (summary.done, summary.failed) == (3, 1)
+    assert on_ray(sources, save=tmp_path / "ray" / "{stem}.json").skipped == 4
+    list(pipe(sources, save=tmp_path / "one" / "{stem}.json"))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert len(files) == 3
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "ray").glob("*.json")}
+    with pytest.raises(InputError, match="no such option"):
+        on_ray(sources, save=tmp_path / "ray", no_such_option=1)
+
+
+def test_commands_give_the_files_of_one_machine_for_split_videos_too(cluster: Any, tmp_path: Path) -> None:
+    model, processor = parts_of("semantic")
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    save_images(tmp_path / "in", 3)
+    scene = sample_image(4, (48, 64))
+    make_clip(tmp_path / "in" / "clip.mp4", [np.roll(scene, number, 1) for number in range(50)], rate=2, sound="aac")
+    words = ["semantic", str(tmp_path / "in"), "-m", str(tmp_path / "model"), "-s", "json,png,mp4", "-q"]
+    assert cli.run([*words, "-o", str(tmp_path / "one")]) == 0
+    assert cli.run([*words, "-o", str(tmp_path / "ray"), "--ray", "--workers", "2", "--split-seconds", "10"]) == 0
+    found = [
+        {
+            path.relative_to(root): path.read_bytes()
+            for path in root.rglob("*")
+            if path.is_file() and path.name[0] != "."
+        }
+        for root in (tmp_path / "one", tmp_path / "ray")
+    ]
+    found = [{name: data for name, data in files.items() if not str(name).startswith(".")} for files in found]
+    assert len(found[0]) == 3 * 2 + 2 + 50
+    assert found[0] == found[1]
+    assert cli.run([*words, "-o", str(tmp_path / "ray"), "--ray", "--split-seconds", "10"]) == 0  # all are done
+    assert cli.run(["pose", str(tmp_path / "in"), "-o", str(tmp_path / "no"), "--ray", "--split-seconds", "10"]) == 2
 
 
 def test_a_killed_driver_resumes(cluster: Any, checkpoint: str, images: Path, tmp_path: Path) -> None:

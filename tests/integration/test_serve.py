@@ -78,8 +78,7 @@ def test_a_task_answers_as_its_pipeline_and_its_schema(task: str, client: Client
     if task in OPTIONS:
         return
     pipe = pipeline(task, checkpoints / MODELS[task])
-    options = {"convention": "opencv"} if task == "normals" else {}  # the command line's default
-    expected = json.loads(json.dumps(pipe.run(IMAGE, **options).to_dict()))
+    expected = json.loads(json.dumps(pipe.run(IMAGE).to_dict()))
     for name, value in expected.items():
         if name not in ("source", "model"):
             assert _close(answer.json[name], value), name

@@ -26,7 +26,7 @@ def test_changes_end_with_the_block() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "9"])
 def test_bad_values(value: int) -> None:
-    with pytest.raises(InputError, match="limit people: expected a positive whole number"):
+    with pytest.raises(InputError, match="limit people: expected a positive integer"):
         Limits(people=value)
 
 
@@ -41,7 +41,7 @@ def test_texts() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-1", "0", "1.5", "1e400"])
 def test_bad_texts(text: str) -> None:
-    with pytest.raises(InputError, match="--limit people: expected a positive whole number"):
+    with pytest.raises(InputError, match="--limit people: expected a positive integer"):
         parse_limits({"people": text}, subject="--limit")
 
 

@@ -1,12 +1,8 @@
-"""Digests of what results depend on: options, weights, configuration, other files, and the version of the library."""
+"""The digest of what the results of a command depend on."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import os
-from pathlib import Path
 
 from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.options import (
@@ -19,9 +15,8 @@ from vitruvian.cli.options import (
     SourceGroup,
 )
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.files.digests import checkpoint_digest, file_digest
+from vitruvian.files.digests import file_digest, settings_digest
 from vitruvian.hub import BUILTIN
-from vitruvian.version import __version__
 
 # Options that do not change results, or of which a digest is taken
 _INDEPENDENT = {
@@ -37,18 +32,12 @@ _INDEPENDENT = {
 def command_digest(command: TaskCommand) -> str:
     """Return a digest of everything that affects the results."""
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
-    words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
-    paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
     detects = (isinstance(command, PeopleGroup) and not command.boxes) or getattr(command, "everyone", False)
-    detector = getattr(command, "detect", None) or BUILTIN if detects else None
-    contents = {
-        "version": __version__,
-        "command": command.name,
-        "options": options,
-        "model": checkpoint_digest(command.model or BUILTIN, command.revision),
-        "detector": None if detector is None else checkpoint_digest(detector),
-        "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
-        "inputs": [file_digest(path) for path in command.mask_files()] if isinstance(command, TrackCommand) else [],
-    }
-    text = json.dumps(contents, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return settings_digest(
+        command.name,
+        command.model,
+        revision=command.revision,
+        detector=getattr(command, "detect", None) or BUILTIN if detects else None,
+        options=options,
+        facts=[file_digest(path) for path in command.mask_files()] if isinstance(command, TrackCommand) else [],
+    )

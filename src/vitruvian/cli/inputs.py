@@ -28,14 +28,8 @@ from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
 from vitruvian.files.video import FRAME_PATTERN, numbered_files
 from vitruvian.images.download import is_url, redacted_url
 from vitruvian.json_files import read_json_object
-from vitruvian.pipelines.sources import (
-    CAMERA,
-    IMAGE_SUFFIXES,
-    VIDEO_SUFFIXES,
-    FrameLoader,
-    glob_files,
-    open_source,
-)
+from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, walk_files
+from vitruvian.pipelines.sources import CAMERA, FrameLoader, glob_files, open_source
 
 Kind = Literal["image", "video", "camera", "stdin"]
 
@@ -171,15 +165,10 @@ def _real_path(folder: Path) -> str:
 
 def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
     """List the images and videos in a folder by name; hidden ones are left out."""
-    try:
-        entries = sorted(folder.rglob("*") if recursive else folder.iterdir())
-    except OSError as error:
-        raise InputError(f"{folder}: expected a readable folder, got {error.strerror or error}.") from error
-    visible = (file for file in entries if not any(part[0] == "." for part in file.relative_to(folder).parts))
-    files = [file for file in visible if file.is_file()]
+    files = [Path(entry.path) for entry in walk_files(folder, recursive=recursive)]
     chosen = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not chosen:
-        deeper = not recursive and any(entry.is_dir() for entry in entries)
+        deeper = not recursive and any(entry.is_dir() for entry in folder.iterdir())
         hint = "Add --recursive to search its folders." if deeper else "Check the path."
         got = f"{len(files)} other files" if files else "no files"
         raise InputError(f"{folder}: expected images or videos in the folder, got {got}. {hint}")

@@ -27,6 +27,7 @@ JOURNAL = ".vitruvian.jsonl"
 _WORKERS = ".vitruvian.workers"  # folder of the journals of workers
 _VERSION = 2
 _DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
+_MAY_BE_EMPTY = ".txt"  # labels of YOLO in an image without objects
 _State = Literal["new", "done", "changed"]
 
 
@@ -216,7 +217,7 @@ class Journal:
         """
         sizes = {path: size_on_disk(path) for path in files}
         for path, size in sizes.items():
-            if not size:
+            if not size and not (path.suffix == _MAY_BE_EMPTY and path.exists()):
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
         names = {self.name_of(path): size for path, size in sizes.items()}
         self._append({"event": "done", "files": names}, origin)

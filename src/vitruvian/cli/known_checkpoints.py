@@ -10,7 +10,7 @@ from vitruvian.tasks import find_task, task_of_head
 
 @dataclass(frozen=True)
 class _License:
-    """The license of a family's weights; see docs/weight-licences.md."""
+    """The license of a family's weights; see docs/weight-licenses.md."""
 
     names: str
     short: str

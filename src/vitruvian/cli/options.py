@@ -215,8 +215,8 @@ class ClusterGroup(OptionGroup):
         bool,
         Option(
             "--ray",
-            help="Run on a Ray cluster: one started on this machine, or the one at an address, as in --ray "
-            "ray://host:10001.",
+            help="Run on a Ray cluster: that of this machine, which is started if none runs, or one at an address, "
+            "as in --ray ray://host:10001.",
         ),
     ] = False
     gpus_per_worker: Annotated[
@@ -232,6 +232,14 @@ class ClusterGroup(OptionGroup):
         Option(
             help="parquet or tar: write results as shards; none: one set of files per input.",
             show_default="parquet above 10,000 sources",
+        ),
+    ] = None
+    split_seconds: Annotated[
+        float | None,
+        Option(
+            help="Divide videos into parts of this length for several workers: whole segments of 10 seconds. For tasks "
+            "without tracking.",
+            min=1,
         ),
     ] = None
     retry_failed: Annotated[bool, Option("--retry-failed", help="Retry inputs that failed before.")] = False

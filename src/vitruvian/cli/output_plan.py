@@ -18,7 +18,7 @@ from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.output_paths import output_path
 from vitruvian.files.video import FRAME_FORMAT
-from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.tasks import PLOTS, Task, file_extension
 
 OUT = "out"  # the default of --out

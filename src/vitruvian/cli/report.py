@@ -104,11 +104,17 @@ class RunReport:
         self._names = messages.option_names()
         self.done_count = self.skipped_count = self.changed_count = 0
         self.failures: list[str] = []
+        self.more_failures = 0  # without a message
         self.started = time.monotonic()
         self._files: list[Path] = []
         self._folders: set[Path] = set()
         self._shards: str | None = None  # folder or URI of shards, where results go there
         self._notes: dict[str, int] = {}
+
+    @property
+    def failed_count(self) -> int:
+        """Number of sources without a result."""
+        return len(self.failures) + self.more_failures
 
     @contextmanager
     def bar(self, title: str, total: int | None) -> Iterator[_Bar]:
@@ -172,7 +178,7 @@ class RunReport:
             summary={
                 "done": self.done_count,
                 "skipped": self.skipped_count,
-                "failed": len(self.failures),
+                "failed": self.failed_count,
                 "interrupted": interrupted,
                 "seconds": round(seconds, 2),
                 "failures": self.failures,
@@ -184,6 +190,8 @@ class RunReport:
         if not self.each:
             for message in self.failures:
                 self.warn(message)
+            if self.more_failures:
+                self.warn(f"{self.more_failures} more failures: see the column error of the shards.")
         if interrupted:
             self.say("Interrupted. Finished results are complete. Run the same command to resume.")
         return INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
@@ -195,7 +203,7 @@ class RunReport:
         if self.skipped_count:
             counts.append(f"{self.skipped_count} skipped, already done (--overwrite redoes them)")
         if self.failures:
-            counts.append(f"{len(self.failures)} failed")
+            counts.append(f"{self.failed_count} failed")
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"
         if self.done_count > 1:
             text += f", {self.done_count / max(seconds, 1e-6):.1f} per second"
@@ -239,7 +247,7 @@ class _Bar:
         rate = self._rate(count, now)
         speed = "" if rate is None else f"{rate:.1f}/s"
         left = "" if rate is None or total is None else f", {format_seconds((total - count) / rate)} left"
-        failed = f" ({len(self._report.failures)} failed)" if self._report.failures else ""
+        failed = f" ({self._report.failed_count} failed)" if self._report.failures else ""
         self._progress.update(self._task, completed=count, total=total, speed=speed + left + failed)
         if self._report.progress and (now - self._reported > _PROGRESS_SECONDS or count == total):
             self._reported = now

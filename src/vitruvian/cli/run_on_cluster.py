@@ -6,33 +6,41 @@ the same journal and locks. More give shards, see `vitruvian.scale`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import math
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from vitruvian.cli.inputs import Input
-from vitruvian.cli.options import STDIO, CocoGroup, MessageGroup
+from vitruvian.cli.options import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_task import TaskRun
 from vitruvian.cli.task_command import TaskCommand
+from vitruvian.cli.video import prepare_parts, run_part, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Source
-from vitruvian.scale.engine import ChunkCounts, ChunkRunner, Stages, import_ray
-from vitruvian.scale.job import JobSummary, choose_placement, connected, run_on_ray
-from vitruvian.scale.sources import list_sources
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkCounts, ChunkRunner, Stages, import_ray
+from vitruvian.scale.filesystems import is_remote
+from vitruvian.scale.job import JobSummary, connected, run_on_ray
+from vitruvian.scale.placement import choose_placement
+from vitruvian.scale.sources import list_sources, needs_shards
 from vitruvian.scale.worker import Runner
 
 if TYPE_CHECKING:
     from vitruvian.results import Result
 
 SHARDS_ABOVE = 10_000  # sources
-_CHUNK = 16  # images that a worker gets at a time; of videos one
+_MAX_CHUNK = 64  # images that a worker gets at a time; of videos one
+_CHUNKS_PER_WORKER = 4  # at least, so that all workers end at about the same time
 _ADDRESS = "ray://"
 
 
@@ -65,6 +73,11 @@ def _check(command: TaskCommand, sources: Sequence[str], addresses: Sequence[str
         raise InputError("--ray and --coco: expected one of them, got both. Collect the JSON files afterwards.")
     if getattr(command, "then", None):
         raise InputError("--ray and --then: expected one of them, got both. Run the other commands afterwards.")
+    if command.split_seconds is not None and (isinstance(command, PeopleGroup) or not command.task.image_files):
+        raise InputError(
+            f"--split-seconds: expected a task without tracking, such as semantic, got {command.name}: what it tracks "
+            "through a video would start anew in each part. Leave it out."
+        )
     for text in sources:
         if text == STDIO or text.startswith("camera:"):
             raise InputError(f"--ray: expected files that all machines can read, got {text}.")
@@ -76,12 +89,24 @@ def _wants_shards(command: TaskCommand) -> bool:
         return command.shards != "none"
     if not command.task.image_files:
         return False
+    if any(needs_shards(text) for text in (*command.sources, command.out or "")):
+        return True
     try:
         items = list_sources(command.sources, recursive=command.recursive)
         found = sum(1 for _ in itertools.islice(items, SHARDS_ABOVE + 1))
     except InputError:  # such as a video, or one source that is missing
         return False
     return found > SHARDS_ABOVE
+
+
+@contextlib.contextmanager
+def _cluster(address: str | None, report: RunReport) -> Iterator[Any]:
+    """Connect to a cluster, and print the address of its dashboard."""
+    ray = import_ray()
+    with connected(ray, address) as dashboard:
+        if dashboard:
+            report.say(f"Ray's dashboard: http://{dashboard}")
+        yield ray
 
 
 # ------------------------------------------------------------------------------------------------ shards
@@ -124,16 +149,21 @@ def _run_shards(command: TaskCommand, report: RunReport, address: str | None) ->
     formats = tuple(dict.fromkeys(("json", *(name for name in run.plan.image_formats if not name.startswith("plot")))))
     if command.save is not None:
         formats = run.plan.image_formats
-    with report.bar("images", None) as bar:
+    folder = command.out or str(run.plan.folder)
+    with _cluster(address, report), report.bar("images", None) as bar:
+        total = _count_in_background(command)
 
         def progress(summary: JobSummary) -> None:
-            bar.update(summary.done + summary.failed + summary.crashed)
+            for message in summary.failures[len(report.failures) :]:
+                report.failed(message.partition(": ")[0], message)
+            report.more_failures = summary.failed + summary.crashed - len(summary.failures)
+            finished = summary.done + summary.failed + summary.crashed + summary.skipped
+            bar.update(finished, total.result() if total.done() else None)
 
         summary = run_on_ray(
             _CommandSpec(worker, get_limits()),
             list_sources(command.sources, recursive=command.recursive),
-            command.out or str(run.plan.folder),
-            address=address,
+            folder,
             workers=command.workers,
             gpus_per_worker=command.gpus_per_worker,
             save=formats,
@@ -144,12 +174,22 @@ def _run_shards(command: TaskCommand, report: RunReport, address: str | None) ->
             settings=f"{run.digest}-{','.join(formats)}",
             progress=progress,
         )
-    report.add_counts(done=summary.done, skipped=summary.skipped, folder=command.out or str(run.plan.folder))
-    for message in summary.failures:
-        report.failed(message.partition(": ")[0], message)
-    more = summary.failed + summary.crashed - len(summary.failures)
-    if more > 0:
-        report.failed("shards", f"{more} more failures are in the column error of the shards.")
+    report.add_counts(done=summary.done, skipped=summary.skipped, folder=folder)
+
+
+def _count_in_background(command: TaskCommand) -> Future[int | None]:
+    """Count local sources for the time that is left; None for remote ones, whose listing may cost money."""
+    total: Future[int | None] = Future()
+
+    def count() -> None:
+        known: int | None = None
+        with contextlib.suppress(InputError):  # the job reports it
+            if not any(is_remote(text) for text in command.sources):
+                known = sum(1 for _ in list_sources(command.sources, recursive=command.recursive))
+        total.set_result(known)
+
+    threading.Thread(target=count, daemon=True).start()
+    return total
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -176,13 +216,27 @@ class _RecordingReport(RunReport):
         self.calls.append(("failed", (name, str(error)), {}))
 
 
-class _CommandActor:
+@dataclass(frozen=True)
+class _VideoStep:
+    """A step of a video that several workers process: it is split, its parts are processed, and they are joined."""
+
+    input: Input
+    step: Literal["split", "part", "join"]
+    part: tuple[int, int | None] = (0, None)
+
+    @property
+    def name(self) -> str:
+        """Name of the video."""
+        return self.input.name
+
+
+class _CommandActor(ChunkActor):
     """An actor that runs the command on a part of its inputs."""
 
     def __init__(self, command: TaskCommand, limits: Limits) -> None:
         self._command, self._limits = command, limits
 
-    def ready(self) -> None:
+    def load(self) -> None:
         """Load the model."""
         set_limits(**dataclasses.asdict(self._limits))
         writer = import_ray().get_runtime_context().get_actor_id()
@@ -190,11 +244,28 @@ class _CommandActor:
         self._run = TaskRun(self._command, self._report, writer=writer)
         _ = self._run.pipe
 
-    def process(self, items: Sequence[Input], _contents: None) -> tuple[bool, list[Any]]:
+    def process(self, items: Sequence[Input | _VideoStep], contents: None) -> tuple[bool, list[Any]]:
         """Process inputs, and return what was reported."""
         self._report.calls = []
-        self._run.process(items)
+        self._run.process([item for item in items if isinstance(item, Input)])
+        for item in items:
+            if isinstance(item, _VideoStep):
+                self._take_step(item)
         return True, self._report.calls
+
+    def _take_step(self, step: _VideoStep) -> None:
+        run, item = self._run, step.input
+        remaining, changed = run.plan_inputs([item])
+        if remaining:
+            with run.attempt(item):
+                if step.step == "split":
+                    parts = prepare_parts(run, item, seconds=self._command.split_seconds or 0)
+                    self._report.calls.append(("split", (item, parts), {}))
+                elif step.step == "part":
+                    run_part(run, run.pipe, item, step.part)
+                    self._report.calls.append(("part", (item,), {}))
+                else:
+                    run_video_file(run, run.pipe, item, changed=item.identity in changed, join=True)
 
 
 def _collect(name: str, *reports: list[Any]) -> ChunkCounts:
@@ -202,39 +273,67 @@ def _collect(name: str, *reports: list[Any]) -> ChunkCounts:
     return ChunkCounts(name, 0, 0, 0, (), details=tuple(calls))
 
 
-def _crashed(item: Input, message: str) -> list[Any]:
+def _crashed(item: Input | _VideoStep, message: str) -> list[Any]:
     return [("failed", (item.name, message), {})]
+
+
+class _Splits:
+    """Adds the next steps of videos that are split."""
+
+    def __init__(self, runner: ChunkRunner) -> None:
+        self._runner = runner
+        self._missing: dict[str, int] = {}  # parts that are not done, by the name of the video
+        self._failed: set[str] = set()
+
+    def follow(self, method: str, args: tuple[Any, ...]) -> bool:
+        """Take what a worker reports about a step; return whether it is not the end of its source."""
+        if method == "split":
+            item, parts = args
+            self._missing[item.name] = len(parts)
+            for part in parts:
+                self._runner.add([_VideoStep(item, "part", part)])
+        elif method == "part":
+            (item,) = args
+            self._missing[item.name] -= 1
+            if not self._missing[item.name]:
+                self._runner.add([_VideoStep(item, "join")])
+        elif method == "failed" and args[0] in self._missing:
+            again = args[0] in self._failed  # another part of the same video
+            self._failed.add(args[0])
+            return again
+        else:
+            return False
+        return True
 
 
 def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
-    ray = import_ray()
     with TaskRun(worker, report) as run:
         remaining, _ = run.plan_inputs(run.find_inputs())
         if not remaining:
             return
-        with connected(ray, address), report.bar("sources", len(remaining)) as bar:
-            workers, gpus = choose_placement(ray, command.workers, 1.0, command.gpus_per_worker)
-            runner = ChunkRunner(
-                Stages(
-                    actor=_CommandActor, arguments=(worker, get_limits()), read=None, write=_collect, crashed=_crashed
-                ),
-                first_shard=0,
-                workers=workers,
-                cpus_per_worker=1.0,
-                gpus_per_worker=gpus,
-                rows_per_shard=_CHUNK,
+        with _cluster(address, report) as ray, report.bar("sources", len(remaining)) as bar:
+            placement = choose_placement(ray.nodes(), command.workers, None, command.gpus_per_worker)
+            stages = Stages(
+                actor=_CommandActor, arguments=(worker, get_limits()), read=None, write=_collect, crashed=_crashed
             )
+            runner = ChunkRunner(stages, first_shard=0, placement=placement, rows_per_shard=_MAX_CHUNK)
+            splits = _Splits(runner)
             finished = 0
-            for counts in runner.run(_chunks(remaining)):
+            chunks = _chunks(remaining, placement.workers, split=command.split_seconds is not None)
+            for counts in runner.run(chunks):
                 for method, args, kwargs in counts.details:
-                    getattr(report, method)(*args, **kwargs)
-                    finished += 1
+                    if not splits.follow(method, args):
+                        getattr(report, method)(*args, **kwargs)
+                        finished += 1
                 bar.update(finished)
 
 
-def _chunks(inputs: Sequence[Input]) -> Iterator[Sequence[Input]]:
+def _chunks(inputs: Sequence[Input], workers: int, *, split: bool) -> Iterator[Sequence[Input | _VideoStep]]:
     """Divide inputs: images by the dozen, videos one by one."""
     images = [item for item in inputs if item.kind == "image"]
-    yield from ([item] for item in inputs if item.kind != "image")  # first: they take longest
-    yield from (images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK))
+    size = min(_MAX_CHUNK, math.ceil(len(images) / (_CHUNKS_PER_WORKER * workers)))
+    for item in inputs:  # videos first: they take longest
+        if item.kind != "image":
+            yield [_VideoStep(item, "split") if split else item]
+    yield from (images[start : start + size] for start in range(0, len(images), size or 1))

@@ -58,6 +58,8 @@ def run_task(command: TaskCommand) -> None:
         from vitruvian.cli.run_on_cluster import run_on_cluster
 
         run_on_cluster(command)
+    if command.split_seconds is not None:
+        raise InputError("--split-seconds: expected --ray with it, got none. One machine resumes videos as they are.")
     code, following = _run_command(command)
     for other in following:
         code = max(code, _run_command(other)[0])
@@ -181,7 +183,7 @@ class TaskRun:
         for item in videos:
             run = run_camera if item.kind == "camera" else run_video_file
             pipe = self.pipe  # an error of the model is not one of the video
-            with self._attempt(item):
+            with self.attempt(item):
                 run(self, pipe, item, changed=item.identity in changed)
         self._add_following(inputs)
         self._compare_with_disk()
@@ -195,7 +197,7 @@ class TaskRun:
         self._files.clear()
         planned: dict[str, Input] = {}
         for item in inputs:
-            with self._attempt(item):
+            with self.attempt(item):
                 if self._state(item, planned) == "changed":
                     changed.add(item.identity)
                 remaining.append(item)
@@ -215,8 +217,8 @@ class TaskRun:
                 self.following += self.command.people_commands(str(item.path), records)
 
     @contextmanager
-    def _attempt(self, item: Input) -> Iterator[None]:
-        """RunReport an error in the block as that of one input, and unlock its outputs."""
+    def attempt(self, item: Input) -> Iterator[None]:
+        """Report an error in the block as that of one input, and unlock its outputs."""
         try:
             yield
         except _AlreadyDoneError:
@@ -350,7 +352,7 @@ class TaskRun:
                     if index >= len(images):  # the source itself failed
                         self.report.failed(result.name, result.error)
                         continue
-                    with self._attempt(images[index]):
+                    with self.attempt(images[index]):
                         if isinstance(result, Failure):
                             raise result.error
                         if isinstance(writer, _StdoutWriter):

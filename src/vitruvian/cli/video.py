@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,16 @@ from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.files.coco import write_youtube_vis
+from vitruvian.files.locks import OutputLock
 from vitruvian.files.video import FRAME_FORMAT
-from vitruvian.pipelines.video import VideoOptions, VideoReport, pipeline_task, run_video
+from vitruvian.pipelines.video import (
+    VideoOptions,
+    VideoReport,
+    pipeline_task,
+    run_video,
+    run_video_part,
+    split_video,
+)
 from vitruvian.pipelines.video.video_segments import segments_path
 from vitruvian.results import Result, Track
 
@@ -30,14 +39,13 @@ if TYPE_CHECKING:
 _PREVIEW_SECONDS = 1.0
 
 
-def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
-    """Process a video, or resume one that was interrupted."""
+def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool, join: bool = False) -> None:
+    """Process a video, or resume one that was interrupted; with `join` one whose parts are all done."""
     if run.dataset is not None:
         raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(item)
     frames = _FrameWriter(run.command, files, item.name)
-    begun = any(segments_path(path).is_dir() for path in result_paths(files))
-    restart = run.command.overwrite or not begun
+    restart = not join and _restarts(run.command, files)
     if restart:
         frames.remove()
     report = _run_loop(run, pipe, item, frames, restart=restart, **_track_options(run.command, files))
@@ -48,6 +56,33 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> No
         write_youtube_vis(files[VIDEO_DATASET], frames.records, name=Path(item.name).name)
     frames.check_crops()
     run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
+
+
+def _restarts(command: TaskCommand, files: Mapping[str, Path]) -> bool:
+    """Whether a video is processed from its first frame on, rather than resumed."""
+    return command.overwrite or not any(segments_path(path).is_dir() for path in result_paths(files))
+
+
+def prepare_parts(run: TaskRun, item: Input, *, seconds: float) -> list[tuple[int, int | None]]:
+    """Divide a video into parts for `run_part`."""
+    files = run.claim(item)
+    frames = _FrameWriter(run.command, files, item.name)
+    restart = _restarts(run.command, files)
+    if restart:
+        frames.remove()
+    return split_video(str(item.source), _video_options(run, frames, restart=restart), seconds=seconds)
+
+
+def run_part(run: TaskRun, pipe: Any, item: Input, part: tuple[int, int | None]) -> None:
+    """Process a part of a video. Other workers process others, so only the part is locked."""
+    files = run.planned_files(item)
+    path = result_paths(files)[0]
+    lock = OutputLock(run.plan.folder, {f"{run.journal.name_of(path)}@{part[0]}": path})
+    try:
+        options = _video_options(run, _FrameWriter(run.command, files, item.name), restart=False)
+        run_video_part(str(item.source), pipeline_task(pipe, **run.call_options), options, part)
+    finally:
+        lock.release()
 
 
 def _track_options(command: TaskCommand, files: Mapping[str, Path]) -> dict[str, Any]:
@@ -81,25 +116,33 @@ def _run_loop(
     """Run the video loop over a file or a camera."""
     command = run.command
     max_frames = command.frames if item.kind == "camera" else None
-    prompts = command.segment_settings() if isinstance(command, TrackCommand) else {}
     with run.report.bar(item.name, max_frames) as bar:
-        options = VideoOptions(
-            out=frames.movie,
-            records=frames.records,
+        options = replace(
+            _video_options(run, frames, restart=restart),
             detector=run.video_detector(),
-            draw=frames.draw,
-            record=frames.record,
-            alpha=frames.alpha,
             preview=frames.preview,
             progress=bar.update,
-            settings={"settings": run.digest, **prompts},
-            overwrite=restart,
             max_frames=max_frames,
             **track_options,
-            **command.video_options(),
         )
         source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
         return run_video(source, pipeline_task(pipe, **run.call_options), options)
+
+
+def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> VideoOptions:
+    """Return what is written about a video, and with which settings."""
+    command = run.command
+    prompts = command.segment_settings() if isinstance(command, TrackCommand) else {}
+    return VideoOptions(
+        out=frames.movie,
+        records=frames.records,
+        draw=frames.draw,
+        record=frames.record,
+        alpha=frames.alpha,
+        settings={"settings": run.digest, **prompts},
+        overwrite=restart,
+        **command.video_options(),
+    )
 
 
 class _FrameWriter:

@@ -35,7 +35,7 @@ _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  #
 
 @contextmanager
 def capture_only(batch: int) -> Iterator[None]:
-    """Capture calls with batches of this size meanwhile, however large, and no others."""
+    """Capture calls with batches of this size within this context, however large, and no others."""
     token = _only_batch.set(batch)
     try:
         yield
@@ -45,7 +45,7 @@ def capture_only(batch: int) -> Iterator[None]:
 
 @contextmanager
 def no_capture() -> Iterator[None]:
-    """Capture no calls meanwhile: for shapes that rarely come again, a capture costs more than it saves."""
+    """Capture no calls within this context: for shapes that rarely come again, a capture costs more than it saves."""
     with capture_only(0):
         yield
 
@@ -133,7 +133,7 @@ class GraphCache:
         return result
 
     def _is_too_early(self, key: Key) -> bool:
-        """Count a call without a graph; tell whether `calls_before` such calls are not reached yet."""
+        """Count a call without a graph; return whether `calls_before` such calls are not reached yet."""
         if len(self._calls) >= _MAX_COUNTED:
             self._calls.clear()
         self._calls[key] += 1

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vitruvian.draw.canvas import INK, WHITE
-from vitruvian.draw.text import line_height, text_size, text_width, truncate_text, write_text
+from vitruvian.draw.text import draw_text, line_height, text_size, text_width, truncate_text
 from vitruvian.images.types import RgbImage
 
 
@@ -51,5 +51,5 @@ def _title(text: str, width: int, height: int, size: int) -> Image.Image:
     strip = Image.new("RGB", (width, height), WHITE)
     text = truncate_text(text, size, width)
     centered = (width - text_width(text, size)) // 2, (height - line_height(size)) // 2
-    write_text(strip, text, left_top=centered, size=size, color=INK)
+    draw_text(strip, text, left_top=centered, size=size, color=INK)
     return strip

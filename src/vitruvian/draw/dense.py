@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitruvian.draw.canvas import NEUTRAL, WHITE, Floats, image_hw
 from vitruvian.draw.palettes import turbo_map
-from vitruvian.draw.text import line_height, text_size, text_width, write_text
+from vitruvian.draw.text import draw_text, line_height, text_size, text_width
 from vitruvian.errors import InputError
 from vitruvian.images.types import RgbImage
 
@@ -29,7 +29,7 @@ def color_normals(
     Args:
         normals: [H, W, 3], of any length; zero or not finite where there is no surface.
         mask: [H, W], True where to show normals; by default everywhere.
-        convention: The axes that the normals are in: "opencv" x right, y down, z into the image (towards the camera
+        convention: The axes that the normals are in: "opencv" x right, y down, z into the image (toward the camera
             z is -1); "opengl" x right, y up, z to the viewer.
     """
     allowed = None if mask is None else mask.reshape(-1)  # [H*W]
@@ -105,9 +105,9 @@ def add_depth_bar(
     canvas.paste(backdrop, (0, top - line - gap))
     colors = turbo_map(bar_w)[::-1]  # near is red, and at the left
     canvas.paste(Image.fromarray(np.repeat(colors[None], bar_h, axis=0)), (left, top))
-    write_text(canvas, texts[0], left_top=(left, top - line - gap // 2), size=size, color=WHITE)
+    draw_text(canvas, texts[0], left_top=(left, top - line - gap // 2), size=size, color=WHITE)
     right = left + bar_w - text_width(texts[1], size)
-    write_text(canvas, texts[1], left_top=(right, top - line - gap // 2), size=size, color=WHITE)
+    draw_text(canvas, texts[1], left_top=(right, top - line - gap // 2), size=size, color=WHITE)
     return np.array(canvas)
 
 

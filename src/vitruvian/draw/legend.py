@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitruvian.draw.canvas import INK, WHITE, image_hw
-from vitruvian.draw.text import line_height, text_size, text_width, write_text
+from vitruvian.draw.text import draw_text, line_height, text_size, text_width
 from vitruvian.images.types import RgbImage
 
 
@@ -50,7 +50,7 @@ def _legend(names: Sequence[str], colors: RgbImage, size: int, height: int) -> I
         rim = tuple(round(value * 0.72) for value in color)  # so that white is visible too
         corners = (left, y, left + swatch - 1, y + swatch - 1)
         ImageDraw.Draw(panel).rectangle(corners, fill=tuple(color), outline=rim)
-        write_text(
+        draw_text(
             panel, name, left_top=(left + swatch + gap, top + (row - line_height(size)) // 2), size=size, color=INK
         )
     return panel

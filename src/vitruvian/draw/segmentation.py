@@ -54,10 +54,10 @@ def _bounds(mask: NDArray[np.bool_]) -> tuple[int, int, int, int] | None:
     return Image.fromarray(mask.view(np.uint8)).getbbox()
 
 
-def _inner_point(mask: NDArray[np.bool_], *, grid: int = 40) -> tuple[float, float]:
+def _inner_point(mask: NDArray[np.bool_]) -> tuple[float, float]:
     """Return a point (x, y) deep inside a mask [H, W] with at least one pixel, for its label."""
     height, width = mask.shape
-    step = max(1, -(-max(height, width) // grid))
+    step = max(1, -(-max(height, width) // 40))  # at most 40 cells along the longer side
     high, wide = -(-height // step) * step, -(-width // step) * step
     padded = np.zeros((high, wide), dtype=bool)
     padded[:height, :width] = mask

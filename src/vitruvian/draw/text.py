@@ -56,7 +56,7 @@ def truncate_text(text: str, size: int, width: int) -> str:
     return text[:length].rstrip() + "…" if length else ""
 
 
-def write_text(image: Image.Image, text: str, *, left_top: tuple[int, int], size: int, color: Color) -> None:
+def draw_text(image: Image.Image, text: str, *, left_top: tuple[int, int], size: int, color: Color) -> None:
     """Write one line onto an image, in place."""
     ImageDraw.Draw(image).text(left_top, _one_line(text), font=_font(size), fill=color)
 
@@ -119,7 +119,7 @@ def _draw_tag(image: RgbImage, tag: Tag, box: _Box, *, size: int) -> None:
     tile = Image.fromarray(np.ascontiguousarray(window))
     tile.paste(tag.color, (0, 0), Image.fromarray(_rounded_rectangle(height, width, radius=size * 0.28)))
     centered = (width - text_width(tag.text, size)) // 2, (height - line_height(size)) // 2
-    write_text(tile, tag.text, left_top=centered, size=size, color=BLACK if _luminance(tag.color) > 0.3 else WHITE)
+    draw_text(tile, tag.text, left_top=centered, size=size, color=BLACK if _luminance(tag.color) > 0.3 else WHITE)
     window[...] = np.asarray(tile)
 
 

@@ -30,8 +30,8 @@ from vitruvian.export.onnx_export import example_inputs
 from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature, import_extra
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
+from vitruvian.media_files import IMAGE_SUFFIXES
 from vitruvian.model import Model
-from vitruvian.pipelines.sources import IMAGE_SUFFIXES
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE
 
 _T = TypeVar("_T")

@@ -4,13 +4,50 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from vitruvian.errors import VitruvianError
-from vitruvian.hub import WEIGHT_ENDINGS, HubOptions, is_local, local_path, pin_revision
+from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_path, pin_revision
+from vitruvian.version import __version__
 
 _HASHED_BYTES = 1 << 25  # larger files are known by their header, size and modification time
 _HEADER_BYTES = 1 << 20
+
+
+def settings_digest(
+    task: str,
+    model: str | None,
+    *,
+    revision: str | None,
+    detector: str | None,
+    options: Mapping[str, object],
+    facts: object = None,
+) -> str:
+    """Return a short text that differs where results would.
+
+    Args:
+        task: Name of the task.
+        model: Checkpoint of the task; None for the built-in one.
+        revision: Its revision on the Hub.
+        detector: Checkpoint of the people detector, if there is one.
+        options: Options that results depend on; files that they name are part of the digest.
+        facts: What else results depend on, as JSON values.
+    """
+    words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
+    paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
+    everything = {
+        "version": __version__,
+        "task": task,
+        "model": checkpoint_digest(model or BUILTIN, revision),
+        "detector": None if detector is None else checkpoint_digest(detector),
+        "options": options,
+        "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
+        "facts": facts,
+    }
+    text = json.dumps(everything, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def checkpoint_digest(name: str, revision: str | None = None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
@@ -34,6 +35,7 @@ def yolo_pose_lines(
     size_hw: tuple[int, int],
     *,
     threshold: float = 0.3,
+    class_index: int = 0,
 ) -> list[str]:
     """Return a line of YOLO's pose labels for each person: class, box, and x, y, visibility of each keypoint.
 
@@ -43,6 +45,7 @@ def yolo_pose_lines(
         boxes_xyxy: Boxes of people [P, 4].
         size_hw: Height and width of the image. All numbers are shares of it.
         threshold: Lowest score of a keypoint that counts as visible; others are 0, 0, 0.
+        class_index: First number of each line.
     """
     height, width = size_hw
     lines = []
@@ -52,7 +55,7 @@ def yolo_pose_lines(
         values = [*_yolo_box(box, size_hw)]
         for (x, y), visible in zip(points.tolist(), inside.tolist(), strict=True):
             values += [x / width, y / height, _YOLO_VISIBLE] if visible else [0, 0, 0]
-        lines.append(_yolo_line(0, values))
+        lines.append(_yolo_line(class_index, values))
     return lines
 
 
@@ -99,9 +102,9 @@ def write_png_zip(path: str | Path, images: Mapping[str, NDArray[np.uint8]]) -> 
 
 
 def write_label_studio(path: str | Path, coco: Mapping[str, Any], *, image_root: str = "") -> None:
-    """Write a COCO dataset as tasks with predictions that Label Studio imports.
+    """Write a COCO dataset as tasks with predictions that Label Studio imports, and the labeling interface as .xml.
 
-    Labels are of the control tags KeyPointLabels, RectangleLabels and PolygonLabels with the names kp, box and polygon.
+    Keypoints have the box of their person as parent.
 
     Args:
         path: The .json file.
@@ -116,6 +119,23 @@ def write_label_studio(path: str | Path, coco: Mapping[str, Any], *, image_root:
         prediction |= {"score": round(float(np.mean(scores)), 4)} if scores else {}
         tasks.append({"data": {"image": f"{image_root}{image['file_name']}"}, "predictions": [prediction]})
     write_lines(path, [json_text(tasks)])
+    write_lines(Path(path).with_suffix(".xml"), [_label_studio_interface(coco)])
+
+
+def _label_studio_interface(coco: Mapping[str, Any]) -> str:
+    """Return the labeling interface whose tags the predictions name."""
+    view = ElementTree.Element("View")
+    ElementTree.SubElement(view, "Image", {"name": "image", "value": "$image"})
+    names = [str(category["name"]) for category in coco["categories"]]
+    keypoints = [str(name) for category in coco["categories"] for name in category.get("keypoints", ())]
+    tags = {"RectangleLabels": ("box", names), "PolygonLabels": ("polygon", names), "KeyPointLabels": ("kp", keypoints)}
+    for tag, (name, labels) in tags.items():
+        if labels:
+            parent = ElementTree.SubElement(view, tag, {"name": name, "toName": "image"})
+            for index, label in enumerate(dict.fromkeys(labels)):
+                ElementTree.SubElement(parent, "Label", {"value": label, "model_index": str(index)})
+    ElementTree.indent(view)
+    return ElementTree.tostring(view, encoding="unicode")
 
 
 def _label_studio_shapes(
@@ -127,6 +147,7 @@ def _label_studio_shapes(
     common = {"to_name": "image", "original_width": width, "original_height": height, "image_rotation": 0}
     x, y, w, h = record["bbox"]
     box = {"x": 100 * x / width, "y": 100 * y / height, "width": 100 * w / width, "height": 100 * h / height}
+    box["rotation"] = 0
     shapes: list[JsonObject] = [
         {"from_name": "box", "type": "rectanglelabels", "value": box | {"rectanglelabels": [category["name"]]}}
     ]
@@ -134,9 +155,11 @@ def _label_studio_shapes(
         points = (polygon * np.array([100 / width, 100 / height])).round(3).tolist()
         value: JsonObject = {"points": points, "polygonlabels": [category["name"]]}
         shapes.append({"from_name": "polygon", "type": "polygonlabels", "value": value})
-    for name, px, py in _visible_keypoints(record, category):
+    for name, px, py, visible in _keypoints(record, category):
+        if not visible:
+            continue
         value = {"x": 100 * px / width, "y": 100 * py / height, "width": 0.5, "keypointlabels": [name]}
-        shapes.append({"from_name": "kp", "type": "keypointlabels", "value": value})
+        shapes.append({"from_name": "kp", "type": "keypointlabels", "value": value, "parentID": f"{record['id']}-0"})
     return [shape | common | {"id": f"{record['id']}-{number}"} for number, shape in enumerate(shapes)]
 
 
@@ -145,19 +168,32 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
 
     Keypoints become skeletons and masks polygons. Annotations that have neither become boxes.
     """
+    images = _by_image(coco)
     root = ElementTree.Element("annotations")
     ElementTree.SubElement(root, "version").text = "1.1"
-    for number, (image, records) in enumerate(_by_image(coco)):
+    labels = ElementTree.SubElement(ElementTree.SubElement(ElementTree.SubElement(root, "meta"), "task"), "labels")
+    for category in coco["categories"]:
+        points = category.get("keypoints", ())
+        _add_cvat_label(labels, category["name"], "skeleton" if points else "any")
+        for name in points:
+            _add_cvat_label(labels, name, "points", parent=category["name"])
+    for number, (image, records) in enumerate(images):
         facts = {"id": number, "name": image["file_name"], "width": image["width"], "height": image["height"]}
         parent = ElementTree.SubElement(root, "image", _attributes(facts))
         for record in records:
             category = _category(record, coco)
-            common = {"label": category["name"], "occluded": 0, "source": "auto"}
+            common = {"label": category["name"], "occluded": 0, "source": "auto", "z_order": 0}
             polygons = _polygons(record)
             if "keypoints" in record:
                 skeleton = ElementTree.SubElement(parent, "skeleton", _attributes(common))
-                for name, x, y in _visible_keypoints(record, category):
-                    point = common | {"label": name, "outside": 0, "points": f"{x:.2f},{y:.2f}"}
+                for name, x, y, visible in _keypoints(record, category):  # CVAT expects all points of a skeleton
+                    point = {
+                        "label": name,
+                        "occluded": 0,
+                        "source": "auto",
+                        "outside": int(not visible),
+                        "points": f"{x:.2f},{y:.2f}",
+                    }
                     ElementTree.SubElement(skeleton, "points", _attributes(point))
             for polygon in polygons:
                 points = ";".join(f"{x:.2f},{y:.2f}" for x, y in polygon.tolist())
@@ -170,28 +206,41 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
     write_lines(path, [ElementTree.tostring(root, encoding="unicode", xml_declaration=True)])
 
 
-def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
-    """Write a COCO dataset as YOLO's labels: a text file for each image, and classes.txt.
+def _add_cvat_label(labels: ElementTree.Element, name: str, kind: str, parent: str | None = None) -> None:
+    """Add a label to the definitions of a task."""
+    label = ElementTree.SubElement(labels, "label")
+    for tag, text in {"name": name, "type": kind, "attributes": None, "parent": parent}.items():
+        if text is not None or tag == "attributes":
+            ElementTree.SubElement(label, tag).text = text
 
-    Keypoints give pose labels, masks segment labels with the largest outline of each, and others boxes.
+
+def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
+    """Write a COCO dataset as YOLO's labels: a text file for each image, classes.txt and data.yaml.
+
+    Text files are in subfolders like their images, below the folder that all images have in common. Keypoints give
+    pose labels, masks segment labels with the largest outline of each, and others boxes.
     """
     paths = _yolo_paths(folder, coco)
     classes = sorted(coco["categories"], key=lambda category: category["id"])
     index = {category["id"]: number for number, category in enumerate(classes)}
-    write_lines(Path(folder, "classes.txt"), [one_line(str(category["name"])) for category in classes])
+    names = [one_line(str(category["name"])) for category in classes]
+    write_lines(Path(folder, "classes.txt"), names)
+    keypoints = next((category["keypoints"] for category in classes if "keypoints" in category), None)
+    shape = [] if keypoints is None else [f"kpt_shape: [{len(keypoints)}, 3]"]
+    write_lines(Path(folder, "data.yaml"), [f"nc: {len(names)}", f"names: {json.dumps(names)}", *shape])
     for (image, records), path in zip(_by_image(coco), paths, strict=True):
         size_hw = image["height"], image["width"]
         lines = []
         for record in records:
             x, y, w, h = record["bbox"]
-            box = np.array([x, y, x + w, y + h], np.float32)
+            box, number = np.array([x, y, x + w, y + h], np.float32), index[record["category_id"]]
             if "keypoints" in record:
                 table = np.array(record["keypoints"], np.float32).reshape(1, -1, 3)  # [1, J, 3]
-                lines += yolo_pose_lines(table[..., :2], table[..., 2], box[None], size_hw)
+                lines += yolo_pose_lines(table[..., :2], table[..., 2], box[None], size_hw, class_index=number)
             elif polygons := _polygons(record):
-                lines += yolo_segment_lines(polygons[:1], [index[record["category_id"]]], size_hw)
+                lines += yolo_segment_lines(polygons[:1], [number], size_hw)
             else:
-                lines.append(_yolo_line(index[record["category_id"]], _yolo_box(box, size_hw)))
+                lines.append(_yolo_line(number, _yolo_box(box, size_hw)))
         write_lines(path, lines)
 
 
@@ -234,12 +283,12 @@ def _polygons(record: Mapping[str, Any]) -> list[Polygon]:
     return [np.array(one, np.float32).reshape(-1, 2) for one in mask or ()]
 
 
-def _visible_keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """Return name, x and y of the visible keypoints of an annotation."""
+def _keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[tuple[str, float, float, bool]]:
+    """Return name, x, y and visibility of the keypoints of an annotation."""
     flat = record.get("keypoints", ())
     names = category.get("keypoints") or [str(number) for number in range(len(flat) // 3)]
     triples = zip(names, flat[0::3], flat[1::3], flat[2::3], strict=False)
-    return [(str(name), float(x), float(y)) for name, x, y, visible in triples if visible]
+    return [(str(name), float(x), float(y), bool(visible)) for name, x, y, visible in triples]
 
 
 def _attributes(values: Mapping[str, object]) -> dict[str, str]:

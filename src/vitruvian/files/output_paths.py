@@ -92,6 +92,10 @@ class PathPattern:
 
     Sources are announced in their order, so that two of one stem get the same names in every run: with ``{frame}`` in
     the pattern each source has a stem of its own, otherwise each result. Thread-safe.
+
+    Attributes:
+        pattern: The pattern.
+        folder: The folder that all files are in, or below.
     """
 
     def __init__(self, pattern: str | Path) -> None:
@@ -99,7 +103,7 @@ class PathPattern:
         if "{stem}" not in self.pattern and "{frame" not in self.pattern:
             raise InputError(f'save: expected a function, or a name with {{stem}} in it, got "{self.pattern}".')
         self._by_source = "{frame" in self.pattern
-        self._folder = os.path.dirname(self.pattern[: self.pattern.index("{")]) or "."
+        self.folder = Path(os.path.dirname(self.pattern[: self.pattern.index("{")]))
         self._names = DistinctNames()
         self._stems: dict[str | int, str] = {}
         self._lock = threading.Lock()
@@ -120,7 +124,7 @@ class PathPattern:
         name = self._format(stem, frame)
         longest = max(len(os.fsencode(part)) for part in Path(name).parts)
         path = Path(self._format(_short_name(stem, reserved_bytes=longest - len(os.fsencode(stem))), frame))
-        _check_inside(self._folder, path)
+        _check_inside(self.folder, path)
         return path
 
     def _format(self, stem: str, frame: int) -> str:

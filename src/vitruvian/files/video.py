@@ -209,8 +209,10 @@ class VideoReader:
     def _seek(self, start: int) -> Iterator[_TimedFrame] | None:
         """Return the frames from `start` on after a seek, or None where an exact seek is not possible."""
         times = self._timestamps()
-        if times is None or start >= len(times):
+        if times is None:
             return None
+        if start >= len(times):
+            return iter(())
         frames = self._timed(times[start])
         first = next(frames, None)
         if first is None or first[1].pts != times[start]:

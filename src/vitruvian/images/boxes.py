@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from vitruvian.images.types import DoubleArray
 
 
-def box_areas(boxes_xyxy: Floats) -> Floats:
+def box_areas(boxes_xyxy: DoubleArray) -> DoubleArray:
     """Return the areas of boxes: [N, 4] -> [N]."""
-    areas: Floats = np.prod(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], axis=-1)
+    areas: DoubleArray = np.prod(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], axis=-1)
     return areas
 
 
-def box_iou(boxes_xyxy: Floats, others_xyxy: Floats, crowd: NDArray[np.bool_] | None = None) -> Floats:
+def box_iou(boxes_xyxy: DoubleArray, others_xyxy: DoubleArray, crowd: NDArray[np.bool_] | None = None) -> DoubleArray:
     """Return the intersection over union of every two boxes: [N, 4], [M, 4] -> [N, M].
 
     Where another box is a `crowd` [M], it is the intersection over the area of the box, as COCO defines it.
@@ -26,5 +26,5 @@ def box_iou(boxes_xyxy: Floats, others_xyxy: Floats, crowd: NDArray[np.bool_] | 
     union = areas + box_areas(others_xyxy)[None] - intersection
     if crowd is not None:
         union = np.where(crowd[None], areas, union)
-    iou: Floats = intersection / np.where(union > 0, union, 1)
+    iou: DoubleArray = intersection / np.where(union > 0, union, 1)
     return iou

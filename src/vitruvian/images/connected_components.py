@@ -11,12 +11,10 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from vitruvian.images.types import BoolArray, IntArray
 
 
 class Regions(NamedTuple):
@@ -25,10 +23,10 @@ class Regions(NamedTuple):
     Runs are positions [start, end) in the flat mask; `areas` has one entry for each region.
     """
 
-    starts: Ints
-    ends: Ints
-    region: Ints
-    areas: Ints
+    starts: IntArray
+    ends: IntArray
+    region: IntArray
+    areas: IntArray
 
 
 def fill_holes(masks: Tensor, max_area: float) -> Tensor:
@@ -64,7 +62,7 @@ def _clear_small(masks: Tensor, max_area: float, *, keep_largest: bool) -> Tenso
     return torch.from_numpy(flat).reshape(masks.shape).to(masks.device)
 
 
-def find_regions(mask: Bools, connectivity: Literal[4, 8] = 8) -> Regions:
+def find_regions(mask: BoolArray, connectivity: Literal[4, 8] = 8) -> Regions:
     """Return the connected regions of one mask [H, W]."""
     width = mask.shape[1]
     starts, ends = _find_runs(mask)
@@ -76,7 +74,7 @@ def find_regions(mask: Bools, connectivity: Literal[4, 8] = 8) -> Regions:
     last = np.searchsorted(left, right + (width + 1) + reach, side="left")
     counts = np.maximum(last - first, 0)
     above = np.repeat(np.arange(len(starts)), counts)
-    below = run_positions(first, counts)  # the neighbours of a run in the next row are consecutive
+    below = run_positions(first, counts)  # the neighbors of a run in the next row are consecutive
     roots = _connect(len(starts), above, below)
     # A region's root is its first run, so counting roots numbers the regions in reading order.
     region = (np.cumsum(roots == np.arange(len(roots))) - 1)[roots]
@@ -84,7 +82,7 @@ def find_regions(mask: Bools, connectivity: Literal[4, 8] = 8) -> Regions:
     return Regions(starts, ends, region, areas)
 
 
-def _find_runs(mask: Bools) -> tuple[Ints, Ints]:
+def _find_runs(mask: BoolArray) -> tuple[IntArray, IntArray]:
     """Return the runs of the rows of a mask [H, W], as positions [start, end) in the flat mask."""
     flat = np.ascontiguousarray(mask).reshape(-1)
     width = mask.shape[1]
@@ -101,7 +99,7 @@ def _find_runs(mask: Bools) -> tuple[Ints, Ints]:
     return starts, ends
 
 
-def _connect(count: int, a: Ints, b: Ints) -> Ints:
+def _connect(count: int, a: IntArray, b: IntArray) -> IntArray:
     """Return for each of `count` nodes the smallest node that it is connected to through the edges (a, b)."""
     parent = np.arange(count)
     while len(a):
@@ -118,8 +116,8 @@ def _connect(count: int, a: Ints, b: Ints) -> Ints:
     return parent
 
 
-def run_positions(starts: Ints, lengths: Ints) -> Ints:
+def run_positions(starts: IntArray, lengths: IntArray) -> IntArray:
     """Return the positions that runs cover."""
     before = np.cumsum(lengths) - lengths
-    positions: Ints = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    positions: IntArray = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
     return positions

@@ -161,16 +161,14 @@ def load_pixels(image: Image.Image, *, subject: str) -> None:
         image.load()
     except MemoryError as error:
         raise ImageError(
-            f"{subject}: expected memory for {image.width}×{image.height} pixels, got too little. Make it smaller."
+            f"{subject}: not enough memory for {image.width}×{image.height} pixels. Use a smaller image."
         ) from error
     except _PILLOW_LIMITS as error:
         raise _over_pillow_limit(error, subject=subject) from error
     except Exception as error:  # plugins raise errors of every kind on damaged files
         name = image.format or "image"
         state = "is truncated" if "truncated" in str(error).lower() else "has damaged pixel data"
-        raise ImageError(
-            f"{subject}: expected a whole image, got {name} data that {state} ({one_line(error)}). {_DAMAGED}"
-        ) from error
+        raise ImageError(f"{subject}: the {name} file {state} ({one_line(error)}). {_DAMAGED}") from error
 
 
 def is_image(head: bytes) -> bool:

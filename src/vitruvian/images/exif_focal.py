@@ -12,7 +12,7 @@ from PIL.ExifTags import IFD, Base
 
 from vitruvian.images.decode import is_heif
 
-_FILM_DIAGONAL = math.hypot(36.0, 24.0)  # millimetres
+_FILM_DIAGONAL = math.hypot(36.0, 24.0)  # millimeters
 _UNIT_IN_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 _PLAUSIBLE = (0.01, 1000.0)  # focal lengths in units of the longer side: wider than any lens, longer than any telescope
 

@@ -1,4 +1,4 @@
-"""Outlines of masks as polygons, in pixels whose edges are at whole numbers: pixel x extends from x to x + 1."""
+"""Outlines of masks as polygons, in pixels whose edges are at integers: pixel x extends from x to x + 1."""
 
 from __future__ import annotations
 

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import IntArray
 from vitruvian.limits import get_limits
-
-Ints = npt.NDArray[np.int64]
 
 # Pixels of masks that are encoded in one step, which limits memory.
 _CHUNK_PIXELS = 1 << 26
@@ -135,12 +134,12 @@ def compress_counts(counts: npt.ArrayLike) -> str:
     return bytes(letters[index < groups[:, None]].astype(np.uint8)).decode("ascii")
 
 
-def decompress_counts(text: str | bytes) -> Ints:
+def decompress_counts(text: str | bytes) -> IntArray:
     """Read COCO's string of run lengths: [N]."""
     raw = text.encode("ascii", errors="replace") if isinstance(text, str) else text
     letters = np.frombuffer(raw, dtype=np.uint8).astype(np.int64) - 48
     if len(letters) == 0 or letters.min() < 0 or letters.max() > 63 or letters[-1] & 32:
-        raise InputError("counts: expected COCO's string of run lengths, got other or missing characters.")
+        raise InputError("counts: invalid or truncated RLE string.")
     last = (letters & 32) == 0  # [characters]: the last one of a number
     first = np.flatnonzero(np.concatenate([[True], last[:-1]]))
     index = np.arange(len(letters)) - np.repeat(first, np.diff(first, append=len(letters)))
@@ -153,7 +152,7 @@ def decompress_counts(text: str | bytes) -> Ints:
     return values
 
 
-def read_rle(rle: AnyRle) -> tuple[int, int, Ints]:
+def read_rle(rle: AnyRle) -> tuple[int, int, IntArray]:
     """Return height, width and run lengths of an RLE, or raise `InputError` where they are inconsistent."""
     try:
         (height, width), counts = map(int, rle["size"]), rle["counts"]  # type: ignore[call-overload]
@@ -186,7 +185,7 @@ def _as_bool(masks: Tensor | npt.NDArray[np.generic]) -> Tensor:
     return result
 
 
-def run_lengths(masks: Tensor) -> list[Ints]:
+def run_lengths(masks: Tensor) -> list[IntArray]:
     """Return the run lengths of bool masks [N, H, W], one array each.
 
     Memory is in row order and runs are in column order, so rows are compared and the few positions of changes are
@@ -207,14 +206,14 @@ def run_lengths(masks: Tensor) -> list[Ints]:
     ]
 
 
-def _nonzero(flags: Tensor) -> tuple[Ints, ...]:
+def _nonzero(flags: Tensor) -> tuple[IntArray, ...]:
     """Return the indices of true values, one array for each dimension; NumPy is faster on the CPU."""
     if flags.device.type == "cpu":
         return np.nonzero(flags.numpy())
     return tuple(flags.nonzero().cpu().numpy().T)
 
 
-def _foreground(counts: Ints) -> tuple[Ints, Ints]:
+def _foreground(counts: IntArray) -> tuple[IntArray, IntArray]:
     """Return starts and ends (exclusive) of the foreground runs that are not empty."""
     ends = np.cumsum(counts)
     starts, ends = (ends - counts)[1::2], ends[1::2]
@@ -222,7 +221,7 @@ def _foreground(counts: Ints) -> tuple[Ints, Ints]:
     return starts[filled], ends[filled]
 
 
-def _covered_before(counts: Ints, positions: Ints) -> Ints:
+def _covered_before(counts: IntArray, positions: IntArray) -> IntArray:
     """Return the number of foreground pixels before each position, in column order."""
     ends = np.cumsum(counts)
     inside = np.arange(len(counts)) % 2 == 1

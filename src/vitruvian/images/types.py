@@ -1,4 +1,4 @@
-"""Types of images and sizes."""
+"""Types of images, sizes and arrays."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ from numpy.typing import NDArray
 
 RgbImage = NDArray[np.uint8]  # [H, W, 3]
 SizeHW = tuple[int, int]  # height and width in pixels
+FloatArray = NDArray[np.float32]
+DoubleArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitruvian.config import Config, config_dataclass
 from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.json_files import JsonObject
 
 if TYPE_CHECKING:  # configurations import no torch
     from torch import Tensor
@@ -107,12 +108,12 @@ class BackboneConfig(Config):
                 raise ConfigError(f"{type(self).__name__}.{name}: expected a side or (height, width), got {value}.")
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop what follows from other fields."""
         values.pop("stage_names", None)
         return super().upgrade(values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object, with the names of the stages, which other readers expect."""
         return super().to_dict() | {"stage_names": self.stage_names}
 

@@ -66,7 +66,7 @@ def is_tracing() -> bool:
 
 @contextmanager
 def disable_triton(*names: str) -> Iterator[None]:
-    """Run the torch version of these operations meanwhile, or of all of them without names."""
+    """Run the torch version of these operations within this context, or of all without names."""
     added = (set(names) or {_ALL}) - _disabled
     _disabled.update(added)
     try:
@@ -77,7 +77,7 @@ def disable_triton(*names: str) -> Iterator[None]:
 
 @contextmanager
 def interpret_triton() -> Iterator[None]:
-    """Run the Triton versions on CPU tensors meanwhile: a test of kernels without a GPU. Needs TRITON_INTERPRET=1."""
+    """Run the Triton versions on CPU tensors within this context: a test without a GPU. Needs TRITON_INTERPRET=1."""
     global _interpreting
     if not IS_INTERPRETED:
         raise RuntimeError("interpret_triton: needs Triton, and TRITON_INTERPRET=1 before vitruvian is imported.")

@@ -16,7 +16,7 @@ if HAS_TRITON or TYPE_CHECKING:
     import triton.language as tl
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-_CPU_ROWS = 1024  # rows at a time on the CPU: the hidden channels of so many stay in the cache
+_CPU_ROWS = 1024  # rows at a time on the CPU: their hidden channels stay in the cache
 _CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ROWS, _COLUMNS, _DEPTH = 128, 256, 64  # tile of the fused Triton kernel
 

@@ -2,7 +2,7 @@
 
 qkv [B, h·w, 3C] ─▶ windows of `window` × `window` tokens (N) ─▶ attention inside each ─▶ [B, h·w, C]
 
-The grid is padded to whole windows and, with a shift, rolled up and left. Tokens that become neighbours by the roll
+The grid is padded to whole windows and, with a shift, rolled up and left. Tokens that become neighbors by the roll
 must not attend to each other. Only windows of the last row and column have such tokens, so windows form up to four
 groups (inner, right edge, bottom edge, corner), and the windows of a group share one mask. The torch version gathers
 tokens into windows, sorted by group. The Triton version copies nothing: padding, roll and pooling are index arithmetic.
@@ -51,7 +51,7 @@ def window_attention(
         grid_hw: Height and width of the grid. It is padded to whole windows.
         heads: Number of heads A.
         window: Side of a window; N is its square.
-        shift: Tokens by which windows are shifted down and right, cyclically. Pairs of tokens that are neighbours only
+        shift: Tokens by which windows are shifted down and right, cyclically. Pairs of tokens that are neighbors only
             by the wrap-around are masked.
         pool: Max-pool queries over `pool` × `pool` cells. It must divide the window and the grid.
         fill: Value of qkv in the padding [3C]; zeros by default.

@@ -80,6 +80,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         self.detector: PeopleDetector | None = None
         self._open_detectors: dict[tuple[str, float | None], PeopleDetector] = {}  # by name and threshold
         self._auto_batch: BatchSize | None = None
+        self.open_options: Mapping[str, object] | None = None  # what `open` loaded, and how
 
     @classmethod
     def default_options(cls, changes: Mapping[str, object]) -> OptionsT:
@@ -107,7 +108,9 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             loaded = cls.load(model, device=device, dtype=dtype, **hub)
             path = Path(model).expanduser()
             folder = path.parent if path.is_file() else model
-            return cls(loaded, processor or cls.load_processor(folder, **hub), **options)
+            opened = cls(loaded, processor or cls.load_processor(folder, **hub), **options)
+            opened.open_options = {"model": model, "device": device, "dtype": dtype, **hub}
+            return opened
         if not isinstance(model, cls.accepts()):
             names = ", ".join(accepted.__name__ for accepted in cls.accepts())
             raise InputError(f"model: expected a checkpoint or {names} for {cls.task}, got {type(model).__name__}.")
@@ -202,6 +205,35 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             graphs=self.model.graphs if self.device.type == "cuda" else None,
         )
         return call.wrap_results(results, opened)
+
+    def on_ray(
+        self,
+        address: str | None = None,
+        *,
+        workers: int | None = None,
+        cpus_per_worker: float | None = None,
+        gpus_per_worker: float | None = None,
+    ) -> Any:
+        """Return a pipeline whose calls run on a Ray cluster: ``pipe.on_ray()(folder, save="out/{stem}.json")``.
+
+        Args:
+            address: Address of a cluster, such as ``ray://host:10001``; by default a new one on this machine.
+            workers: Worker processes, each with a model; by default one for each GPU, or for each core without GPUs.
+            cpus_per_worker: Cores of each; by default 1 with a GPU, and otherwise what there is, divided.
+            gpus_per_worker: GPUs of each, possibly a fraction; by default 1 if the cluster has any.
+
+        Returns:
+            A `vitruvian.scale.RayPipeline`. Its calls write files or shards, and return a `JobSummary`.
+        """
+        from vitruvian.scale.ray_pipeline import RayPipeline
+
+        return RayPipeline.of(
+            self,
+            address=address,
+            workers=workers,
+            cpus_per_worker=cpus_per_worker,
+            gpus_per_worker=gpus_per_worker,
+        )
 
     def wrap_results(self, results: ResultGenerator[ResultT], source: Source) -> Results[ResultT]:
         """Return what a call for many images returns."""

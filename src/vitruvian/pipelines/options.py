@@ -272,8 +272,8 @@ class DenseOptions(PeopleOptions):
             model's input. An image that is not larger than a tile is processed whole.
         overlap: Minimum share of a tile's side that it has in common with the next.
         feather: Share of a person's crop, at each edge, over which its weight falls to zero.
-        refine: Whether outlines of people, and normals, follow the edges of an image that is much larger than the map
-            of the model, and mattes have the colors of the image. False upsamples what the model predicts
+        refine: Whether outlines of people follow the edges of an image that is much larger than the map of the model,
+            and mattes have the colors of the image. False upsamples what the model predicts
             bilinearly, as the reference does.
     """
 

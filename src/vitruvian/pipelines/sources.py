@@ -32,17 +32,8 @@ from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.types import RgbImage
 from vitruvian.images.upright_rgb import to_array
+from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, walk_files
 
-# fmt: off
-IMAGE_SUFFIXES = frozenset({
-    ".avif", ".bmp", ".gif", ".heic", ".heif", ".j2k", ".jp2", ".jpe", ".jpeg", ".jpg",
-    ".pbm", ".pgm", ".png", ".ppm", ".qoi", ".tif", ".tiff", ".webp",
-})
-VIDEO_SUFFIXES = frozenset({
-    ".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm",
-    ".wmv",
-})
-# fmt: on
 CAMERA = re.compile(r"camera:(\d+)")
 # Platform → format of PyAV and the name of camera number n.
 _CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
@@ -216,10 +207,7 @@ def _from_text(text: str) -> Source:
 
 def _images_in(folder: Path) -> list[Path]:
     """List the images in a folder by name, without hidden files."""
-    try:
-        files = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    except OSError as error:
-        raise InputError(f"{folder}: expected a readable folder, got {one_line(error.strerror or error)}.") from error
+    files = [Path(entry.path) for entry in walk_files(folder)]
     images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
     if not images:
         other = f"{len(files)} other files" if files else "no files"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,17 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitruvian.errors import InputError
-from vitruvian.files.digests import checkpoint_digest
+from vitruvian.files.digests import settings_digest
 from vitruvian.files.locks import OutputLock
+from vitruvian.files.output_paths import PathPattern
 from vitruvian.hub import BUILTIN
 from vitruvian.limits import get_limits
-from vitruvian.scale.engine import ChunkCounts, ChunkRunner, Stages, import_ray
+from vitruvian.pipelines import pipeline_class
+from vitruvian.pipelines.options import PeopleOptions
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
-from vitruvian.scale.rows import failure_row, rows_to_table
-from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names, write_shard
+from vitruvian.scale.placement import choose_placement
+from vitruvian.scale.shard_stage import crashed_table, write_counted
+from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names
 from vitruvian.scale.sources import SourceItem, list_sources, read_sources
 from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, RunnerSpec, default_kinds
-from vitruvian.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_CHUNK = 64  # sources that are processed and written together at first …
 MAX_CHUNK = 1024  # … and at most
 _MAX_FAILURES = 100  # messages that a summary holds
+_ROWS = ".vitruvian.rows"  # beside a file for each source: the folder of shards that say which are done
 
 
 @dataclass
@@ -65,11 +68,12 @@ def run_on_ray(
     *,
     address: str | None = None,
     workers: int | None = None,
-    cpus_per_worker: float = 1.0,
+    cpus_per_worker: float | None = None,
     gpus_per_worker: float | None = None,
     save: Sequence[str] | None = None,
     form: ShardFormat = "parquet",
     column: str | None = None,
+    recursive: bool = True,
     chunk_size: int | None = None,
     overwrite: bool = False,
     retry_failed: bool = False,
@@ -83,16 +87,18 @@ def run_on_ray(
     Args:
         spec: The task, its model and its options; other classes need `save` and `settings` too.
         sources: Folders, globs, lists, Parquet files and tars, see `vitruvian.scale.sources`; or the items themselves.
-        out: Folder or URI for the shards.
+        out: Folder or URI for the shards; or a pattern with ``{stem}`` in it, such as ``"out/{stem}.json"``, for a file
+            of each source, as the option `save` of pipelines takes it.
         address: Address of a cluster, such as ``ray://host:10001``; by default the cluster of this process, or a new
             local one.
-        workers: Number of worker processes with a model; by default one for each GPU of the cluster, or for each
-            `cpus_per_worker` cores if it has none.
-        cpus_per_worker: Cores for each worker.
+        workers: Number of worker processes with a model; by default one for each GPU of the cluster, or for each core
+            if it has none.
+        cpus_per_worker: Cores for each worker; by default 1 with a GPU, and otherwise what there is, divided.
         gpus_per_worker: GPUs for each worker, possibly a fraction; by default 1 if the cluster has any.
         save: Kinds of files, each a column of the shards; by default JSON and what the task writes.
         form: ``"parquet"`` or ``"tar"`` (WebDataset).
         column: Column of Parquet sources.
+        recursive: Whether to list the folders inside folders too.
         chunk_size: Sources in a chunk and rows in a shard. By default it grows from 64 to 1024.
         overwrite: Whether to remove the shards that are there first.
         retry_failed: Whether to process sources again that failed before.
@@ -107,32 +113,37 @@ def run_on_ray(
     ray = import_ray()
     start = time.monotonic()
     out = str(out)
+    paths = PathPattern(out) if "{" in out else None
     if isinstance(spec, PipelineSpec):
-        save = save or default_kinds(spec.task)
-        settings = settings or settings_digest(spec, save)
+        save = () if paths is not None else save or default_kinds(spec.task)
+        settings = settings or _spec_digest(spec, paths.pattern if paths is not None else save)
     if save is None or settings is None:
         raise InputError("save, settings: expected both for a spec of another class than PipelineSpec, got none.")
+    if paths is not None:
+        if is_remote(out):
+            raise InputError(f"out: expected a folder for shards on a remote file system, got the pattern {out}.")
+        out = str(paths.folder / _ROWS)
     kinds = tuple(save)
     summary = JobSummary()
     with _locked(out), connected(ray, address, runtime_env):
-        items = _items(sources, column)
+        items = _items(sources, column=column, recursive=recursive, ordered=paths is not None)
+        if paths is not None:
+            items = _with_outputs(items, paths)
         first = next(items, None)  # a source that does not exist is an error before anything is removed
         items = itertools.chain([] if first is None else [first], items)
         if overwrite:
             _remove_shards(out)
         index = ShardIndex.read(out, settings=settings)
-        workers, gpus = choose_placement(ray, workers, cpus_per_worker, gpus_per_worker)
+        placement = choose_placement(ray.nodes(), workers, cpus_per_worker, gpus_per_worker)
         runner = ChunkRunner(
             shard_stages(spec, encode or FileEncoder(kinds), kinds, out=out, settings=settings, form=form),
             first_shard=_next_number(index.names),
-            workers=workers,
-            cpus_per_worker=cpus_per_worker,
-            gpus_per_worker=gpus,
+            placement=placement,
             rows_per_shard=chunk_size or DEFAULT_CHUNK,
         )
         outdated: defaultdict[str, set[str]] = defaultdict(set)
-        remaining = _not_done(items, index, summary, outdated, retry_failed=retry_failed)
-        for counts in runner.run(_chunks(remaining, chunk_size, workers)):
+        remaining = not_done(items, index, summary, outdated, retry_failed=retry_failed)
+        for counts in runner.run(divide(remaining, chunk_size, placement.workers)):
             summary.done += counts.done
             summary.failed += counts.failed
             summary.crashed += counts.crashed
@@ -156,64 +167,55 @@ def shard_stages(
         arguments=(spec, encode, tuple(kinds)),
         read=read_sources,
         read_arguments=(get_limits(),),
-        write=_write_counted,
+        write=write_counted,
         write_arguments=(out, settings, form),
-        crashed=functools.partial(_crashed_table, tuple(kinds)),
+        crashed=functools.partial(crashed_table, tuple(kinds)),
     )
 
 
-class ShardActor:
-    """The actor that holds a pipeline."""
+class ShardActor(ChunkActor):
+    """Processes chunks with a pipeline."""
 
     def __init__(self, spec: RunnerSpec, encode: Encoder, kinds: Sequence[str]) -> None:
         self._arguments = spec, encode, kinds
 
-    def ready(self) -> None:
-        """Load the model; its errors are those of this call."""
+    def load(self) -> None:
+        """Open the pipeline."""
         self._worker = PipelineWorker(*self._arguments)
 
     def process(self, items: Sequence[SourceItem], contents: Any) -> tuple[bool, pa.Table]:
-        """Return a small value to wait for, and the rows, which stay in the object store."""
+        """Return the rows as a table."""
         return True, self._worker.process_table(items, contents)
 
 
-def _write_counted(out: str, settings: str, form: ShardFormat, name: str, *tables: pa.Table) -> ChunkCounts:
-    """Write a shard and count its rows."""
-    file_name = write_shard(tables, out, name, settings=settings, form=form)
-    statuses = [status for table in tables for status in table.column("status").to_pylist()]
-    errors = [error for table in tables for error in table.column("error").to_pylist() if error is not None]
-    return ChunkCounts(
-        file_name, statuses.count("done"), statuses.count("failed"), statuses.count("crashed"), tuple(errors[:20])
-    )
-
-
-def _crashed_table(kinds: Sequence[str], item: SourceItem, message: str) -> pa.Table:
-    return rows_to_table([failure_row(item, message, status="crashed")], kinds)
-
-
-def _items(sources: Sequence[str] | Iterable[SourceItem], column: str | None) -> Iterator[SourceItem]:
+def _items(sources: Sequence[str] | Iterable[SourceItem], **listing: Any) -> Iterator[SourceItem]:
     """Yield the items that paths stand for, and items as they are."""
     for source in sources:
         if isinstance(source, SourceItem):
             yield source
         else:
-            yield from list_sources([source], column=column)
+            yield from list_sources([source], **listing)
 
 
-def settings_digest(spec: PipelineSpec, kinds: Sequence[str]) -> str:
-    """Return a short text that differs where results would."""
-    facts = {
-        "version": __version__,
-        "task": spec.task,
-        "model": checkpoint_digest(spec.model or BUILTIN, str(spec.options.get("revision") or "") or None),
-        "dtype": spec.dtype,
-        "options": spec.options,
-        "kinds": kinds,
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+def _with_outputs(items: Iterable[SourceItem], paths: PathPattern) -> Iterator[SourceItem]:
+    """Choose the file of each source: two of one name are numbered in the order of sources."""
+    for index, item in enumerate(items):
+        yield dataclasses.replace(item, output=str(paths.path(item.name, index, 0).absolute()))
 
 
-def _not_done(
+def _spec_digest(spec: PipelineSpec, files: Sequence[str] | str) -> str:
+    detects = issubclass(pipeline_class(spec.task).options_class, PeopleOptions)
+    return settings_digest(
+        spec.task,
+        spec.model,
+        revision=str(spec.options.get("revision") or "") or None,
+        detector=str(spec.options.get("detect") or BUILTIN) if detects else None,
+        options=spec.options,
+        facts=[spec.dtype, files],
+    )
+
+
+def not_done(
     items: Iterable[SourceItem],
     index: ShardIndex,
     summary: JobSummary,
@@ -240,7 +242,7 @@ def _not_done(
             yield item
 
 
-def _chunks(items: Iterator[SourceItem], size: int | None, workers: int) -> Iterator[tuple[SourceItem, ...]]:
+def divide(items: Iterator[SourceItem], size: int | None, workers: int) -> Iterator[tuple[SourceItem, ...]]:
     """Divide sources into chunks, small ones first, so that all workers start at once and few files are written."""
     current = size or DEFAULT_CHUNK
     for number in itertools.count(1):
@@ -277,38 +279,22 @@ def _locked(out: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None = None) -> Iterator[None]:
-    """Connect to a cluster, or start a local one, for the time of the block; an existing connection is used."""
+def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None = None) -> Iterator[str]:
+    """Connect to a cluster, or start a local one, for the time of the block; an existing connection is used.
+
+    Yields the address of Ray's dashboard, empty where there is none or the connection existed.
+    """
     if ray.is_initialized():
-        yield
+        yield ""
         return
     try:
-        ray.init(
-            address=address,
-            runtime_env=runtime_env,
-            log_to_driver=False,
-        )
+        context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(". ")
         raise InputError(
-            f"ray: expected a cluster at {address}, got {error}. Start one with: ray start --head"
+            f"ray: expected a cluster at {address}, got {reason}. Start one with: ray start --head"
         ) from error
     try:
-        yield
+        yield context.dashboard_url or ""
     finally:
         ray.shutdown()
-
-
-def choose_placement(ray: Any, workers: int | None, cpus: float, gpus: float | None) -> tuple[int, float]:
-    """Return the number of workers and the GPUs of each, from what the cluster has."""
-    have = ray.cluster_resources()
-    if gpus is None:
-        gpus = 1.0 if have.get("GPU", 0) else 0.0
-    if workers is None:
-        possible = have.get("GPU", 0) / gpus if gpus else have.get("CPU", 1) / max(cpus, 1e-6)
-        workers = max(1, int(possible))
-    if gpus and gpus * workers > have.get("GPU", 0):
-        raise InputError(
-            f"workers: expected at most {int(have.get('GPU', 0) / gpus)} with {gpus:g} GPUs each, got {workers}. "
-            "Lower it, or give each a smaller share of a GPU."
-        )
-    return workers, gpus

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError, one_line
-from vitruvian.files.output_paths import safe_name
 from vitruvian.scale.filesystems import import_pyarrow, join, open_filesystem
 from vitruvian.scale.sources import SourceItem
+from vitruvian.tasks import PLOTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,6 +85,8 @@ def _write_parquet(table: pa.Table, filesystem: FileSystem, path: str, settings:
 
 def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str) -> None:
     """Write `KEY.KIND` members for each row, as WebDataset reads them, and all rows without files at the end."""
+    from vitruvian.files.output_paths import safe_name  # with torch
+
     kinds = [name for name in table.schema.names if name not in _ROW_COLUMNS]
     records = [{"settings": settings}]
     with filesystem.open_output_stream(path) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
@@ -92,7 +94,7 @@ def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str
             key = f"{number:06d}_{safe_name(PurePosixPath(row['source']).stem).replace('.', '_')[:80]}"
             for kind in kinds:
                 if row[kind] is not None:
-                    _add_member(archive, f"{key}.{kind}", row[kind])
+                    _add_member(archive, f"{key}.{PLOTS.get(kind, kind).lstrip('_')}", row[kind])
             records.append({name: row[name] for name in _ROW_COLUMNS} | {"key": key})
         _add_member(archive, _TAR_RECORDS, "".join(json.dumps(record) + "\n" for record in records))
 

@@ -7,6 +7,7 @@
     shard-0001.tar    the images in a tar file, as in WebDataset
 
 Listing streams: memory does not grow with the number of sources, only with the largest remote folder or tar file.
+Processes that only read do not import torch, which takes seconds and 300 MB.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vitruvian.errors import InputError, VitruvianError, one_line
-from vitruvian.images.download import download, is_url, redacted_url
 from vitruvian.limits import Limits, get_limits, use_limits
-from vitruvian.pipelines.sources import IMAGE_SUFFIXES
+from vitruvian.media_files import IMAGE_SUFFIXES, walk_files
 from vitruvian.scale.filesystems import import_pyarrow, is_remote, join, open_filesystem, open_input
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class SourceItem:
         column: Column of a Parquet file.
         row_group: Row group of a Parquet file.
         row: Row in the row group.
+        output: File for its result, if each source has one.
     """
 
     name: str
@@ -62,37 +63,41 @@ class SourceItem:
     column: str | None = None
     row_group: int = 0
     row: int = 0
+    output: str | None = None
 
 
 # ------------------------------------------------------------------------------------------------ listing
 
 
-def list_sources(sources: Sequence[str], *, column: str | None = None, recursive: bool = True) -> Iterator[SourceItem]:
+def list_sources(
+    sources: Sequence[str], *, column: str | None = None, recursive: bool = True, ordered: bool = False
+) -> Iterator[SourceItem]:
     """Yield every image that the sources name, in their order.
 
     Args:
         sources: Paths and URIs of folders, images, globs, lists (.txt), Parquet files and tars.
         column: Column of Parquet files; by default the first of the usual names.
         recursive: Whether to list the folders inside folders too.
+        ordered: Whether the files of local folders and globs are sorted by name, which needs memory for their names.
 
     Raises:
         InputError: A source does not exist or holds no images.
     """
     for text in sources:
         found = False
-        for item in _list_one(text, column, recursive=recursive):
+        for item in _list_one(text, column, recursive=recursive, ordered=ordered):
             found = True
             yield item
         if not found:
             raise InputError(f"{text}: expected images, got none. Check the path.")
 
 
-def _list_one(text: str, column: str | None, *, recursive: bool = True) -> Iterator[SourceItem]:
+def _list_one(text: str, column: str | None, *, recursive: bool = True, ordered: bool = False) -> Iterator[SourceItem]:
     suffix = PurePosixPath(text).suffix.lower()
-    if is_url(text):
+    if _is_url(text):
         yield _address_item(text)
     elif glob.has_magic(text) and not (not is_remote(text) and os.path.exists(text)):
-        yield from _list_glob(text, column)
+        yield from _list_glob(text, column, ordered=ordered)
     elif suffix in _LIST_SUFFIXES:
         yield from _list_lines(text)
     elif suffix == ".parquet":
@@ -100,7 +105,10 @@ def _list_one(text: str, column: str | None, *, recursive: bool = True) -> Itera
     elif suffix == ".tar":
         yield from _list_tar(text)
     elif not is_remote(text) and os.path.isdir(os.path.expanduser(text)):
-        yield from _list_local_folder(os.path.expanduser(text), recursive=recursive)
+        for entry in walk_files(os.path.expanduser(text), recursive=recursive, ordered=ordered):
+            if _is_image(entry.name):
+                stat = entry.stat()
+                yield SourceItem(entry.path, entry.path, stat.st_size, stat.st_mtime_ns)
     elif is_remote(text):
         yield from _list_remote(text, recursive=recursive)
     else:
@@ -109,7 +117,20 @@ def _list_one(text: str, column: str | None, *, recursive: bool = True) -> Itera
 
 def _address_item(text: str) -> SourceItem:
     """Return the item of a path, or of a URL, whose credentials and query are not part of its name."""
-    return SourceItem(redacted_url(text) if is_url(text) else text, text)
+    if not _is_url(text):
+        return SourceItem(text, text)
+    from vitruvian.images.download import redacted_url
+
+    return SourceItem(redacted_url(text), text)
+
+
+def _is_url(text: str) -> bool:
+    """Whether a text is the URL of an image rather than a file on a remote file system."""
+    if not is_remote(text):
+        return False
+    from vitruvian.images.download import is_url  # with torch
+
+    return is_url(text)
 
 
 def _file_item(path: str) -> SourceItem:
@@ -120,9 +141,10 @@ def _file_item(path: str) -> SourceItem:
     return SourceItem(path, path, stat.st_size, stat.st_mtime_ns)
 
 
-def _list_glob(pattern: str, column: str | None) -> Iterator[SourceItem]:
+def _list_glob(pattern: str, column: str | None, *, ordered: bool) -> Iterator[SourceItem]:
     if not is_remote(pattern):
-        for path in glob.iglob(os.path.expanduser(pattern), recursive=True):
+        paths = glob.iglob(os.path.expanduser(pattern), recursive=True)
+        for path in sorted(paths) if ordered else paths:
             if os.path.isfile(path):
                 yield from _list_one(path, column) if _is_container(path) else iter([_file_item(path)])
         return
@@ -132,26 +154,18 @@ def _list_glob(pattern: str, column: str | None) -> Iterator[SourceItem]:
             yield from _list_one(item.path, column) if _is_container(item.path) else iter([item])
 
 
+def needs_shards(text: str) -> bool:
+    """Whether a source names images that have no file of their own, or that are on a remote file system."""
+    suffix = PurePosixPath(text).suffix.lower()
+    return suffix in _LIST_SUFFIXES or _is_container(text) or (is_remote(text) and not _is_url(text))
+
+
 def _is_container(path: str) -> bool:
     return PurePosixPath(path).suffix.lower() in {".parquet", ".tar"}
 
 
 def _is_image(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES and not PurePosixPath(name).name.startswith(".")
-
-
-def _list_local_folder(folder: str, *, recursive: bool) -> Iterator[SourceItem]:
-    """Walk a folder without a list of its files; hidden folders are left out."""
-    folders = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir() and not entry.name.startswith("."):
-                folders.append(entry.path)
-            elif entry.is_file() and _is_image(entry.name):
-                stat = entry.stat()
-                yield SourceItem(entry.path, entry.path, stat.st_size, stat.st_mtime_ns)
-    for path in sorted(folders) if recursive else ():
-        yield from _list_local_folder(path, recursive=True)
 
 
 def _list_remote(text: str, *, every: bool = False, recursive: bool = True) -> Iterator[SourceItem]:
@@ -260,7 +274,9 @@ def _read_all(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
 
 
 def _read_one(item: SourceItem) -> bytes:
-    if is_url(item.path):
+    if _is_url(item.path):
+        from vitruvian.images.download import download
+
         return download(item.path, timeout=30.0)
     limit = get_limits().file_bytes
     with open_input(item.path) as file:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from vitruvian.atomic import sync_to_disk
 from vitruvian.errors import VitruvianError
 from vitruvian.limits import Limits, get_limits, set_limits
-from vitruvian.pipelines import Failure, pipeline
+from vitruvian.pipelines import Failure, pipeline, pipeline_class
 from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -53,6 +55,10 @@ class PipelineSpec:
     options: Mapping[str, object] = field(default_factory=dict)
     limits: Limits = field(default_factory=get_limits)
 
+    def check(self, options: Mapping[str, object]) -> None:
+        """Raise `InputError` for options that the task does not have."""
+        pipeline_class(self.task).check_options(options)
+
     def open_runner(self) -> Runner:
         """Open the pipeline in this process."""
         set_limits(**dataclasses.asdict(self.limits))
@@ -85,7 +91,7 @@ class PipelineWorker:
 
     def process(self, items: Sequence[SourceItem], contents: Sequence[bytes | VitruvianError]) -> list[Row]:
         """Return a row for each image, in order."""
-        writer = _RowWriter(self._encode)
+        writer = _RowWriter(self._encode, items)
         loaders = [_loader(item, content) for item, content in zip(items, contents, strict=True)]
         source = Source(lambda: iter(loaders), count=len(loaders))
         with self._run(source, writer) as results:
@@ -102,14 +108,18 @@ class PipelineWorker:
 
 
 class _RowWriter(ResultWriter):
-    """Encodes results in the background threads of the pipeline."""
+    """Encodes results, or writes their files, in the background threads of the pipeline."""
 
-    def __init__(self, encode: Encoder) -> None:
-        self._encode = encode
+    def __init__(self, encode: Encoder, items: Sequence[SourceItem]) -> None:
+        self._encode, self._items = encode, items
         self.files: dict[int, dict[str, bytes]] = {}
 
     def write(self, result: Result, index: int) -> None:
         """Encode one result."""
+        path = self._items[index].output
+        if path is not None:
+            result.save(path)
+            sync_to_disk([Path(path)])
         self.files[index] = self._encode(result)
 
 

@@ -70,7 +70,7 @@ class ServerLimits:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(subject=f"limit {name}", expected="a positive whole number", got=repr(value))
+                raise InputError(subject=f"limit {name}", expected="a positive integer", got=repr(value))
 
 
 @dataclass(frozen=True, kw_only=True)

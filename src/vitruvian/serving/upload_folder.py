@@ -17,7 +17,7 @@ from starlette.datastructures import UploadFile
 from vitruvian.errors import InputError, one_line
 from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import is_image
-from vitruvian.pipelines.sources import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.serving.errors import RequestError, too_large
 from vitruvian.serving.settings import ServerLimits
 from vitruvian.serving.uploads import FORM, LimitedRequest, file_name, media_type, read_json_object

@@ -127,6 +127,16 @@ def test_missing_and_empty_files_are_not_done(tmp_path: Path, source: Input) -> 
         journal.done(origin, [tmp_path / "a.json"])
 
 
+def test_yolo_labels_may_be_empty(tmp_path: Path, source: Input) -> None:
+    journal, path = Journal(tmp_path), tmp_path / "a.txt"
+    origin = journal.begin(source, [path], "s")
+    with pytest.raises(InputError, match="no file or an empty one"):
+        journal.done(origin, [path])
+    path.touch()
+    journal.done(origin, [path])
+    assert state(tmp_path, source, path) == "done"
+
+
 @pytest.mark.parametrize(
     "garbage",
     [b"\x00\xff\n", b"{}\n", b"[]\n", b"7\n", b'{"version": 2}\n', b'{"version": 2, "eve', b"[" * 9999 + b"\n"],

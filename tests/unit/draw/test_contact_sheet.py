@@ -8,7 +8,7 @@ from PIL import Image
 
 from vitruvian.draw import class_colors, contact_sheet
 from vitruvian.draw.palettes import identity_colors
-from vitruvian.draw.text import line_height, text_size, text_width, truncate_text, write_text
+from vitruvian.draw.text import draw_text, line_height, text_size, text_width, truncate_text
 
 
 def plain(height: int, width: int, value: int) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_one_pixel() -> None:
 
 def test_text_is_measured_as_it_is_written() -> None:
     image = Image.new("RGB", (300, 60), "white")
-    write_text(image, "Vitruvian gj", left_top=(20, 10), size=24, color=(0, 0, 0))
+    draw_text(image, "Vitruvian gj", left_top=(20, 10), size=24, color=(0, 0, 0))
     canvas = np.asarray(image)
     rows, columns = np.nonzero(canvas[..., 0] < 200)
     assert 20 <= columns.min() <= 26

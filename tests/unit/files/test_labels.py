@@ -46,6 +46,7 @@ def test_yolo_poses(tmp_path: Path) -> None:
     again = [numbers(line) for line in (tmp_path / "set/7.txt").read_text().splitlines()]
     np.testing.assert_allclose(again, lines, atol=1e-3)
     assert (tmp_path / "set/classes.txt").read_text() == "person\n"
+    assert (tmp_path / "set/data.yaml").read_text() == 'nc: 1\nnames: ["person"]\nkpt_shape: [17, 3]\n'
 
 
 def test_yolo_segments(tmp_path: Path) -> None:
@@ -67,13 +68,17 @@ def test_label_studio(tmp_path: Path) -> None:
     shapes = task["predictions"][0]["result"]
     box = next(one for one in shapes if one["type"] == "rectanglelabels" and one["value"]["x"] == 10)
     assert box["value"].pop("rectanglelabels") == ["cat"]
-    assert box["value"] == pytest.approx({"x": 10, "y": 10, "width": 40 / 3, "height": 15})
+    assert box["value"] == pytest.approx({"x": 10, "y": 10, "width": 40 / 3, "height": 15, "rotation": 0})
     assert {one["type"] for one in shapes} == {"rectanglelabels", "polygonlabels"}
     assert len({one["id"] for one in shapes}) == len(shapes)
     write_label_studio(tmp_path / "ls.json", dataset(tmp_path, sample("pose").to_layout("coco17")))
     (task,) = json.loads((tmp_path / "ls.json").read_text())
     names = {one["value"]["keypointlabels"][0] for one in task["predictions"][0]["result"] if one["from_name"] == "kp"}
     assert "nose" in names or "left_eye" in names
+    ids = {one["id"] for one in task["predictions"][0]["result"] if one["from_name"] == "box"}
+    assert {one["parentID"] for one in task["predictions"][0]["result"] if one["from_name"] == "kp"} <= ids
+    interface = ElementTree.parse(tmp_path / "ls.xml").getroot()
+    assert [len(interface.findall(f"{tag}/Label")) for tag in ("RectangleLabels", "KeyPointLabels")] == [1, 17]
     assert task["predictions"][0]["score"] > 0
 
 
@@ -87,8 +92,12 @@ def test_cvat(tmp_path: Path) -> None:
     assert len(str(polygons[2].get("points")).split(";")) == 4
     pose = sample("pose").to_layout("coco17")
     write_cvat(tmp_path / "a.xml", dataset(tmp_path, pose))
+    labels = ElementTree.parse(tmp_path / "a.xml").getroot().findall("meta/task/labels/label")
+    assert [label.findtext("type") for label in labels] == ["skeleton"] + ["points"] * 17
     skeletons = ElementTree.parse(tmp_path / "a.xml").getroot().findall("image/skeleton")
-    assert [len(one) for one in skeletons] == [int((scores >= 0.3).sum()) for scores in pose.scores]
+    assert [len(one) for one in skeletons] == [17, 17]
+    shown = [sum(point.get("outside") == "0" for point in one) for one in skeletons]
+    assert shown == [int((scores >= 0.3).sum()) for scores in pose.scores]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_regions_and_areas_are_scipy_s(name: str, connectivity: int) -> None:
 
 def test_batches_keep_their_shape_and_do_not_mix() -> None:
     masks = torch.zeros(2, 3, 6, 6, dtype=torch.bool)
-    masks[0, 0, 5, 5] = masks[0, 1, 0, 0] = True  # neighbours in memory, not in any image
+    masks[0, 0, 5, 5] = masks[0, 1, 0, 0] = True  # neighbors in memory, not in any image
     masks[1, 2, :2, 0] = True
     assert torch.equal(remove_islands(masks, 1).nonzero(), torch.tensor([[1, 2, 0, 0], [1, 2, 1, 0]]))
 
@@ -83,7 +83,7 @@ def test_islands_are_removed_up_to_their_area_and_the_input_stays() -> None:
     assert torch.equal(mask, before)
 
 
-def test_diagonal_neighbours_count() -> None:
+def test_diagonal_neighbors_count() -> None:
     mask = torch.eye(3, dtype=torch.bool)
     assert remove_islands(mask, 2).sum() == 3
 

@@ -21,8 +21,8 @@ EXACT |= {"png_named.jpg", "animated.png", "reference.png", "reference_big.png"}
 GRAY = {"gray.jpg", "gray.png", "gray16.png", "float32.tif"}
 OTHER = {"rgba.png", "la.png", "palette_transparent.png", "bilevel.png", "rgba.webp"}
 GOT = {
-    "truncated.jpg": "JPEG data that is truncated",
-    "truncated.png": "PNG data that is truncated",
+    "truncated.jpg": "the JPEG file is truncated",
+    "truncated.png": "the PNG file is truncated",
     "empty.jpg": "an empty file",
     "empty.png": "an empty file",
     "text.jpg": "a text file",

@@ -39,8 +39,7 @@ def message(source, **options):
         load_image(source, **options)
     text = str(caught.value)
     assert "\n" not in text
-    assert "expected" in text
-    assert ", got " in text
+    assert text.endswith(".")
     return text
 
 
@@ -147,7 +146,7 @@ def test_lists_pass_options_on():
 # ---------------------------------------------------------------- wrong sources
 
 
-def test_missing_file_names_its_neighbours(image_path):
+def test_missing_file_names_its_neighbors(image_path):
     text = message(image_path.with_name("imag.png"))
     assert "got no such file" in text
     assert "Did you mean image.png?" in text
@@ -262,7 +261,7 @@ def test_damaged_pixels():
     data = bytearray(encode(photo(64, 64), "JPEG"))
     tables = data.index(b"\xff\xc4")
     data[tables + 5 : tables + 21] = b"\xff" * 16
-    assert "got JPEG data that has damaged pixel data" in message(bytes(data))
+    assert "the JPEG file has damaged pixel data" in message(bytes(data))
 
 
 # ---------------------------------------------------------------- size limits

@@ -41,7 +41,7 @@ def noise(factor: float) -> Tensor:
 def dots(row: int) -> Tensor:
     """Maps of one faint pixel in a line."""
     maps = torch.zeros(*COUNT, *SIZE_HW)
-    maps[:, :, row, 7] = 1.1e-3  # brought back to its height, it is above the floor and its neighbours are below
+    maps[:, :, row, 7] = 1.1e-3  # brought back to its height, it is above the floor and its neighbors are below
     return maps
 
 

@@ -150,7 +150,7 @@ class TestDefaults:
 class TestMaskedBackground:
     """A multi-task model with mattes masks what is no person."""
 
-    @pytest.mark.parametrize("options", [{"people": "whole"}, {"boxes": [[3, 4, 30, 38]]}, {"tile": 32}])
+    @pytest.mark.parametrize("options", [{"detect": "whole"}, {"boxes": [[3, 4, 30, 38]]}, {"tile": 32}])
     def test_by_the_matte(self, task: str, options: dict[str, Any], packed: Path) -> None:
         alpha = pipeline("matte", packed, device="cpu")(sample_image(), **options).alpha
         pipe = pipeline(task, packed, device="cpu")
@@ -200,6 +200,15 @@ class TestDetector:
     def test_an_installation_without(self) -> None:
         with pytest.raises(CheckpointError, match="this installation has no built-in"):
             open_detector("builtin")
+
+    def test_calibrated_scores_of_small_boxes_are_lower(self) -> None:
+        image = with_spot((384, 384), x=196, y=196)
+        (plain,) = stand_in()[0].detect(image).scores
+        (same,) = stand_in(calibration=(1.0, 0.0, 0.0))[0].detect(image).scores
+        (lower,) = stand_in(calibration=(1.0, 1.0, 0.0))[0].detect(image).scores  # 32 of 384 pixels: logit - log 12
+        assert same == pytest.approx(plain)
+        assert lower == pytest.approx(1 / (1 + 12 * (1 / plain - 1)), rel=1e-4)
+        assert len(stand_in(calibration=(1.0, 1.0, -3.0))[0].detect(image)) == 0
 
     @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from vitruvian.errors import InputError
 from vitruvian.limits import Limits, use_limits
 from vitruvian.scale.rows import Row, rows_to_table
 from vitruvian.scale.shards import ShardIndex, write_shard
-from vitruvian.scale.sources import list_sources, read_sources
+from vitruvian.scale.sources import list_sources, needs_shards, read_sources
 
 
 def png(value: int) -> bytes:
@@ -137,6 +139,27 @@ def test_large_files_are_refused(folder: Path) -> None:
     with use_limits(file_bytes=10):
         (error,) = read_sources(list(list_sources([str(folder / "a.png")])))
     assert "file_bytes" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("photos", False),
+        ("photos/*.jpg", False),
+        ("https://example.com/a.jpg", False),
+        ("list.txt", True),
+        ("data.parquet", True),
+        ("shard-*.tar", True),
+        ("s3://bucket/photos", True),
+    ],
+)
+def test_sources_without_local_files_need_shards(source: str, expected: bool) -> None:
+    assert needs_shards(source) == expected
+
+
+def test_reading_does_not_import_torch() -> None:
+    code = "import sys, vitruvian.scale.shard_stage, vitruvian.scale.sources; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:

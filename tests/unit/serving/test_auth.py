@@ -57,5 +57,5 @@ def test_limits_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(InputError, match="Did you mean queue"):
         read_limits({"queu": "3"}, subject="--limit")
-    with pytest.raises(InputError, match="positive whole number"):
+    with pytest.raises(InputError, match="positive integer"):
         read_limits({"queue": "0"}, subject="--limit")

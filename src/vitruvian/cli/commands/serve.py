@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +14,12 @@ from vitruvian.cli.options import MODEL, Debug, Device, Dtype, MessageGroup, Qui
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, find_task
 
+if TYPE_CHECKING:
+    from vitruvian.cli.report import RunReport
+    from vitruvian.serving.settings import Settings
+
 EXAMPLE = "vitruvian serve --model pose=facebook/sapiens2-pose-0.4b --model segment=facebook/sam2.1-hiera-tiny"
-_ACCESS, _LIMITS = "Access", "Limits"
+_ACCESS, _LIMITS, _CLUSTER = "Access", "Limits", "Cluster"
 _PREFIX = "VITRUVIAN_SERVE_"
 _SAM2_TASKS = ("masks", "track")  # that the checkpoint of segment serves too, if it can
 
@@ -99,6 +104,41 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = None,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            help="Run on Ray Serve, on the cluster of this machine or of RAY_ADDRESS. See docs/scale.md.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = False,
+    replicas: Annotated[
+        str,
+        typer.Option(
+            help="With --ray: replicas that answer requests; 1:8 for 1 to 8, by the number of requests that wait.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "1",
+    target_requests: Annotated[
+        float,
+        typer.Option(
+            help="With --ray: open requests of each replica above which replicas are added.",
+            min=1,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = 8.0,
+    gpus_per_replica: Annotated[
+        float,
+        typer.Option(help="With --ray: GPUs of each replica, possibly a fraction.", min=0, rich_help_panel=_CLUSTER),
+    ] = 0.0,
+    print_config: Annotated[
+        bool,
+        typer.Option(
+            "--print-config",
+            help="With --ray: print the file that `serve deploy` takes, and exit.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -137,12 +177,44 @@ def serve(
         image_limits=changes,
     )
     tasks = ", ".join(settings.models)
+    if ray or print_config:
+        least, _, most = replicas.partition(":")
+        if not (least.isdecimal() and (most or least).isdecimal()):
+            raise InputError(f"--replicas: expected a number, or two such as 1:4, got {replicas!r}.")
+        scaling = {"min_replicas": int(least), "max_replicas": int(most or least)}
+        _serve_on_ray(settings, report, print_config, target_requests=target_requests, gpus=gpus_per_replica, **scaling)
+        return
     with use_limits(**{"download_bytes": limits.upload_bytes} | changes):
         run_server(
             settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}; press Ctrl-C to stop.")
         )
     report.say("Stopped.")
     sys.stderr.flush()
+
+
+def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **scaling: Any) -> None:
+    """Run as deployments of Ray Serve until Ctrl-C, or print their configuration."""
+    from vitruvian.scale.chunk_runner import import_ray
+    from vitruvian.scale.job import connected
+    from vitruvian.scale.ray_serve import Scaling, import_serve, serve_config, start_on_serve
+
+    ray, serve = import_ray(), import_serve()
+    if print_config:
+        import yaml
+
+        typer.echo(yaml.safe_dump(serve_config(settings, Scaling(**scaling)), sort_keys=False), nl=False)
+        return
+    with connected(ray, None) as dashboard:
+        if dashboard:
+            report.say(f"Ray's dashboard: http://{dashboard}")
+        try:
+            start_on_serve(settings, Scaling(**scaling))
+            report.say(f"Serving {', '.join(settings.models)} at http://{settings.host}:{settings.port}; Ctrl-C ends.")
+            signal.pause()
+        except KeyboardInterrupt:
+            report.say("Stopped.")
+        finally:
+            serve.shutdown()
 
 
 def _read_models(texts: Sequence[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, read_config_dict
 from vitruvian.errors import ConfigError
 from vitruvian.hub import HubOptions
+from vitruvian.json_files import JsonObject
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.swin.configuration import SwinConfig
 
@@ -52,7 +53,7 @@ class MaskClassificationConfig(Config):
     backbone: str | None = None
     use_pretrained_backbone: bool = False
     use_timm_backbone: bool = False
-    backbone_kwargs: dict[str, Any] | None = None
+    backbone_kwargs: JsonObject | None = None
     use_pixel_mask: bool | None = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Segmentation maps (one number a pixel) to binary masks, one for each class or object, with labels."""
+"""Segmentation maps (one number per pixel) to binary masks, one for each class or object, with labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_label_map(source: object) -> Tensor:
     if isinstance(source, Image.Image):
         if source.mode not in ("1", "L", "P", "I", "I;16", "I;16B", "I;16L"):
             raise InputError(
-                f"segmentation map: expected one number a pixel, got an image of mode {source.mode}. "
+                f"segmentation map: expected one number per pixel, got an image of mode {source.mode}. "
                 "Turn colors into class or object numbers first."
             )
         source = np.array(source)
@@ -33,7 +33,7 @@ def read_label_map(source: object) -> Tensor:
         raise InputError(f"segmentation map: expected the shape [H, W], got {list(values.shape)}.")
     whole = values.long()
     if values.is_floating_point() and not torch.equal(whole.to(values.dtype), values):
-        raise InputError("segmentation map: expected whole numbers, got fractions. Resize it without smoothing.")
+        raise InputError("segmentation map: expected integers, got fractions. Resize it without smoothing.")
     return whole
 
 
@@ -72,7 +72,7 @@ def masks_from_map(
         if missing:
             raise InputError(
                 f"instance_id_to_semantic_id: expected a class for each object in the map, got none for {missing[:8]}. "
-                "Add them, or set ignore_index to the number of unlabelled pixels."
+                "Add them, or set ignore_index to the number of unlabeled pixels."
             )
         classes = {value: int(table[value]) for value in values if value in table}
     if do_reduce_labels:
@@ -82,7 +82,7 @@ def masks_from_map(
         allowed = "at least 0" if num_labels is None else f"from 0 to {num_labels - 1} (num_labels={num_labels})"
         message = (
             f"segmentation map: expected classes {allowed}, got {wrong[:8]}. "
-            "Set ignore_index to the number of unlabelled pixels, or do_reduce_labels where 0 is the background."
+            "Set ignore_index to the number of unlabeled pixels, or do_reduce_labels where 0 is the background."
         )
         if wrong[0] < 0:
             raise InputError(message)

@@ -34,6 +34,7 @@ from vitruvian.images.data_format import in_data_format, is_channels_last, size_
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
+from vitruvian.json_files import JsonObject
 from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,
@@ -98,7 +99,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         size: ``{"shortest_edge", "longest_edge"}``, ``{"height", "width"}``, ``{"max_height", "max_width"}``, a number
             for the shortest edge, or (height, width).
         size_divisor: Height and width are rounded up to multiples of this; 0 leaves them.
-        resample: PIL's number of the filter for images: 0 nearest, 2 bilinear, 3 bicubic. Maps use nearest neighbours.
+        resample: PIL's number of the filter for images: 0 nearest, 2 bilinear, 3 bicubic. Maps use nearest neighbors.
         do_center_crop: Whether to crop images and maps to `crop_size` at the center, after resizing. Results are then
             those of the crop.
         crop_size: ``{"height", "width"}`` of the crop, or a number for a square.
@@ -186,7 +187,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         Args:
             images: An image or a list of images of any sizes: PIL, numpy, torch, path, URL or bytes; values from 0 to
                 255 unless `do_rescale` is off.
-            segmentation_maps: A map for each image, of its size, with one number a pixel: classes, or objects.
+            segmentation_maps: A map for each image, of its size, with one number per pixel: classes, or objects.
             instance_id_to_semantic_id: The class of each object, one table for all images or one for each. Maps then
                 have object numbers.
             default_to_square: Whether a number as `size` means a square instead of the shortest edge.
@@ -303,7 +304,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         options = self.with_options(pad_size=pad_size)
         planes = [_channels_first(image, input_data_format) for image in as_list(images)]
         padded_hw = options.padded_hw([size_of(image) for image in planes])
-        data: dict[str, Any] = {"pixel_values": planes}
+        data: JsonObject = {"pixel_values": planes}
         if padded_hw is not None:
             data["pixel_values"] = [pad_bottom_right(image, padded_hw, constant_values) for image in planes]
         if return_pixel_mask:
@@ -457,7 +458,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
             for classes, grid in zip(queries.classes, grids, strict=True)
         ]
 
-    def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[dict[str, Any]]:
+    def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[JsonObject]:
         """Return the arguments of a `reference_*` function for each image."""
         sizes: Sequence[SizeHW | None] = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
         return [

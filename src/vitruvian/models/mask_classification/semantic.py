@@ -1,12 +1,12 @@
 """Semantic segmentation: score of a class = Σ over queries of P(class | query) · P(pixel in mask of query).
 
-The argmax at full size is exact, yet most pixels are never computed. Between four neighbouring cells of the model's
+The argmax at full size is exact, yet most pixels are never computed. Between four neighboring cells of the model's
 grid the probability of a mask lies between the lowest and the highest of the four, which bounds the score of each
 class. A class whose upper bound lies below another's lower bound cannot win; where one class is left, all pixels
 between the four cells have it. The rest, borders between classes, is computed block by block for the classes that can
 still win.
 
-A *block* is the area between a cell and its right, lower and lower right neighbours.
+A *block* is the area between a cell and its right, lower and lower right neighbors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def semantic_map(class_logits: Tensor, grid: MaskGrid) -> Tensor:
     possible = torch.empty((shares.shape[1], height, width), dtype=torch.bool, device=shares.device)  # [K, h, w]
     step = max(1, _MAX_VALUES // (max(shares.shape) * width))
     for top in range(0, height, step):
-        cells = grid.logits[:, top : top + step + 1].float()  # [Q, rows + 1, w]; the last row is a neighbour only
+        cells = grid.logits[:, top : top + step + 1].float()  # [Q, rows + 1, w]; the last row is a neighbor only
         sure, maybe = _class_bounds(shares, cells)
         rows = min(step, height - top)
         best[top : top + rows], possible[:, top : top + rows] = sure[:rows], maybe[:, :rows]
@@ -57,7 +57,7 @@ def _class_bounds(shares: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
     """Return, for each block, the class with the best lower bound and whether each class may still win.
 
     shares [Q, K], cells [Q, h, w] -> classes [h, w], possible [K, h, w]. Blocks of the last row and column have no
-    further neighbours.
+    further neighbors.
     """
     least = _two_by_two(cells, torch.minimum).sigmoid_()  # [Q, h, w]
     sure, best = torch.einsum("qk,qhw->khw", shares, least).max(0)  # [h, w]
@@ -66,7 +66,7 @@ def _class_bounds(shares: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _two_by_two(cells: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return the lowest or highest of each cell and its right, lower and lower right neighbours: [Q, h, w]."""
+    """Return the lowest or highest of each cell and its right, lower and lower right neighbors: [Q, h, w]."""
     result = cells.clone()
     result[:, :-1] = choose(cells[:, :-1], cells[:, 1:])
     result[:, :, :-1] = choose(result[:, :, :-1], result[:, :, 1:])

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
 from vitruvian.models.resnet.configuration import ResNetConfig
@@ -83,9 +84,9 @@ class DetrConfig(Config):
     position_embedding_type: str = "sine"
     use_timm_backbone: bool | None = True
     backbone: str | None = "resnet50"
-    backbone_config: dict[str, Any] | None = None
+    backbone_config: JsonObject | None = None
     use_pretrained_backbone: bool | None = True
-    backbone_kwargs: dict[str, Any] | None = None
+    backbone_kwargs: JsonObject | None = None
     dilation: bool | None = False
     class_cost: float = bounded(1, ge=0)
     bbox_cost: float = bounded(5, ge=0)
@@ -105,7 +106,7 @@ class DetrConfig(Config):
             )
         activation(self.activation_function)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object; a backbone is stated by its configuration or by its name, never by both."""
         values = super().to_dict()
         named = {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbone_kwargs"}
@@ -185,7 +186,7 @@ class MaskFormerConfig(MaskClassificationConfig):
         return cls(backbone_config=backbone_config, decoder_config=decoder_config, **fields)
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop derived fields."""
         for name in ("num_attention_heads", "num_hidden_layers"):
             values.pop(name, None)

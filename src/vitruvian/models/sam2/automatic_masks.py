@@ -1,6 +1,6 @@
 """Automatic masks: SAM 2 is prompted with a grid of points, and good masks without duplicates are kept.
 
-    image ─▶ crops (the whole, then 4, 16, …) ─ encode each once ─▶ batches of points ─▶ 3 masks a point, 256²
+    image ─▶ crops (the whole, then 4, 16, …) ─ encode each once ─▶ batches of points ─▶ 3 masks per point, 256²
           ─▶ predicted IoU ─▶ stability ─▶ not cut by the crop ─▶ NMS ─▶ resize
           ─▶ fill holes, remove islands ─▶ MaskProposals
 
@@ -22,10 +22,11 @@ from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
 from vitruvian.models.sam2.crops import CropXYXY, overlapping_crops, point_grid, touches_crop_edge
+from vitruvian.models.sam2.mask_cleanup import fill_holes_and_remove_islands
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.options import AutomaticMaskOptions
-from vitruvian.models.sam2.processing import Sam2Processor, fill_holes_and_remove_islands
+from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import ImageInput, as_pixels
 

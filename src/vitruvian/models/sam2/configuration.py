@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, near_matches
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 
 ConfigT = TypeVar("ConfigT", bound=ConfigBase)
@@ -61,7 +62,7 @@ class _Sam2PartConfig(Config):
         super().__post_init__()
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Accept the `model_type` of the image model for the video model and vice versa: they share settings."""
         model_type = str(values.get("model_type", ""))
         if model_type.replace("sam2_video", "sam2") == cls.model_type.replace("sam2_video", "sam2"):
@@ -118,7 +119,7 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
     initializer_range: float = 0.02
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Accept the configuration of a whole model and select the part of the backbone."""
         if isinstance(values.get("vision_config"), Mapping):
             values = dict(values["vision_config"])
@@ -208,7 +209,7 @@ class Sam2VisionConfig(_Sam2PartConfig):
         super().__post_init__()
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Accept the configuration of a whole model and select the part of the vision encoder."""
         inner = values.get("vision_config")
         return super().upgrade(dict(inner) if isinstance(inner, Mapping) else values)
@@ -378,7 +379,7 @@ class Sam2Config(_Sam2PartConfig):
         check_image_size(as_hw(image_size), self.vision_config.backbone_config, "image_size", ConfigError)
         return type(self).from_dict(self._values_for_size(*as_hw(image_size)))
 
-    def _values_for_size(self, height: int, width: int) -> dict[str, Any]:
+    def _values_for_size(self, height: int, width: int) -> JsonObject:
         """Return all values, with those that depend on the size of images changed."""
         values = self.to_dict()
         values["vision_config"]["backbone_config"]["image_size"] = [height, width]
@@ -504,7 +505,7 @@ class Sam2VideoConfig(Sam2Config):
     memory_attention_feed_forward_hidden_act: str = "relu"
     memory_attention_dropout: float = bounded(0.1, ge=0, lt=1)
     memory_attention_rope_feat_sizes: list[int] | None = None
-    rope_parameters: dict[str, Any] = field(default_factory=dict)
+    rope_parameters: JsonObject = field(default_factory=dict)
     memory_attention_rope_dropout: float = bounded(0.1, ge=0, lt=1)
     # memory encoder
     memory_encoder_hidden_size: int = 256
@@ -533,14 +534,14 @@ class Sam2VideoConfig(Sam2Config):
         super().__post_init__()
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Accept `memory_attention_rope_theta` of the published files."""
         theta = values.pop("memory_attention_rope_theta", None)
         if theta is not None:
             values["rope_parameters"] = {"rope_theta": theta} | (values.get("rope_parameters") or {})
         return super().upgrade(values)
 
-    def _values_for_size(self, height: int, width: int) -> dict[str, Any]:
+    def _values_for_size(self, height: int, width: int) -> JsonObject:
         values = super()._values_for_size(height, width)
         values["image_size"] = values["prompt_encoder_config"]["image_size"]
         return values | {"memory_attention_rope_feat_sizes": None}

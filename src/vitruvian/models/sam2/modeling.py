@@ -369,7 +369,7 @@ def _all_positive(points: Tensor) -> Tensor:
 
 
 def _not_padding(labels: Tensor | None, boxes: Tensor | None) -> Tensor | None:
-    """Tell which objects [B, P] have a point or box that is not padding."""
+    """Return which objects [B, P] have a point or box that is not padding."""
     prompts = [(prompt != PADDING).any(dim=-1) for prompt in (labels, boxes) if prompt is not None]
     return torch.stack(prompts).any(dim=0) if prompts else None  # [B, P]
 

@@ -25,14 +25,15 @@ from vitruvian.config import ConfigBase, config_dataclass, nested, read_config_d
 from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
-from vitruvian.images.connected_components import fill_holes, remove_islands
 from vitruvian.images.data_format import in_data_format, size_of
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
+from vitruvian.models.sam2.mask_cleanup import CORRECTED_LOGIT, fill_holes_and_remove_islands, without_overlap
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_encoder import PADDING
 from vitruvian.models.sam2.prompts import read_boxes, read_points
@@ -54,7 +55,6 @@ from vitruvian.processor import (
 )
 
 _NEAREST = 0
-_CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
 
 
 class MaskPostProcessing:
@@ -104,8 +104,8 @@ class MaskPostProcessing:
                 before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area
             )
             if not binarize and after is not before:
-                logits = logits.masked_fill(after & ~before, mask_threshold + _CORRECTED_LOGIT)
-                logits = logits.masked_fill(before & ~after, mask_threshold - _CORRECTED_LOGIT)
+                logits = logits.masked_fill(after & ~before, mask_threshold + CORRECTED_LOGIT)
+                logits = logits.masked_fill(before & ~after, mask_threshold - CORRECTED_LOGIT)
             processed.append(after if binarize else logits)
         return processed
 
@@ -221,7 +221,7 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
             crop_n_layers: Layers of crops beside the whole image; layer n has 4ⁿ crops.
             overlap_ratio: Overlap of the crops of the first layer over the shorter side of the image.
             points_per_crop: Points along each side of the grid.
-            crop_n_points_downscale_factor: In layer n the grid has fewer points a side by this factor to the n. The
+            crop_n_points_downscale_factor: In layer n the grid has fewer points per side by this factor to the n. The
                 last point is repeated to the number of points of layer 0.
             device: Device of the results other than the crops; by default the CPU.
             legacy: Scale points as transformers does, which leaves out part of an image that is not square, and of all
@@ -354,12 +354,12 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
             self.target_size = height if height == width else [height, width]
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop class names, which `to_dict` writes, and settings for videos."""
         dropped = ("processor_class", "video_processor", "auto_map")
         return {key: value for key, value in values.items() if key not in dropped}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object of a `processor_config.json`."""
         return super().to_dict() | {"processor_class": type(self).__name__}
 
@@ -409,7 +409,7 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
             images: One image or several; omit them to prompt images that are encoded already.
             segmentation_maps: For each image a mask [H, W], or one for each object [P, H, W]; returned as `labels`.
             input_points: x and y, nested as [image][object][point]. A level may be omitted where that is unambiguous.
-            input_labels: One number a point, nested as [image][object][point]: 1 on the object, 0 off it.
+            input_labels: One number per point, nested as [image][object][point]: 1 on the object, 0 off it.
             input_boxes: x1, y1, x2, y2, nested as [image][object].
             original_sizes: Height and width of each image, where `images` are omitted.
             return_tensors: "pt" or "np"; prompts are tensors in any case.
@@ -465,13 +465,6 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
         return BatchFeature(dict(prompts), tensor_type="np" if return_tensors == "np" else None)
 
 
-def fill_holes_and_remove_islands(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
-    """Fill holes, then remove islands of up to so many pixels in bool masks [..., H, W]; 0 keeps them."""
-    if max_hole_area > 0:
-        masks = fill_holes(masks, max_hole_area)
-    return remove_islands(masks, max_sprinkle_area) if max_sprinkle_area > 0 else masks
-
-
 def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
     """Resize mask logits [P, K, h, w] to [P, K, H, W], float32."""
     logits = torch.as_tensor(masks)
@@ -480,15 +473,6 @@ def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
             f"masks: expected [P, K, h, w] for each image, got {list(logits.shape)}. Pass pred_masks as it is."
         )
     return bilinear(logits.float(), size_hw)  # [P, K, H, W]
-
-
-def without_overlap(logits: Tensor) -> Tensor:
-    """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10."""
-    if len(logits) == 1:
-        return logits
-    highest = logits.argmax(dim=0, keepdim=True)  # [1, K, H, W]
-    index = torch.arange(len(logits), device=logits.device)[:, None, None, None]
-    return torch.where(index == highest, logits, logits.clamp(max=-_CORRECTED_LOGIT))
 
 
 def _label_maps(maps: object, count: int) -> list[Tensor]:

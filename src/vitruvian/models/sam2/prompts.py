@@ -24,6 +24,8 @@ from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.prompt_encoder import PADDING, check_label_values
 
+NestedList = list[Any]  # of lists, down to numbers
+
 _POINTS, _BOXES = "[image][object][point][x, y]", "[image][object][x1, y1, x2, y2]"
 
 
@@ -40,7 +42,7 @@ def read_points(
 
     Args:
         points: x and y, nested as [image][object][point].
-        labels: One number a point, nested alike, or None.
+        labels: One number per point, nested alike, or None.
         sizes_hw: Height and width of each image.
         target_hw: Height and width of the model input.
         pad: Coordinates of padding.
@@ -93,7 +95,9 @@ def prompt_levels(value: object, name: str) -> int:
     return _to_lists(value, name)[1]
 
 
-def _match_labels(points: object, labels: object, images: int) -> tuple[list[list[list[Any]]], list[list[Any]] | None]:
+def _match_labels(
+    points: object, labels: object, images: int
+) -> tuple[list[list[NestedList]], list[NestedList] | None]:
     """Return points and labels as [image][object][point], with omitted levels inserted."""
     if points is None:
         raise InputError("input_labels: expected input_points with them, got none. Add the points.")
@@ -105,7 +109,7 @@ def _match_labels(points: object, labels: object, images: int) -> tuple[list[lis
                 f"Nest them as {_POINTS}, or add input_labels nested as [image][object][point]."
             )
         return readings[0], None
-    nested_labels, levels = cast(tuple[list[Any], int], _to_lists(labels, "input_labels"))
+    nested_labels, levels = cast(tuple[NestedList, int], _to_lists(labels, "input_labels"))
     check_label_values(_flatten(nested_labels, levels))
     matches = [
         (reading, label_reading)
@@ -122,9 +126,9 @@ def _match_labels(points: object, labels: object, images: int) -> tuple[list[lis
     return min(matches, key=lambda match: sum(len(image) for image in match[0]))
 
 
-def _interpretations(value: object, name: str, form: str, images: int) -> list[list[Any]]:
+def _interpretations(value: object, name: str, form: str, images: int) -> list[NestedList]:
     """Return all ways to read prompts as nested lists of a form that has one entry for each image."""
-    nested_lists, depth = cast(tuple[list[Any], int], _to_lists(value, name))
+    nested_lists, depth = cast(tuple[NestedList, int], _to_lists(value, name))
     levels, max_levels, size = depth - 1, form.count("]["), form.count(",") + 1
     if not 0 <= levels <= max_levels:
         raise InputError(f"{name}: expected {form}, at most {max_levels + 1} levels, got {depth}.")
@@ -160,16 +164,16 @@ def _to_lists(value: object, name: str) -> tuple[object, int]:
     return list(items), depths[0] + 1
 
 
-def _flatten(value: list[Any], levels: int) -> list[Any]:
+def _flatten(value: NestedList, levels: int) -> NestedList:
     """Return the entries that lie `levels` levels down."""
     for _ in range(levels - 1):
         value = [item for entry in value for item in entry]
     return value if levels else [value]
 
 
-def _insert_levels(value: list[Any], levels: int, wanted: int) -> list[list[Any]]:
+def _insert_levels(value: NestedList, levels: int, wanted: int) -> list[NestedList]:
     """Return the distinct ways to insert missing levels, of one entry each, into lists of `levels` levels."""
-    readings: list[list[Any]] = []
+    readings: list[NestedList] = []
     for inserted in itertools.combinations(range(wanted), wanted - levels) if levels <= wanted else ():
         reading = value
         for level in inserted:
@@ -179,17 +183,17 @@ def _insert_levels(value: list[Any], levels: int, wanted: int) -> list[list[Any]
     return readings
 
 
-def _insert_level(value: list[Any], level: int) -> list[Any]:
+def _insert_level(value: NestedList, level: int) -> NestedList:
     """Wrap every entry that lies `level` levels down in a list."""
     return [value] if level == 0 else [_insert_level(item, level - 1) for item in value]
 
 
-def _counts(value: list[Any], levels: int) -> object:
+def _counts(value: NestedList, levels: int) -> object:
     """Return the number of entries of each list, nested."""
     return len(value) if levels == 1 else [_counts(item, levels - 1) for item in value]
 
 
-def _describe(points: list[list[Any]]) -> str:
+def _describe(points: list[NestedList]) -> str:
     """Describe an interpretation of points in an error message."""
     counts = [len(item) for image in points for item in image]
     return f"{[len(image) for image in points]} objects an image with {counts} points each"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
 # Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
@@ -83,12 +84,12 @@ class Sapiens2HeadConfig(ConfigBase):
             )
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop the type, which `to_dict` adds."""
         values.pop("model_type", None)
         return values
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object; with `norm` only if it is not the default of other libraries."""
         values = super().to_dict() | {"model_type": self.model_type}
         if self.norm == "instance":
@@ -279,12 +280,12 @@ class Sapiens2Config(BackboneConfig):
         return image_hw[0] // self.token_hw[0], image_hw[1] // self.token_hw[1]
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop the table of multi-task checkpoints."""
         values.pop("packed", None)
         return super().upgrade(values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object; fields that other libraries lack appear only if they are not the default."""
         values = super().to_dict()
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
@@ -321,7 +322,7 @@ def _encoder_fields(hidden: int, layers: int, heads: int, **more: Any) -> dict[s
     }
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, JsonObject] = {
     "0.1b": _encoder_fields(768, 12, 12),
     "0.4b": _encoder_fields(1024, 24, 16),
     "0.8b": _encoder_fields(1280, 32, 16, num_tokenizer_layers=3),
@@ -332,7 +333,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 TASKS = ("pretrain", "pose", "seg", "normal", "pointmap", "matting", "albedo")
 
 
-def task_fields(task: str, name: str) -> dict[str, Any]:
+def task_fields(task: str, name: str) -> JsonObject:
     """Return the fields that a task adds to an encoder: labels, flips and the head."""
     from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES, PART_NAMES
 
@@ -363,12 +364,12 @@ def task_fields(task: str, name: str) -> dict[str, Any]:
     return {"num_labels": 3 if task == "normal" else 4, "head_config": head}
 
 
-def _deconvolution_head(up: list[int], conv: list[int]) -> dict[str, Any]:
+def _deconvolution_head(up: list[int], conv: list[int]) -> JsonObject:
     """Return a head of transposed convolutions and 1×1 refinement convolutions."""
     return {"upsample_out_channels": up, "conv_out_channels": conv}
 
 
-def _shuffle_head(up: list[int], conv: list[int]) -> dict[str, Any]:
+def _shuffle_head(up: list[int], conv: list[int]) -> JsonObject:
     """Return a head of pixel shuffles and 3×3 refinement convolutions."""
     return {
         "upsample_out_channels": up,

@@ -10,11 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from vitruvian.errors import InputError, WeightsError
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
 from vitruvian.limits import get_limits
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names
@@ -111,12 +111,12 @@ def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tup
     return Sapiens2Config(**fields), task
 
 
-def _infer_fields(shapes: Shapes, image_hw: tuple[int, int]) -> tuple[dict[str, Any], str]:
+def _infer_fields(shapes: Shapes, image_hw: tuple[int, int]) -> tuple[JsonObject, str]:
     """Return the fields of the configuration that shapes imply, and the task."""
     trunk = {name.removeprefix("backbone."): shape for name, shape in shapes.items()}
     layers = _indices(trunk, r"blocks\.(\d+)\.ln1\.weight")
     hidden, head_dim = trunk["cls_token"][-1], trunk["blocks.0.attn.q_norm.weight"][0]
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         "hidden_size": hidden,
         "num_hidden_layers": len(layers),
         "num_attention_heads": hidden // head_dim,
@@ -153,13 +153,13 @@ def _check_scale_branch(config: Sapiens2Config) -> None:
         )
 
 
-def _head_fields(shapes: Shapes, task: str) -> dict[str, Any]:
+def _head_fields(shapes: Shapes, task: str) -> JsonObject:
     """Return the fields of the configuration that the shapes of a head imply."""
     head = {name.removeprefix("decode_head."): shape for name, shape in shapes.items() if "decode_head." in name}
     deconvolutions = [head[f"deconv_layers.{n}.weight"] for n in _indices(head, r"deconv_layers\.(\d+)\.weight")]
     shuffles = [head[f"upsample_blocks.{n}.0.weight"] for n in _indices(head, r"upsample_blocks\.(\d+)\.0\.weight")]
     convolutions = _convolution_shapes(head, "conv_layers")
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "upsample_out_channels": [shape[1] for shape in deconvolutions] or [shape[0] // 4 for shape in shuffles],
         "upsample_kernel_sizes": [shape[2] for shape in deconvolutions or shuffles],
         "use_pixel_shuffle": True if shuffles else None,

@@ -454,7 +454,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
 
         Args:
             pixel_values: Prepared images [B, 3, H, W].
-            labels: Points [B, 3, H, W] in metres, in the camera's axes (x right, y down, z forward).
+            labels: Points [B, 3, H, W] in meters, in the camera's axes (x right, y down, z forward).
             label_scales: Canonical over actual focal length [B, 1]; follows from `label_intrinsics` where those are
                 given. With neither, labels are taken as points of the canonical camera, and the scale is not trained.
             label_intrinsics: Camera matrices [B, 3, 3] for images of the labels' size; adds the consistency term.

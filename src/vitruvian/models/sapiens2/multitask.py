@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pin_revision
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
 from vitruvian.loading import compute_buffers, load_weights
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
@@ -60,7 +61,7 @@ class Sapiens2MultiTask(nn.Module):
     """
 
     def __init__(
-        self, encoder: Sapiens2Config, heads: Mapping[str, Sapiens2HeadConfig | Sapiens2Config | dict[str, Any]]
+        self, encoder: Sapiens2Config, heads: Mapping[str, Sapiens2HeadConfig | Sapiens2Config | JsonObject]
     ) -> None:
         super().__init__()
         for task in heads:
@@ -182,10 +183,10 @@ def _is_shared(name: str) -> bool:
     return parts[0] == "tasks" and len(parts) > 2 and parts[2] == "model"
 
 
-def _task_config(encoder: Sapiens2Config, task: str, head: Sapiens2HeadConfig | dict[str, Any]) -> Sapiens2Config:
+def _task_config(encoder: Sapiens2Config, task: str, head: Sapiens2HeadConfig | JsonObject) -> Sapiens2Config:
     """Return the configuration of an encoder with the labels of a task and a head."""
     published = Sapiens2Config.variant("0.1b", task=task) if task != "people" else None
-    fields: dict[str, Any] = {"head_config": head}
+    fields: JsonObject = {"head_config": head}
     if published is None:
         fields["num_labels"] = 5
     elif task in ("pose", "seg"):

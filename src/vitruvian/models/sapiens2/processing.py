@@ -325,7 +325,11 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [BatchFeature({"segmentation": s.argmax(0), "segmentation_scores": s}) for s in scores]
 
     def post_process_normal_estimation(
-        self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
+        self,
+        outputs: object,
+        source_sizes: object = None,
+        target_sizes: object = None,
+        do_remove_padding: bool | None = None,
     ) -> list[dict[str, Tensor]]:
         """Return unit vectors, `normals` [3, H, W], without padding and resized.
 
@@ -340,7 +344,11 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [{"normals": one} for one in maps]
 
     def post_process_pointmap_estimation(
-        self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
+        self,
+        outputs: object,
+        source_sizes: object = None,
+        target_sizes: object = None,
+        do_remove_padding: bool | None = None,
     ) -> list[dict[str, Tensor]]:
         """Return points, `pointmap` [3, H, W]: metric if the model predicts scales, else of the canonical camera.
 
@@ -352,7 +360,11 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [{"pointmap": one} for one in self._resize_maps(points, source_sizes, target_sizes, do_remove_padding)]
 
     def post_process_albedo_estimation(
-        self, outputs: Any, source_sizes: Any = None, target_sizes: Any = None, do_remove_padding: bool | None = None
+        self,
+        outputs: object,
+        source_sizes: object = None,
+        target_sizes: object = None,
+        do_remove_padding: bool | None = None,
     ) -> list[dict[str, Tensor]]:
         """Return RGB in [0, 1], `albedo` [3, H, W], without padding and resized.
 
@@ -451,7 +463,7 @@ def _read_boxes(boxes: Any, count: int) -> list[Tensor]:
     return found
 
 
-def _bad_boxes(number: int, row: Any) -> InputError:
+def _bad_boxes(number: int, row: object) -> InputError:
     """Return the error for boxes that are not lists of four numbers."""
     return InputError(
         f"boxes: expected a list of [x, y, width, height] for each image, got {row!r} for image {number}. "

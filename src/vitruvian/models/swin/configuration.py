@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError
+from vitruvian.json_files import JsonObject
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 from vitruvian.layers.mlp import activation
 
@@ -71,13 +72,13 @@ class SwinConfig(BackboneConfig):
         activation(self.hidden_act)
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop derived fields."""
         for name in ("hidden_size", "num_layers", "num_hidden_layers"):
             values.pop(name, None)
         return super().upgrade(values)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the JSON object, with derived values that other readers expect."""
         return super().to_dict() | {"hidden_size": self.hidden_size, "num_layers": self.num_layers}
 

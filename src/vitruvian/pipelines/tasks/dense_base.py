@@ -79,7 +79,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     processor: Sapiens2ImageProcessor
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
-    along_edges: ClassVar[bool] = False  # whether the map is upsampled along the edges of the image
     fixed_input_size = True
     forward_options = ("background",)
 
@@ -184,11 +183,9 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def full_map(self, prepared: Prepared, maps: list[Any]) -> Any:
         """Return the map of the whole image from those of its inputs."""
         if prepared.context.regions is None:
-            return self.whole_map(prepared, maps[0], along_edges=self.along_edges), None
+            return self.whole_map(prepared, maps[0]), None
         regions = self.region_maps(prepared, maps)
-        blended = self.blend_maps(
-            prepared, regions, channels=self.channels, blend=self.blend, along_edges=self.along_edges
-        )
+        blended = self.blend_maps(prepared, regions, channels=self.channels, blend=self.blend)
         # Tiles cover the image; people do not.
         return blended["values"], blended["cover"] if prepared.context.are_crops else None
 

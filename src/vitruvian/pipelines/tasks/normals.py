@@ -18,7 +18,6 @@ class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
     task = "normals"
     channels = 3
     blend = "unit"
-    along_edges = True
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
         """Return unit vectors [3, h, w], so that neither resizing nor blending favours long ones."""

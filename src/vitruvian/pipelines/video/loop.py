@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import islice
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -194,6 +195,43 @@ def run_video(
         records=folder.records,
         interrupted=ending.interrupted,
     )
+
+
+def split_video(source: str | Path, options: VideoOptions, *, seconds: float) -> list[tuple[int, int | None]]:
+    """Divide a video into parts for `run_video_part`, and prepare their common folder.
+
+    Parts are whole segments, about as long as `seconds`. Once all are done, `run_video` joins them. Only for tasks
+    whose results do not depend on other frames: without tracking and smoothing.
+
+    Returns:
+        The first frame of each part, and that after its last one; None for the end of the video.
+    """
+    reader = open_video(str(source))
+    folder = _open_folder(options, reader)
+    if options.overwrite:
+        folder.clear(finished=True)
+    folder.resume()
+    length = folder.length * max(1, round(seconds * reader.rate / folder.length))
+    starts = range(0, reader.count or 1, length)
+    return [(start, start + length if start != starts[-1] else None) for start in starts]
+
+
+def run_video_part(
+    source: str | Path, task: FrameProcessor, options: VideoOptions, part: tuple[int, int | None]
+) -> None:
+    """Process a part of a video that `split_video` returned; what was completed before is kept."""
+    reader = open_video(str(source))
+    folder = _open_folder(options, reader)
+    start, stop = folder.first_missing(part[0]), part[1]
+    if stop is not None and start >= stop:
+        return
+    output = _Output(folder, options, start)
+    frames = islice(_read_frames(reader, start), None if stop is None else stop - start)
+    _consume(task(frames, output.detector), output, live=False, total=None)
+    if isinstance(reader, VideoReader) and reader.damaged:
+        raise InputError(
+            f"{source}: expected a video without damaged packets to split, got {reader.damaged}. Do not split it."
+        )
 
 
 def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | None) -> SegmentFolder:

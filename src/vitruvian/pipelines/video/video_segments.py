@@ -120,16 +120,7 @@ class SegmentFolder:
         """Return the complete segments, in order. Clears a folder of another plan, and creates a missing one."""
         segments: list[VideoSegment] = []
         if _read_json(self.path / _PLAN) == self.plan:
-            for path in sorted(self.path.glob("[0-9]*.json")):
-                segment = VideoSegment.read(path)
-                if (
-                    segment is None
-                    or segment.start % self.length
-                    or segment.digests[:-1] != self._digests(segment)[:-1]
-                ):
-                    break
-                if segment.start != (segments[-1].stop if segments else 0):
-                    break
+            while (segment := self._segment(segments[-1].stop if segments else 0)) is not None:
                 segments.append(segment)
             while segments and segments[-1].digests != self._digests(segments[-1]):  # only the last states are stored
                 segments.pop()
@@ -139,6 +130,19 @@ class SegmentFolder:
         remove_temporary_files(self.path)
         write_json(self.path / _PLAN, self.plan)
         return segments
+
+    def _segment(self, start: int) -> VideoSegment | None:
+        """Return the complete segment that starts with a frame, if there is one."""
+        segment = VideoSegment.read(self.files(start)[-1].with_suffix(".json"))
+        if segment is None or start % self.length or not segment.start == start < segment.stop:
+            return None
+        return segment if segment.digests[:-1] == self._digests(segment)[:-1] else None
+
+    def first_missing(self, start: int) -> int:
+        """Return the first frame from `start`, where a segment starts, that is in no complete segment."""
+        while (segment := self._segment(start)) is not None:
+            start = segment.stop
+        return start
 
     def adopt(self, kept: Path, *, before: int) -> None:
         """Start from segments that an earlier run kept: those that end at or before a frame.

@@ -98,13 +98,13 @@ def test_objects_with_reduction() -> None:
 
 
 def test_the_ignored_number_is_an_object_where_there_is_a_table() -> None:
-    """With 0 for unlabelled pixels, the first class is 0 all the same: its objects must not get lost."""
+    """With 0 for unlabeled pixels, the first class is 0 all the same: its objects must not get lost."""
     options = {"instance_id_to_semantic_id": {1: 0, 2: 5}, "ignore_index": 0}
     assert split([[0, 1, 2]], **options) == ([[[0, 1, 0]], [[0, 0, 1]]], [0, 5])
 
 
 def test_many_objects_with_reduction() -> None:
-    """The reference loses the object after the ignored number; here neither it nor its neighbours get lost."""
+    """The reference loses the object after the ignored number; here neither it nor its neighbors get lost."""
     options = {"ignore_index": 255, "do_reduce_labels": True}
     table = {254: 3, 255: 4, 256: 5}
     assert split([[0, 254, 255, 256]], instance_id_to_semantic_id=table, **options)[1] == [2, 3, 4]

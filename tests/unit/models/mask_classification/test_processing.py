@@ -24,7 +24,7 @@ def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def labelled(height: int, width: int) -> np.ndarray:
+def labeled(height: int, width: int) -> np.ndarray:
     labels = np.zeros((height, width), dtype=np.uint8)
     labels[: height // 2] = 2
     labels[height // 2 :, : width // 3] = 3
@@ -197,7 +197,7 @@ def test_arrays_with_alpha_become_rgb_where_asked() -> None:
 
 
 def test_crops_of_the_middle() -> None:
-    processor, image, labels = Mask2FormerImageProcessor(do_resize=False), photo(70, 50), labelled(70, 50)
+    processor, image, labels = Mask2FormerImageProcessor(do_resize=False), photo(70, 50), labeled(70, 50)
     options = {"do_center_crop": True, "crop_size": {"height": 40, "width": 32}}
     found = processor(image, labels, return_tensors="pt", **options)
     expected = processor(image[15:55, 9:41], labels[15:55, 9:41], return_tensors="pt")
@@ -275,7 +275,7 @@ def test_pad_alone() -> None:
 @pytest.mark.parametrize("kind", [np.asarray, Image.fromarray, torch.from_numpy])
 def test_maps_become_masks_and_classes(kind) -> None:
     processor = Mask2FormerImageProcessor(ignore_index=255, num_labels=4, **SMALL)
-    maps = [labelled(120, 90), np.full((61, 150), 255, dtype=np.uint8)]
+    maps = [labeled(120, 90), np.full((61, 150), 255, dtype=np.uint8)]
     batch = processor([photo(120, 90), photo(61, 150)], [kind(m) for m in maps], return_tensors="pt")
     assert [c.tolist() for c in batch.class_labels] == [[0, 2, 3], []]
     assert [tuple(m.shape) for m in batch.mask_labels] == [(3, 96, 128), (0, 96, 128)]
@@ -288,7 +288,7 @@ def test_maps_become_masks_and_classes(kind) -> None:
 
 def test_formats_of_masks() -> None:
     processor = Mask2FormerImageProcessor(ignore_index=255, **SMALL)
-    arguments = ([photo(120, 90), photo(61, 150)], [labelled(120, 90), labelled(61, 150)])
+    arguments = ([photo(120, 90), photo(61, 150)], [labeled(120, 90), labeled(61, 150)])
     floats, bools, runs = (processor(*arguments, mask_format=kind).mask_labels for kind in ("float", "bool", "rle"))
     for number, plain, run in zip(floats, bools, runs, strict=True):
         assert plain.dtype == torch.bool
@@ -302,16 +302,16 @@ def test_formats_of_masks() -> None:
 
 def test_one_map_a_stack_of_maps_and_numpy_out() -> None:
     processor = MaskFormerImageProcessor(do_resize=False)
-    one = processor(photo(8, 6), labelled(8, 6), return_tensors="np")
+    one = processor(photo(8, 6), labeled(8, 6), return_tensors="np")
     assert isinstance(one.mask_labels[0], np.ndarray)
     assert isinstance(one.class_labels[0], np.ndarray)
-    stack = np.stack([labelled(8, 6)] * 2)
+    stack = np.stack([labeled(8, 6)] * 2)
     assert len(processor([photo(8, 6)] * 2, stack).mask_labels) == 2
 
 
 def test_tables_for_all_or_for_each() -> None:
     processor, images = MaskFormerImageProcessor(do_resize=False), [photo(8, 6)] * 2
-    maps = [labelled(8, 6)] * 2
+    maps = [labeled(8, 6)] * 2
     shared = processor(images, maps, {0: 5, 2: 6, 3: 5})
     assert [c.tolist() for c in shared.class_labels] == [[5, 6, 5]] * 2
     each = processor(images, maps, [{0: 5, 2: 6, 3: 5}, {0: 1, 2: 1, 3: 1}])
@@ -323,11 +323,11 @@ def test_tables_for_all_or_for_each() -> None:
 def test_encode_inputs_takes_finished_images() -> None:
     processor = MaskFormerImageProcessor(do_reduce_labels=True, ignore_index=255)
     images = [torch.rand(3, 8, 6), np.random.rand(3, 4, 9).astype(np.float32)]
-    batch = processor.encode_inputs(images, [labelled(8, 6), labelled(4, 9)], return_tensors="pt")
+    batch = processor.encode_inputs(images, [labeled(8, 6), labeled(4, 9)], return_tensors="pt")
     assert batch.pixel_values.shape == (2, 3, 8, 9)
     assert torch.equal(batch.pixel_values[0, :, :, :6], images[0])
     assert [c.tolist() for c in batch.class_labels] == [[1, 2], [1, 2]]
-    plain = processor.encode_inputs(images, [labelled(8, 6), labelled(4, 9)], do_reduce_labels=False, ignore_index=2)
+    plain = processor.encode_inputs(images, [labeled(8, 6), labeled(4, 9)], do_reduce_labels=False, ignore_index=2)
     assert [c.tolist() for c in plain.class_labels] == [[0, 3], [0, 3]]
     assert set(processor.encode_inputs(images)) == {"pixel_values", "pixel_mask"}
     last = processor.encode_inputs([np.zeros((5, 7, 3))], input_data_format="channels_last", return_tensors="pt")
@@ -337,9 +337,9 @@ def test_encode_inputs_takes_finished_images() -> None:
 def test_maps_that_do_not_fit() -> None:
     processor = MaskFormerImageProcessor(do_resize=False)
     with pytest.raises(InputError, match="size of the image"):
-        processor(photo(8, 6), labelled(6, 8))
+        processor(photo(8, 6), labeled(6, 8))
     with pytest.raises(InputError, match="segmentation_maps: expected one entry for each of the 2"):
-        processor([photo(8, 6)] * 2, [labelled(8, 6)])
+        processor([photo(8, 6)] * 2, [labeled(8, 6)])
     with pytest.raises(InputError, match="data_format"):
         processor(photo(8, 6), data_format="sideways")
     with pytest.raises(InputError, match=r"\[C, H, W\]"):

@@ -166,7 +166,7 @@ def test_wrong_labels_are_refused(cls: Any, fields: dict[str, Any], labels: torc
         (
             Sapiens2ForImageMatting,
             {"head_config": SHUFFLE, "num_labels": 4},
-            {"alpha", "colour", "laplacian", "composite", "gradient"},
+            {"alpha", "color", "laplacian", "composite", "gradient"},
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_predictions_are_not_rounded_under_autocast() -> None:
     model = tiny_task("pointmap").train()
     pixels = torch.randn(1, 3, *model.config.image_hw, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        model.decode_head.predictor.bias[2] = 4.0  # metres, where bfloat16 moves in steps of 3 cm
+        model.decode_head.predictor.bias[2] = 4.0  # meters, where bfloat16 moves in steps of 3 cm
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = model(pixels).pointmaps[:, 2]
     assert found.dtype == torch.float32

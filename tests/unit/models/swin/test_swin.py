@@ -59,7 +59,7 @@ def test_images_of_another_kind() -> None:
         ResNetBackbone(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))(torch.zeros(3, 32, 32))
 
 
-def test_shifted_windows_let_neighbours_talk() -> None:
+def test_shifted_windows_let_neighbors_talk() -> None:
     torch.manual_seed(0)
     config = SwinConfig(**swin_fields(depths=[2], num_heads=[2], window_size=4))
     model = SwinModel(config).eval()

@@ -8,24 +8,27 @@ actors that die, and finds the source that ends them:
 | its worker process ends, first time | the chunk runs again |
 | second time | its sources run again one by one |
 | a source alone ends its worker | it gets a row with the status ``crashed``, and the job goes on |
-| its results are lost with a machine | the chunk runs again |
+| it is lost with a machine, also one that is shut down after the process | the chunk runs again; that is no crash |
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitruvian.errors import MissingExtraError, VitruvianError
+from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.scale.placement import Placement
 from vitruvian.scale.shards import shard_name
 
 MAX_CRASHES = 3  # of the worker that holds a source, before the source is set aside
 _CHUNKS_PER_ACTOR = 2  # one is processed while the next is read
-_MAX_FAILED_STARTS = 20  # of worker processes that end before their model is loaded
-_MAX_LOST = 3  # times that the results of a chunk may be lost with a machine
+_MAX_FAILED_STARTS = 20  # of worker processes in a row that end before their model is loaded
+_MAX_LOST = 10  # times that a chunk may be lost with a machine
 
 
 def import_ray() -> Any:
@@ -42,7 +45,7 @@ class _Chunk:
     """Sources that are processed together."""
 
     items: tuple[Any, ...]  # each has a `name`
-    crashes: int = 0
+    crashed_on: tuple[str, ...] = ()  # ids of the machines on which processes that held it ended
     lost: int = 0
 
 
@@ -58,12 +61,30 @@ class ChunkCounts:
     details: tuple[Any, ...] = ()
 
 
+class ChunkActor(ABC):
+    """What runs in a worker process: a model that processes chunks."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load the model."""
+
+    @abstractmethod
+    def process(self, items: Sequence[Any], contents: Any) -> tuple[bool, Any]:
+        """Return a small value to wait for, and the results, which stay in the object store."""
+
+    def start(self) -> str:
+        """Load the model, and return the id of this machine."""
+        self.load()
+        return str(import_ray().get_runtime_context().get_node_id())
+
+
 @dataclass(eq=False)
 class _Actor:
     """A model actor, and the chunks that were sent to it, the one that it processes first."""
 
     handle: Any
-    starting: Any  # reference that is ready once the model is loaded
+    starting: Any  # reference to the id of its machine, which is ready once the model is loaded
+    node: str = ""  # id of its machine
     queue: deque[tuple[_Chunk, Any, Any]] = field(default_factory=deque)  # (chunk, finished, results)
 
 
@@ -72,8 +93,7 @@ class Stages:
     """What runs on the cluster for each chunk. Everything is pickled by Ray.
 
     Attributes:
-        actor: Class of the actors, with `ready()`, which loads the model, and `process(items, contents)`, which returns
-            a small value to wait for and the results.
+        actor: Class of the actors.
         arguments: Arguments of its constructor.
         read: Takes items and `read_arguments`, and returns the contents; None if actors read them.
         write: Takes `write_arguments`, a name for a shard and the results of one or more chunks.
@@ -82,7 +102,7 @@ class Stages:
         crashed: Returns the results for an item that ends its worker, with the message.
     """
 
-    actor: type
+    actor: type[ChunkActor]
     arguments: tuple[Any, ...]
     read: Callable[..., Any] | None
     write: Callable[..., ChunkCounts]
@@ -97,9 +117,7 @@ class ChunkRunner:
     Args:
         stages: What runs on the cluster.
         first_shard: Number of the first shard.
-        workers: Number of model actors.
-        cpus_per_worker: Cores that Ray reserves for each.
-        gpus_per_worker: GPUs that Ray reserves for each; may be a fraction.
+        placement: Number of model actors, and what Ray reserves for each.
         rows_per_shard: Rows of shards that are made of single items, after crashes.
     """
 
@@ -108,26 +126,29 @@ class ChunkRunner:
         stages: Stages,
         *,
         first_shard: int,
-        workers: int,
-        cpus_per_worker: float,
-        gpus_per_worker: float,
+        placement: Placement,
         rows_per_shard: int,
     ) -> None:
         ray = import_ray()
-        self._ray, self._workers, self._rows_per_shard, self._crashed = ray, workers, rows_per_shard, stages.crashed
+        self._ray, self._workers = ray, placement.workers
+        self._rows_per_shard, self._crashed = rows_per_shard, stages.crashed
         self._numbers = itertools.count(first_shard)
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
-        task = ray.remote(num_cpus=0, max_retries=3, scheduling_strategy="SPREAD")
-        self._read = None if stages.read is None else task(stages.read)
+        task = functools.partial(ray.remote, num_cpus=0, scheduling_strategy="SPREAD")
+        self._read = None if stages.read is None else task(max_retries=1)(stages.read)
         self._read_arguments = stages.read_arguments
-        self._write, self._write_arguments = task(stages.write), stages.write_arguments
-        actor = ray.remote(num_cpus=cpus_per_worker, num_gpus=gpus_per_worker, max_restarts=0)(stages.actor)
+        self._write, self._write_arguments = task(max_retries=3)(stages.write), stages.write_arguments
+        actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(stages.actor)
         self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
         self._actors: list[_Actor] = []
         self._failed_starts = 0
         self._pending: deque[_Chunk] = deque()  # to run again
         self._single_results: list[tuple[_Chunk, Any]] = []  # of items that run one by one
         self._writing: dict[Any, list[_Chunk]] = {}
+
+    def add(self, items: Sequence[Any]) -> None:
+        """Add a chunk while `run` yields counts: work that follows from what was done."""
+        self._pending.append(_Chunk(tuple(items)))
 
     def run(self, chunks: Iterable[Sequence[Any]]) -> Iterator[ChunkCounts]:
         """Run all chunks, and yield the counts of each shard once it is written."""
@@ -168,7 +189,7 @@ class ChunkRunner:
 
     def _start_actor(self) -> _Actor:
         handle = self._start()
-        return _Actor(handle, handle.ready.remote())
+        return _Actor(handle, handle.start.remote())
 
     def _free_actor(self) -> _Actor | None:
         """Return the actor that can take a chunk soonest; None if all are busy, or too much waits to be written."""
@@ -197,60 +218,85 @@ class ChunkRunner:
                 return
 
     def _started(self, actor: _Actor) -> None:
+        exceptions = self._ray.exceptions
         try:
-            self._ray.get(actor.starting)
-        except self._ray.exceptions.RayTaskError as error:  # the model cannot be opened: no worker can
+            actor.node, actor.starting = self._ray.get(actor.starting), None
+            self._failed_starts = 0
+        except exceptions.RayTaskError as error:  # the model cannot be opened: no worker can
             raise _cause(error) from None
-        except self._ray.exceptions.RayActorError:  # its machine is gone, or it ran out of memory
+        except exceptions.RayActorError as error:  # its machine is gone, or it ran out of memory
             self._failed_starts += 1
             if self._failed_starts > _MAX_FAILED_STARTS:
-                raise
+                reason = " ".join(str(error).split())
+                raise InputError(
+                    f"workers: expected processes that start, got {self._failed_starts} in a row that ended before "
+                    f"their model was loaded: {reason}"
+                ) from None
             self._actors[self._actors.index(actor)] = self._start_actor()
-            return
-        actor.starting = None
 
     def _processed(self, actor: _Actor) -> None:
-        """Take the result of the first chunk of an actor, or replace the actor if it died."""
+        """Take the result of the first chunk of an actor, or run the chunk again."""
         exceptions = self._ray.exceptions
         chunk, finished, results = actor.queue[0]
         try:
             self._ray.get(finished)
-        except exceptions.RayActorError:
-            self._replace(actor)
+        except exceptions.RayActorError as error:
+            self._replace(actor, lost=error.preempted or isinstance(error, exceptions.ActorUnavailableError))
             return
-        except (exceptions.ObjectLostError, exceptions.WorkerCrashedError, exceptions.NodeDiedError):
+        except exceptions.RayError as error:
+            cause = _cause(error)
             actor.queue.popleft()
-            self._again(chunk)
+            if isinstance(cause, exceptions.WorkerCrashedError | exceptions.OutOfMemoryError):  # while it was read
+                self._crash(chunk, node="")
+            elif isinstance(cause, exceptions.RayError) and not isinstance(cause, exceptions.RayTaskError):
+                self._lose(chunk)
+            else:
+                raise cause from None
             return
-        except exceptions.RayTaskError as error:
-            raise _cause(error) from None
         actor.queue.popleft()
-        if chunk.crashes >= MAX_CRASHES - 1 and len(chunk.items) == 1:
+        if len(chunk.crashed_on) >= MAX_CRASHES - 1 and len(chunk.items) == 1:
             self._single_results.append((chunk, results))
             if len(self._single_results) >= self._rows_per_shard:
                 self._write_singles()
         else:
             self._write_results([(chunk, results)])
 
-    def _replace(self, dead: _Actor) -> None:
-        """Start another actor. The chunk that was processed counts a crash; those behind it did not run."""
+    def _replace(self, dead: _Actor, *, lost: bool) -> None:
+        """Start another actor. The first chunk was being processed; those behind it did not run."""
+        self._ray.kill(dead.handle)  # one that cannot be reached may still run
         self._actors[self._actors.index(dead)] = self._start_actor()
         (chunk, _, _), *waiting = dead.queue
         self._pending.extendleft(reversed([one for one, _, _ in waiting]))
-        chunk.crashes += 1
-        if chunk.crashes >= MAX_CRASHES and len(chunk.items) == 1:
-            message = f"{chunk.items[0].name}: ended its worker process {chunk.crashes} times. It was set aside."
+        if lost or dead.node not in self._live_nodes():
+            self._lose(chunk)
+        else:
+            self._crash(chunk, dead.node)
+
+    def _crash(self, chunk: _Chunk, node: str) -> None:
+        """Count a crash of the worker that held a chunk; crashes on machines that are gone since do not count."""
+        live = self._live_nodes()
+        chunk.crashed_on = (*(one for one in chunk.crashed_on if one in live), node)
+        crashes = len(chunk.crashed_on)
+        if crashes >= MAX_CRASHES and len(chunk.items) == 1:
+            message = f"{chunk.items[0].name}: ended its worker process {crashes} times. It was set aside."
             self._single_results.append((chunk, self._ray.put(self._crashed(chunk.items[0], message))))
-        elif chunk.crashes == MAX_CRASHES - 1:
-            self._pending.extendleft(_Chunk((item,), chunk.crashes) for item in reversed(chunk.items))
+        elif crashes >= MAX_CRASHES - 1:
+            self._pending.extendleft(_Chunk((item,), chunk.crashed_on) for item in reversed(chunk.items))
         else:
             self._pending.appendleft(chunk)
 
-    def _again(self, chunk: _Chunk) -> None:
+    def _lose(self, chunk: _Chunk) -> None:
+        """Run a chunk again that was lost with a machine."""
         chunk.lost += 1
         if chunk.lost > _MAX_LOST:
-            raise RuntimeError(f"{chunk.items[0].name}: its results were lost {chunk.lost} times.")
+            raise InputError(
+                f"{chunk.items[0].name}: expected a result, got the end of {chunk.lost} machines that processed it or "
+                f"one of the {len(chunk.items) - 1} sources after it. Run the job again without them."
+            )
         self._pending.append(chunk)
+
+    def _live_nodes(self) -> set[str]:
+        return {"", *(node["NodeID"] for node in self._ray.nodes() if node["Alive"])}  # "": of a task, unknown
 
     # ------------------------------------------------------------------------------------------------ writing
 
@@ -267,15 +313,15 @@ class ChunkRunner:
         exceptions = self._ray.exceptions
         chunks = self._writing.pop(reference)
         try:
-            yield self._ray.get(reference)
-        except exceptions.RayTaskError as error:
-            if isinstance(cause := _cause(error), VitruvianError):
+            counts = self._ray.get(reference)
+        except exceptions.RayError as error:
+            cause = _cause(error)
+            if not isinstance(cause, exceptions.RayError) or isinstance(cause, exceptions.RayTaskError):
                 raise cause from None
-            for chunk in chunks:  # an input of the write task is gone
-                self._again(chunk)
-        except (exceptions.ObjectLostError, exceptions.WorkerCrashedError, exceptions.NodeDiedError):
-            for chunk in chunks:
-                self._again(chunk)
+            for chunk in chunks:  # the results are gone, or the process that wrote them
+                self._lose(chunk)
+        else:
+            yield counts
 
 
 def _cause(error: Any) -> BaseException:

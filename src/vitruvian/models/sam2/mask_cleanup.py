@@ -1,0 +1,26 @@
+"""Clean-up of predicted masks: small holes and islands, and overlap of objects."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitruvian.images.connected_components import fill_holes, remove_islands
+
+CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
+
+
+def fill_holes_and_remove_islands(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+    """Fill holes, then remove islands of up to this many pixels in bool masks [..., H, W]; 0 keeps them."""
+    if max_hole_area > 0:
+        masks = fill_holes(masks, max_hole_area)
+    return remove_islands(masks, max_sprinkle_area) if max_sprinkle_area > 0 else masks
+
+
+def without_overlap(logits: Tensor) -> Tensor:
+    """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10."""
+    if len(logits) == 1:
+        return logits
+    highest = logits.argmax(dim=0, keepdim=True)  # [1, K, H, W]
+    index = torch.arange(len(logits), device=logits.device)[:, None, None, None]
+    return torch.where(index == highest, logits, logits.clamp(max=-CORRECTED_LOGIT))

@@ -1,0 +1,118 @@
+"""The server as deployments of Ray Serve: replicas, state that one replica holds, an update without failed requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli_case import save_images
+from tests.unit.pipelines.case import parts_of
+
+pytest.importorskip("ray")
+pytest.importorskip("ray.serve", exc_type=ImportError)
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.serve.schema import ServeDeploySchema
+
+from vitruvian import pipeline
+from vitruvian.files import json_text
+from vitruvian.scale.ray_serve import Scaling, serve_config, start_on_serve
+from vitruvian.serving.auth import ApiKey
+from vitruvian.serving.settings import ServerLimits, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    options = {"num_cpus": 3, "object_store_memory": 80_000_000, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args=options)
+    ray.init(address=nodes.address, log_to_driver=False)
+    yield
+    serve.shutdown()
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def settings(root: Path, **changes: Any) -> Settings:
+    models = {}
+    for task in ("pose", "segment"):
+        models[task] = str(root / task)
+        if not (root / task).exists():
+            model, processor = parts_of(task)
+            model.save_pretrained(root / task)
+            processor.save_pretrained(root / task)
+    return Settings(models=models, data=root / "data", device="cpu", **changes)
+
+
+def test_the_configuration_is_one_of_ray_serve(tmp_path: Path) -> None:
+    keys = (ApiKey("someone", "0" * 64),)
+    given = settings(
+        tmp_path, host="0.0.0.0", keys=keys, limits=ServerLimits(queue=9), cors_origins=("https://a.example",)
+    )
+    config = serve_config(given, Scaling(min_replicas=1, max_replicas=4, gpus=0.5))
+    schema = ServeDeploySchema.model_validate(json.loads(json.dumps(config)))
+    assert [one.route_prefix for one in schema.applications] == ["/", "/v1/images", "/v1/jobs"]
+    tasks = config["applications"][0]
+    assert tasks["args"]["settings"]["limits"] == {"queue": 9}
+    assert tasks["deployments"][0]["autoscaling_config"] == {
+        "min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8.0
+    }  # fmt: skip
+    assert [one["deployments"][0].get("num_replicas") for one in config["applications"]] == [None, 1, 1]
+
+
+def test_replicas_state_and_an_update(cluster: None, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (image,) = save_images(tmp_path / "in", 1)
+
+    def call(path: str, body: bytes | None = None, kind: str = "image/jpeg") -> Any:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body, headers={"Content-Type": kind})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    start_on_serve(settings(tmp_path, port=port), Scaling(min_replicas=2, max_replicas=2))
+    expected = pipeline("pose", str(tmp_path / "pose"), device="cpu", detect="whole")(str(image)).to_dict()
+    answer = call("/v1/pose?detect=whole", image.read_bytes())
+    assert answer | {"source": ""} == json.loads(json_text(expected)) | {"source": ""}
+    stored = call("/v1/images", image.read_bytes())["id"]
+    for _ in range(4):  # each reaches the replica that has the image
+        prompt = json.dumps({"points": [[9, 7]]}).encode()
+        assert call(f"/v1/images/{stored}/segment", prompt, "application/json")["task"] == "segment"
+    job = call("/v1/jobs?task=pose&detect=whole&name=a.jpg", image.read_bytes())
+    assert [one["id"] for one in call("/v1/jobs")["jobs"]] == [job["id"]]
+
+    failures: list[Exception] = []
+    answered, updated = 0, threading.Event()
+
+    def ask() -> None:
+        nonlocal answered
+        while not updated.is_set():
+            try:
+                call("/v1/pose?detect=whole", image.read_bytes())
+                answered += 1
+            except Exception as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    start_on_serve(settings(tmp_path, port=port, limits=ServerLimits(queue=9)), Scaling(min_replicas=2, max_replicas=2))
+    updated.set()
+    thread.join()
+    assert not failures
+    assert answered
+    assert call("/v1/models")["limits"]["queue"] == 9
+    assert [one["id"] for one in call("/v1/jobs")["jobs"]] == [job["id"]]  # on the disk
