@@ -97,7 +97,8 @@ def test_every_kind_of_answer(task: str, client: Client) -> None:
     for kind in kinds_of(task):
         answer = client.post(f"/v1/{task}", IMAGE, **OPTIONS.get(task, {}), **{"as": kind})
         if kind == "glb":  # all points of the tiny model are beside depth edges; some triangles between them are not
-            assert (answer.status, answer.error["expected"]) == (422, "at least one point")
+            assert answer.status == 422
+            assert "at least one point" in answer.error["message"]
             continue
         assert answer.status == 200, (kind, answer.body)
         assert answer.body.startswith(SIGNATURES[kind]), kind
