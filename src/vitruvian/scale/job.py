@@ -19,7 +19,6 @@ from vitruvian.files.locks import OutputLock
 from vitruvian.files.output_paths import PathPattern
 from vitruvian.hub import BUILTIN
 from vitruvian.limits import get_limits
-from vitruvian.pipelines import pipeline_class
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
@@ -28,6 +27,7 @@ from vitruvian.scale.shard_stage import crashed_table, write_counted
 from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names
 from vitruvian.scale.sources import SourceItem, list_sources, read_sources
 from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, RunnerSpec, default_kinds
+from vitruvian.tasks import find_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,7 +204,7 @@ def _with_outputs(items: Iterable[SourceItem], paths: PathPattern) -> Iterator[S
 
 
 def _spec_digest(spec: PipelineSpec, files: Sequence[str] | str) -> str:
-    detects = issubclass(pipeline_class(spec.task).options_class, PeopleOptions)
+    detects = issubclass(find_task(spec.task).options_class(), PeopleOptions)
     return settings_digest(
         spec.task,
         spec.model,
