@@ -356,6 +356,8 @@ class PointmapOptions(MaskedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.fov is not None and not isinstance(self.fov, int | float):
+            raise InputError(f"fov: expected degrees, got {self.fov!r:.80}.")
         if self.K is not None and self.fov is not None:
             raise InputError("K and fov: cannot be combined. Drop one of them.")
 

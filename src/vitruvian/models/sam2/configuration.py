@@ -265,7 +265,7 @@ class Sam2PromptEncoderConfig(_Sam2PartConfig):
                 f"got {self.hidden_size} and {self.mask_input_channels}."
             )
         if any(
-            size < patch or size % patch
+            patch < 1 or size < patch or size % patch
             for size, patch in zip(as_hw(self.image_size), as_hw(self.patch_size), strict=True)
         ):
             raise ConfigError(f"image_size: expected multiples of patch_size {self.patch_size}, got {self.image_size}.")

@@ -189,7 +189,7 @@ class Sapiens2Config(BackboneConfig):
     layerscale_value: float = 1.0
     drop_path_rate: float = 0.0
     use_gated_mlp: bool = True
-    num_register_tokens: int = 8
+    num_register_tokens: int = bounded(8, ge=0)
     pos_embed_shift: float | None = None
     pos_embed_jitter: float | None = None
     pos_embed_rescale: float | None = 2.0
