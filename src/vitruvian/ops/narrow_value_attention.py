@@ -34,7 +34,8 @@ def narrow_value_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: s
             return _narrow_value_attention_triton(q, k, v)
         if use_cpu("narrow_value_attention", q, k, v):
             return _narrow_value_attention_cpu(q, k, v)
-    return attention(q[:, None], k[:, None], v[:, None], implementation=implementation)[0][:, 0]
+    # Queries that objects share have no stride over them, which cuDNN does not accept.
+    return attention(q.contiguous()[:, None], k[:, None], v[:, None], implementation=implementation)[0][:, 0]
 
 
 def _narrow_value_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

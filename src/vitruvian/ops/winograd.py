@@ -294,7 +294,7 @@ def _bytes_at_a_time(weight_bytes: int, batch: int) -> int:
 
 
 def _rows_at_a_time(rows: int, columns: int, *, max_rows: int) -> int:
-    """Split rows of tiles evenly into about `most` each; if that changes little, into whole blocks of products."""
+    """Split rows of tiles evenly into about `max_rows` each; if that changes little, into whole blocks of products."""
     even = -(-rows // -(-rows // max_rows))
     block = _BLOCK_ROWS // math.gcd(columns, _BLOCK_ROWS)
     return min(rows, -(-even // block) * block) if 2 * block <= even else even

@@ -118,12 +118,12 @@ def test_large_values_stay_finite(version: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "most"), [(256, 48, 27), (512, 96, 24), (64, 12, 43), (172, 33, 59), (7, 5, 1)]
+    ("rows", "columns", "max_rows"), [(256, 48, 27), (512, 96, 24), (64, 12, 43), (172, 33, 59), (7, 5, 1)]
 )
-def test_rows_at_a_time(rows: int, columns: int, most: int) -> None:
-    step = winograd._rows_at_a_time(rows, columns, most=most)
-    assert 1 <= step <= min(rows, 1.5 * most)
-    assert -(-rows // step) <= -(-rows // most)
+def test_rows_at_a_time(rows: int, columns: int, max_rows: int) -> None:
+    step = winograd._rows_at_a_time(rows, columns, max_rows=max_rows)
+    assert 1 <= step <= min(rows, 1.5 * max_rows)
+    assert -(-rows // step) <= -(-rows // max_rows)
     if columns in (48, 96):
         assert step * columns % 128 == 0
 
