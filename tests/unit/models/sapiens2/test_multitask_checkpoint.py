@@ -266,7 +266,7 @@ class TestBuiltin:
     def test_an_installation_without(self, opener: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path)
         assert not hub.has_builtin()
-        with pytest.raises(CheckpointError, match=r"builtin: .*has none\. Install"):
+        with pytest.raises(CheckpointError, match=r"builtin: .*has no built-in model\. Install"):
             getattr(auto, opener).from_pretrained("builtin")
 
     def test_a_task_that_it_lacks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
