@@ -34,7 +34,7 @@ class VideoInfo(BaseModel):
     expires_in: int = Field(description="Seconds without use after which it is removed.")
 
 
-class PromptOptions(TrackPromptFields, TaskOptions):
+class FramePromptRequest(TrackPromptFields, TaskOptions):
     """A prompt of an object in a frame. It replaces those that the object had in the frame."""
 
     def segment_options(self) -> TaskOptions:
@@ -108,7 +108,7 @@ def add_videos(app: FastAPI, service: Service) -> None:
         video = videos.get(video_id, request.state.owner)
         fields = await read_options(request)
         kind = choose_kind("segment", accept=request.headers.get("accept"), asked=fields.pop("as", None))
-        given = PromptOptions.read(fields)
+        given = FramePromptRequest.read(fields)
         body = await service.segment_frame(request, video, given.frame, given.segment_options(), kind)
         service.add_prompt(video, given)
         return file_response(body, kind, f"{video.name}_{given.frame}.jpg", "segment")
