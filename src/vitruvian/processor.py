@@ -79,6 +79,15 @@ class ImageOptions(TypedDict, total=False):
     do_convert_rgb: bool | None
 
 
+class CropOptions(ImageOptions, total=False):
+    """Options of processors that also crop, pad and read label maps."""
+
+    do_pad: bool | None
+    do_center_crop: bool | None
+    crop_size: SizeOption | None
+    do_reduce_labels: bool | None
+
+
 @config_dataclass
 class ImageProcessor(ConfigBase):
     """Options that all image processors share.

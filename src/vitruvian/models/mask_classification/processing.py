@@ -55,8 +55,8 @@ from vitruvian.models.mask_classification.segments import (
 from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
+    CropOptions,
     ImageInput,
-    ImageOptions,
     ImageProcessor,
     SizeOption,
     as_list,
@@ -76,16 +76,12 @@ Array = Tensor | npt.NDArray[np.generic]
 _DEFAULT_LONGEST_EDGE = 1333
 
 
-class MaskImageOptions(ImageOptions, total=False):
+class MaskImageOptions(CropOptions, total=False):
     """Options that a call of `MaskClassificationImageProcessor.preprocess` may override."""
 
     size_divisor: int | None
-    do_center_crop: bool | None
-    crop_size: SizeOption | None
     ignore_index: int | None
-    do_reduce_labels: bool | None
     num_labels: int | None
-    do_pad: bool | None
     pad_size: SizeOption | None
 
 

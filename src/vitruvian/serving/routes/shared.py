@@ -35,6 +35,13 @@ def file_response(body: bytes, kind: str, name: str, task: str) -> Response:
     return Response(body, media_type=MEDIA_TYPES[kind], headers=headers)
 
 
+def file_request(kind: str) -> dict[str, Any]:
+    """Return the OpenAPI description of a request with a file: an "image" or a "video", as the body or in a form."""
+    form = {"schema": {"type": "object", "properties": {kind: BINARY}}}
+    content = {f"{kind}/*": {"schema": BINARY}, "multipart/form-data": form}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def task_answer(task: str) -> dict[str, Any]:
     """Return the OpenAPI description of an answer."""
     others = dict.fromkeys(MEDIA_TYPES[kind] for kind in kinds_of(task) if kind != "json")
