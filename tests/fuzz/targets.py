@@ -395,7 +395,7 @@ def tables(folder: Path) -> list[Seed]:
 def _read_boxes(path: Path) -> None:
     detector = BoxesFile(path, threshold=0.1)
     for source, frame in (("x/a.jpg", None), ("clip.mp4", 3), ("000000000139.jpg", None)):
-        detector.find_in(sample_image(), source=source, frame=frame)
+        detector.detect_in(sample_image(), source=source, frame=frame)
     detector.detect(sample_image())
 
 
@@ -686,7 +686,12 @@ def _query(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = path.read_bytes().decode("latin-1")
     values = values if isinstance(values, dict) else {"points": values}
-    return {name.encode("utf-8", "replace").decode(): value for name, value in values.items()}
+    return {_encodable(name): _encodable(value) for name, value in values.items()}
+
+
+def _encodable(value: Any) -> Any:
+    """Replace surrogates, which a URL cannot have."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _check(answer: Any) -> None:

@@ -82,7 +82,7 @@ def test_boxes_are_the_same_in_every_format(table: dict[str, list[tuple[float, .
             assume((wanted[:, 2:] > wanted[:, :2]).all())
             for path in paths:
                 np.testing.assert_array_equal(
-                    BoxesFile(path).find_in(image, source=f"in/{name}", frame=None).boxes_xyxy, wanted
+                    BoxesFile(path).detect_in(image, source=f"in/{name}", frame=None).boxes_xyxy, wanted
                 )
 
 
@@ -105,7 +105,7 @@ def test_any_json_gives_boxes_or_an_error(table: Any) -> None:
         path = Path(folder, "boxes.json")
         path.write_text(json.dumps(table))
         try:
-            people = BoxesFile(path).find_in(np.zeros((8, 8, 3), np.uint8), source="a.jpg", frame=0)
+            people = BoxesFile(path).detect_in(np.zeros((8, 8, 3), np.uint8), source="a.jpg", frame=0)
         except VitruvianError:
             return
         assert np.isfinite(people.boxes_xyxy).all()

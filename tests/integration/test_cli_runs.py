@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, save_images, truncate_file
@@ -191,6 +192,7 @@ def test_what_is_wrong_with_a_command(
 
 def test_what_is_wrong_with_a_image_is_said_of_options_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_images(tmp_path / "in", 1)
+    Image.new("RGB", (56, 40)).save(tmp_path / "in" / "000.jpg")  # without anyone
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--boxes", "1,2,30,20", "--boxes", "5,5,5,9") == 1
     assert "000.jpg: --boxes number 2: expected x1, y1, x2, y2" in capsys.readouterr().err
     strict = ("--detect", "builtin", "--on-empty", "error", "--json")

@@ -79,9 +79,12 @@ def test_a_task_answers_as_its_pipeline_and_its_schema(task: str, client: Client
         return
     pipe = pipeline(task, checkpoints / MODELS[task])
     expected = json.loads(json.dumps(pipe.run(IMAGE).to_dict()))
+    found = answer.json
+    for values in (found, expected):  # the note says how the detector was chosen: by the server, or by default
+        values["people"] = {**(values.get("people") or {}), "note": None}
     for name, value in expected.items():
         if name not in ("source", "model"):
-            assert _close(answer.json[name], value), name
+            assert _close(found[name], value), name
 
 
 def _close(first: Any, second: Any) -> bool:
@@ -197,6 +200,7 @@ def test_requests_at_the_same_time_share_batches(client: Client) -> None:
 
 
 def test_metrics(client: Client) -> None:
+    assert client.post("/v1/embed", IMAGE).status == 200
     text = client.get("/metrics").body.decode()
     for name in (
         "vitruvian_requests_total",

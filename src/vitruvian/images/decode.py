@@ -134,7 +134,7 @@ def _decoder_bytes(image: Image.Image) -> int:
     """Return the bytes that a pixel takes while it is decoded, with Pillow's image."""
     channels = len(image.getbands())
     if image.format in ("JPEG", "MPO"):
-        return 4 + 2 * channels  # coefficients of 16 bits, if it is progressive
+        return 4 + 2 * channels if image.info.get("progressive") else 0  # coefficients of 16 bits
     if image.format == "JPEG2000":
         return 5 + 5 * channels  # 32 bits a channel
     return _FORMAT_BYTES.get(image.format or "", 0)

@@ -70,7 +70,7 @@ def test_limits_of_uploads(models: dict[str, str], tmp_path: Path) -> None:
             answer = client.post("/v1/embed", body, headers=headers)  # type: ignore[arg-type]
             assert (answer.status, answer.error["expected"]) == (413, "at most 5,000 bytes")
         answer = client.post("/v1/embed", jpeg(size_hw=(60, 60)))
-        assert (answer.status, answer.error["expected"]) == (413, "at most 2,700 pixels in JPEG")
+        assert (answer.status, answer.error["expected"]) == (413, "at most 3,000 pixels")
         answer = client.post("/v1/segment", IMAGE, points=[[1, 1], [2, 2], [3, 3]])
         assert (answer.status, answer.error["got"]) == (413, "3")
         connection = client.connect()

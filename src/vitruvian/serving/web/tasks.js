@@ -60,7 +60,7 @@ function countLabels(labels) {
 
 /** @param {Response} response */
 async function readParts(response) {
-  const { arrays: { labels, colours: colors, score }, info } = await readNpz(await response.arrayBuffer());
+  const { arrays: { labels, colors, score }, info } = await readNpz(await response.arrayBuffer());
   const [height, width] = labels.shape;
   const items = [...countLabels(labels.data)].filter(([id]) => id !== 0).map(([id, area]) => ({
     id,
