@@ -125,7 +125,7 @@ class ConfigBase:
     def from_dict(cls, values: Mapping[str, Any], **overrides: Any) -> Self:
         """Build from a JSON object; unknown keys are kept, `overrides` must be known fields.
 
-        With `return_unused_kwargs`, the result is a pair: this, and the overrides that are no fields.
+        With `return_unused_kwargs`, the result is a pair: this, and the overrides that are not fields.
         """
         split = overrides.pop("return_unused_kwargs", False)
         known = {field.name for field in dataclasses.fields(cls) if field.init}
@@ -179,7 +179,7 @@ class ConfigBase:
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | Path, **keywords: Any
     ) -> tuple[JsonObject, dict[str, Any]]:
-        """Return the JSON object of a checkpoint as it is, and the keywords that are no options of the Hub."""
+        """Return the JSON object of a checkpoint as it is, and the keywords that are not options of the Hub."""
         options, others = split_hub_options(keywords)
         source = pretrained_model_name_or_path
         return read_json_object(json_file(source) or require_file(source, cls.file_name, options)), others
@@ -444,7 +444,7 @@ def read_config_dict(source: str | Path, options: HubOptions, file_name: str = C
 
 
 def _check_size(value: object, limit: str, subject: str) -> None:
-    """Raise `ConfigError` for a integer, a length of a table or a number in it that is above a limit."""
+    """Raise `ConfigError` for an integer, the length of a table, or a number in a table that is above a limit."""
     if isinstance(value, int):
         get_limits().check(limit, value, subject=subject, error=ConfigError)
     elif isinstance(value, Mapping | list | tuple):

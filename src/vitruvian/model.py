@@ -37,7 +37,7 @@ from vitruvian.layers.init import no_init_weights
 from vitruvian.loading import check_quantization, compute_buffers, init_missing, load_weights, quantize
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.dispatch import is_wrapped
-from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
 from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
@@ -512,7 +512,7 @@ class Model(AdapterMixin, TransformersMixin):
 
     # ------------------------------------------------------------------ flags and outputs of `forward`
 
-    def output_flags(self, **options: Unpack[OutputOptions]) -> OutputFlags:
+    def output_flags(self, **options: Unpack[OutputKwargs]) -> OutputFlags:
         """Return the flags of a call, with those of the configuration where the call leaves them out."""
         return OutputFlags(
             hidden_states=self.resolve_flag("output_hidden_states", options.get("output_hidden_states")),

@@ -139,7 +139,7 @@ class SemanticSegmenterOutput(ModelOutput):
     attentions: tuple[Tensor, ...] | None = None
 
 
-class OutputOptions(TypedDict, total=False):
+class OutputKwargs(TypedDict, total=False):
     """Keyword arguments of every `forward`. One that is None or absent follows the configuration.
 
     Attributes:
@@ -154,13 +154,13 @@ class OutputOptions(TypedDict, total=False):
 
 
 class OutputFlags(NamedTuple):
-    """`OutputOptions` of a call after the defaults of the configuration; see `Model.output_flags`."""
+    """`OutputKwargs` of a call after the defaults of the configuration; see `Model.output_flags`."""
 
     hidden_states: bool
     attentions: bool
     return_dict: bool
 
-    def for_inner(self) -> OutputOptions:
+    def for_inner(self) -> OutputKwargs:
         """Return the options with which one model calls another inside it."""
         return {"output_hidden_states": self.hidden_states, "output_attentions": self.attentions, "return_dict": True}
 

@@ -33,6 +33,7 @@ from vitruvian.images import (
 from vitruvian.images.data_format import as_tensor, channels_first, in_data_format, is_channels_last, size_of
 from vitruvian.json_files import JsonObject
 from vitruvian.limits import get_limits
+from vitruvian.ops.pixel_normalization import IMAGENET_MEAN, IMAGENET_STD
 from vitruvian.outputs import BatchFeature
 
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
@@ -42,8 +43,6 @@ ImageInput = Any  # an image or a list of images: PIL, NumPy [H, W, C] or [C, H,
 
 ArrayT = TypeVar("ArrayT", Tensor, NDArray[Any])
 
-_IMAGENET_MEAN = [0.485, 0.456, 0.406]
-_IMAGENET_STD = [0.229, 0.224, 0.225]
 # Keywords of `from_pretrained` in transformers that have no effect here: there is one implementation, and code of a
 # checkpoint is never run.
 _NO_EFFECT = frozenset({"backend", "trust_remote_code", "use_fast"})
@@ -80,6 +79,15 @@ class ImageOptions(TypedDict, total=False):
     do_convert_rgb: bool | None
 
 
+class CropOptions(ImageOptions, total=False):
+    """Options of processors that also crop, pad and read label maps."""
+
+    do_pad: bool | None
+    do_center_crop: bool | None
+    crop_size: SizeOption | None
+    do_reduce_labels: bool | None
+
+
 @config_dataclass
 class ImageProcessor(ConfigBase):
     """Options that all image processors share.
@@ -110,8 +118,8 @@ class ImageProcessor(ConfigBase):
     do_rescale: bool | None = True
     rescale_factor: float = 1 / 255
     do_normalize: bool | None = True
-    image_mean: list[float] | float = dataclasses.field(default_factory=lambda: list(_IMAGENET_MEAN))
-    image_std: list[float] | float = dataclasses.field(default_factory=lambda: list(_IMAGENET_STD))
+    image_mean: list[float] | float = dataclasses.field(default_factory=lambda: list(IMAGENET_MEAN))
+    image_std: list[float] | float = dataclasses.field(default_factory=lambda: list(IMAGENET_STD))
     do_convert_rgb: bool | None = None
 
     def __post_init__(self) -> None:

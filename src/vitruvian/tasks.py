@@ -54,6 +54,11 @@ class Task:
         """Whether the task can be run; others are only trained."""
         return self.result is not None
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether the task runs on images; others run on videos only."""
+        return bool(self.image_files)
+
     def pipeline_class(self) -> Any:
         """Import the class of its pipeline: `NamePipeline` in `vitruvian.pipelines.tasks.name`."""
         if not self.has_pipeline:

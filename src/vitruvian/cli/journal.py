@@ -86,7 +86,7 @@ class _Entry:
 
 
 def has_journal(folder: Path) -> bool:
-    """Whether results were written into a folder."""
+    """Return whether results were written into a folder."""
     return (folder / JOURNAL).is_file() or (folder / _WORKERS).is_dir()
 
 

@@ -31,7 +31,7 @@ _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".o
 
 def _save_formats(task: Task) -> tuple[str, ...]:
     """Return everything that `--save` takes for a task; for videos there is always json."""
-    of_objects = () if task.image_files else (VIDEO_DATASET, CROPS)
+    of_objects = () if task.takes_images else (VIDEO_DATASET, CROPS)
     return tuple(dict.fromkeys((*task.image_formats(), *VIDEO_FORMATS, "json", *of_objects)))
 
 
@@ -100,7 +100,7 @@ def _plot_format(task: Task, out: Path) -> str | None:
     """
     suffix = out.suffix.lower()
     advice = task.result_class().refused_extensions.get(suffix, "")
-    if suffix in PLOT_EXTENSIONS and task.image_files and not advice:
+    if suffix in PLOT_EXTENSIONS and task.takes_images and not advice:
         return "plot" if suffix == ".png" else "plot.jpg"
     if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES | _FILE_SUFFIXES:
         known = ", ".join(f".{other}" for other in _save_formats(task) if other not in PLOTS)
@@ -138,7 +138,7 @@ class OutputPlan:
     @property
     def sequences_are_videos(self) -> bool:
         """Whether numbered images give one result: where a video is to be written, or the task is for videos."""
-        return not self.task.image_files or self._formats.names_video or self._file_format in VIDEO_FORMATS
+        return not self.task.takes_images or self._formats.names_video or self._file_format in VIDEO_FORMATS
 
     @property
     def image_formats(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ _ITEM = re.compile(r"(\w+)\[(\d+)\]")  # boxes[0]
 
 
 def printable(text: str) -> str:
-    """Return a text that any terminal takes, on one line: bytes that are no UTF-8 are escaped, controls replaced."""
+    """Return a text that any terminal takes, on one line: bytes that are not UTF-8 are escaped, controls replaced."""
     one_line = replace_control_characters(re.sub(r"[\t\n\r]+", " ", text))
     return one_line.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -61,7 +61,7 @@ def _option(argument: str, names: Mapping[str, str]) -> str:
 
 
 def json_line(values: object, *, indent: int | None = None) -> str:
-    """Return JSON that any output takes; bytes of names that are no UTF-8 are escaped, and what terminals interpret."""
+    """Return JSON that any output takes; bytes that are not UTF-8 are escaped, and what terminals interpret."""
     text = json.dumps(values, ensure_ascii=False, indent=indent, default=str)
     text = re.sub("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda found: f"\\u{ord(found[0]):04x}", text)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -73,7 +73,7 @@ def _check(command: TaskCommand, sources: Sequence[str], addresses: Sequence[str
         raise InputError("--ray and --coco: expected one of them, got both. Collect the JSON files afterwards.")
     if getattr(command, "then", None):
         raise InputError("--ray and --then: expected one of them, got both. Run the other commands afterwards.")
-    if command.split_seconds is not None and (isinstance(command, PeopleGroup) or not command.task.image_files):
+    if command.split_seconds is not None and (isinstance(command, PeopleGroup) or not command.task.takes_images):
         raise InputError(
             f"--split-seconds: expected a task without tracking, such as semantic, got {command.name}: what it tracks "
             "through a video would start anew in each part. Leave it out."
@@ -84,10 +84,10 @@ def _check(command: TaskCommand, sources: Sequence[str], addresses: Sequence[str
 
 
 def _wants_shards(command: TaskCommand) -> bool:
-    """Whether results go into shards: as the option says, or where there are many sources."""
+    """Return whether results go into shards: as the option says, or where there are many sources."""
     if command.shards is not None:
         return command.shards != "none"
-    if not command.task.image_files:
+    if not command.task.takes_images:
         return False
     if any(needs_shards(text) for text in (*command.sources, command.out or "")):
         return True
@@ -330,7 +330,7 @@ def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> 
 
 
 def _chunks(inputs: Sequence[Input], workers: int, *, split: bool) -> Iterator[Sequence[Input | _VideoStep]]:
-    """Divide inputs: images by the dozen, videos one by one."""
+    """Divide inputs: images in chunks of up to 64, videos one by one."""
     images = [item for item in inputs if item.kind == "image"]
     size = min(_MAX_CHUNK, math.ceil(len(images) / (_CHUNKS_PER_WORKER * workers)))
     for item in inputs:  # videos first: they take longest

@@ -248,7 +248,7 @@ class TaskRun:
         """Plan the files of an input, and return "new" or "changed"; raise what speaks against processing it."""
         if item.error is not None:
             raise item.error
-        if item.kind in ("image", "stdin") and not self.command.task.image_files:
+        if item.kind in ("image", "stdin") and not self.command.task.takes_images:
             raise InputError(f"{item.name}: expected a video or a camera for {self.command.name}, got an image.")
         if self.plan.stdout_format is not None:
             return "new"
@@ -316,7 +316,7 @@ class TaskRun:
             self._locks.pop(item.identity)[0].release()
 
     def _compare_with_disk(self) -> None:
-        """RunReport results that this pass has written and that are missing or changed since."""
+        """Report results that this pass has written and that are missing or changed since."""
         for item, sizes in self._written.values():
             wrong = [str(path) for path, size in sizes.items() if size_on_disk(path) != size]
             if wrong:

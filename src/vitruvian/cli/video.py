@@ -59,7 +59,7 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool, join:
 
 
 def _restarts(command: TaskCommand, files: Mapping[str, Path]) -> bool:
-    """Whether a video is processed from its first frame on, rather than resumed."""
+    """Return whether a video is processed from its first frame on, rather than resumed."""
     return command.overwrite or not any(segments_path(path).is_dir() for path in result_paths(files))
 
 

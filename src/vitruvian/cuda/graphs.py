@@ -113,13 +113,16 @@ class GraphCache:
             self._pool = None
 
     def __call__(self, function: Callable[..., R], args: tuple[object, ...], kwargs: dict[str, object]) -> R:
-        """Run a call, captured on its first use; results are copies that later calls do not overwrite."""
+        """Replay the graph of a call, which is captured first where that is due (see `calls_before`).
+
+        Results are copies that later calls do not overwrite.
+        """
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (function.__qualname__, str(structure), tuple(_describe(leaf) for leaf in leaves))
         with self._lock:
             call = self.captured.get(key)
-            if call is None and not self._is_too_early(key):
+            if call is None and not self._defer_capture(key):
                 call = self._capture(key, function, leaves, structure)
             if call is None:
                 return function(*args, **kwargs)
@@ -132,8 +135,8 @@ class GraphCache:
         result: R = pytree.tree_unflatten(outputs, call.structure)
         return result
 
-    def _is_too_early(self, key: Key) -> bool:
-        """Count a call without a graph; return whether `calls_before` such calls are not reached yet."""
+    def _defer_capture(self, key: Key) -> bool:
+        """Count a call; return whether to run it without a graph: its first `calls_before` calls."""
         if len(self._calls) >= _MAX_COUNTED:
             self._calls.clear()
         self._calls[key] += 1

@@ -1,4 +1,4 @@
-"""Export to ONNX and int8, and engines that run exported models like the torch models.
+"""Export to ONNX and int8, and runtimes that run exported models like the torch models.
 
     model ─▶ export_onnx ─▶ folder ─▶ OnnxModel or OpenVinoModel ─▶ outputs as from the model
                                └─▶ quantize_int8 ─▶ folder ─▶ OpenVinoModel

@@ -1,4 +1,4 @@
-"""Exported models: the files of a folder, the engines that run them, and pipelines.
+"""Exported models: the files of a folder, the runtimes that run them, and pipelines.
 
     model.onnx (and model.onnx.data where it is large), or model.xml and model.bin for OpenVINO
     config.json      the model's configuration
@@ -230,7 +230,7 @@ class ExportedModel:
         return [np.concatenate(parts) for parts in zip(*runs, strict=True)]
 
     def _run(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run the engine; outputs are in the order of the signature."""
+        """Run the model; outputs are in the order of the signature."""
         raise NotImplementedError
 
 
@@ -264,7 +264,7 @@ class OnnxModel(ExportedModel):
 
 
 class OpenVinoModel(ExportedModel):
-    """An exported model in OpenVINO: the fastest engine on CPUs, and the one for int8.
+    """An exported model in OpenVINO: the fastest runtime on CPUs, and the one for int8.
 
     Args:
         folder: What `export_onnx` or `quantize_int8` wrote.

@@ -25,7 +25,7 @@ def settings_digest(
     options: Mapping[str, object],
     facts: object = None,
 ) -> str:
-    """Return a short text that differs where results would.
+    """Return a digest of everything that results depend on.
 
     Args:
         task: Name of the task.

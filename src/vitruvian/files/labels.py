@@ -25,7 +25,7 @@ from vitruvian.images.rle import decode_rle
 from vitruvian.json_files import JsonObject, json_text
 
 _YOLO_VISIBLE = 2
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are no UTF-8
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are not UTF-8
 
 
 def yolo_pose_lines(

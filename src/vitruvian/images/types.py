@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 RgbImage = NDArray[np.uint8]  # [H, W, 3]
 SizeHW = tuple[int, int]  # height and width in pixels
-FloatArray = NDArray[np.float32]
 DoubleArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]

@@ -13,6 +13,8 @@ from vitruvian.errors import InputError
 from vitruvian.tensor_cache import cached_tensors
 
 ChannelValues = float | Sequence[float] | Tensor
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def rescale_and_normalize(

@@ -26,7 +26,7 @@ def import_pyarrow() -> Any:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path has a scheme, such as ``s3://``, other than ``file://``."""
+    """Return whether a path has a scheme, such as ``s3://``, other than ``file://``."""
     match = _SCHEME.match(path)
     return match is not None and match[1].lower() != "file"
 

@@ -243,7 +243,7 @@ def not_done(
 
 
 def divide(items: Iterator[SourceItem], size: int | None, workers: int) -> Iterator[tuple[SourceItem, ...]]:
-    """Divide sources into chunks, small ones first, so that all workers start at once and few files are written."""
+    """Divide sources into chunks, small ones first, so that all workers start early and few files are written."""
     current = size or DEFAULT_CHUNK
     for number in itertools.count(1):
         chunk = tuple(itertools.islice(items, current))

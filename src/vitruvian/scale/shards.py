@@ -39,7 +39,7 @@ _INDEX_COLUMNS = ("source", "source_size", "source_mtime_ns", "status")
 
 
 def source_key(name: str) -> int:
-    """Return 64 bits that identify a source, by the name that its row has: bytes that are no UTF-8 are escaped."""
+    """Return 64 bits that identify a source, by the name that its row has: bytes that are not UTF-8 are escaped."""
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "little")
 
 

@@ -125,7 +125,7 @@ def _address_item(text: str) -> SourceItem:
 
 
 def _is_url(text: str) -> bool:
-    """Whether a text is the URL of an image rather than a file on a remote file system."""
+    """Return whether a text is the URL of an image rather than a file on a remote file system."""
     if not is_remote(text):
         return False
     from vitruvian.images.download import is_url  # with torch
@@ -155,7 +155,7 @@ def _list_glob(pattern: str, column: str | None, *, ordered: bool) -> Iterator[S
 
 
 def needs_shards(text: str) -> bool:
-    """Whether a source names images that have no file of their own, or that are on a remote file system."""
+    """Return whether a source names images that have no file of their own, or that are on a remote file system."""
     suffix = PurePosixPath(text).suffix.lower()
     return suffix in _LIST_SUFFIXES or _is_container(text) or (is_remote(text) and not _is_url(text))
 

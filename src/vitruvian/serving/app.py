@@ -13,8 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from vitruvian.errors import VitruvianError
-from vitruvian.serving.errors import RequestError, error_response, status_of
-from vitruvian.serving.middleware import Gate
+from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, error_response, status_of
+from vitruvian.serving.middleware import AccessMiddleware
 from vitruvian.serving.page import add_page
 from vitruvian.serving.routes.images import add_images
 from vitruvian.serving.routes.jobs import add_jobs
@@ -60,7 +60,7 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
     add_tasks(app, service)
     for kind in (VitruvianError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
-    app.add_middleware(Gate, settings=settings, metrics=service.metrics)
+    app.add_middleware(AccessMiddleware, settings=settings, metrics=service.metrics)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -79,7 +79,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         parts = {"subject": "request", "expected": text, "got": got, "hint": "See /openapi.json."}
         error = RequestError(error.status_code, headers=dict(error.headers or {}), **parts)
     elif isinstance(error, ClientDisconnect):
-        error = RequestError(499, subject="client", expected="the whole request", got="a part of it")
+        error = RequestError(CLIENT_CLOSED_REQUEST, subject="client", expected="the whole request", got="a part of it")
     elif status_of(error) == 500:
         _log.error("%s %s", request.method, request.url.path, exc_info=error)
     return error_response(error)

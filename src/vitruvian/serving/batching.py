@@ -5,8 +5,8 @@
 
 Each request has the options of its own call. The engine runs one task, `_SharedSteps`, which passes each step on to the
 call of the image; inputs of calls with the same `forward` go through the model together. An error is the answer to
-its image alone. A request that is cancelled, since its client has gone or its time is up, leaves the queue at once; an
-image that is in the engine already is finished and dropped. `close` drains the queue.
+its image alone. A request that is cancelled, since its client has gone or its time is up, leaves the queue immediately;
+an image that is in the engine already is finished and dropped. `close` drains the queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vitruvian.serving.errors import RequestError, too_many
 from vitruvian.serving.metrics import Metrics
 
 AnswerT = TypeVar("AnswerT")
-State = Literal["loading", "ready", "failed", "closed"]
+QueueState = Literal["loading", "ready", "failed", "closed"]
 _log = logging.getLogger("vitruvian.serving")
 _RECENT = 64  # answers from which the rate is estimated
 _MAX_RETRY_SECONDS = 60
@@ -90,7 +90,7 @@ class _RequestFrame(Frame):
 
 
 class _InputOfCall(NamedTuple):
-    """`extra` of an input: the call that it is of, and the `extra` that this call gave it."""
+    """`extra` of an input: the call that made it, and the `extra` of that call."""
 
     call: InferenceSteps[Any]
     extra: Any
@@ -186,7 +186,7 @@ class ModelQueue:
         on_failure: Callable[[Exception], object],
     ) -> None:
         self.name = name
-        self.state: State = "loading"
+        self.state: QueueState = "loading"
         self._open, self._size, self.lock, self._metrics = open_pipeline, size, lock, metrics
         self._batch_size, self._on_failure = batch_size, on_failure
         self._pipe: Future[TaskPipeline[Any, Any]] = Future()
@@ -275,7 +275,7 @@ class ModelQueue:
         while self.state == "ready" or self._waiting:
             try:
                 self._run_engine(pipe)
-            except Exception as error:  # noqa: BLE001 - logged; the queue goes on
+            except Exception as error:  # noqa: BLE001 - logged; the queue continues
                 _log.exception("the engine of %s stopped; it starts again", self.name)
                 with self._changed:  # the reader of this run must not take requests of the next
                     self._run_number += 1

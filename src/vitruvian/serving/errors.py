@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 
 from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputError, MissingExtraError, VitruvianError
 
+CLIENT_CLOSED_REQUEST = 499  # nginx's; for the log and the metrics, no client reads it
 _FORM = re.compile(r"expected (?P<expected>.+?), got (?P<got>.+?)\.(?: (?P<hint>.+))?", re.DOTALL)
 _SUBJECT = re.compile(r"([^:\s][^:]{0,200}): (.+)", re.DOTALL)
 

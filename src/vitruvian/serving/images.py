@@ -1,7 +1,7 @@
 """Stored images: uploaded once, then any task by id. With a SAM 2 model their embeddings are stored too.
 
-A click on a stored image costs one call of the mask decoder. Images are in memory, in the form of their files; those
-not used for the longest time make room, and each expires some time after its last use.
+A click on a stored image costs one call of the mask decoder. Images are in memory, in the form of their files; the
+least recently used are evicted, and each expires some time after its last use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitruvian.serving.batching import ModelQueue
 from vitruvian.serving.stores import StoredItem
 
 
-class Embedding:
+class ImageEmbedding:
     """The levels [1, C, h, w] of an image's embedding, on the device of the model."""
 
     def __init__(self, levels: list[Tensor]) -> None:
@@ -43,7 +43,7 @@ class StoredImage(StoredItem):
 
     body: bytes
     size_hw: tuple[int, int]
-    embedding: Embedding | None = None
+    embedding: ImageEmbedding | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +51,7 @@ class StoredImage(StoredItem):
         return len(self.body) + (0 if self.embedding is None else self.embedding.nbytes)
 
 
-class EncodeImage(InferenceSteps[tuple[tuple[int, int], Embedding]]):
+class EncodeImage(InferenceSteps[tuple[tuple[int, int], ImageEmbedding]]):
     """Encodes an image with the SAM 2 model of a pipeline: the size of the image, and its embedding."""
 
     forward_options = ()
@@ -69,11 +69,11 @@ class EncodeImage(InferenceSteps[tuple[tuple[int, int], Embedding]]):
         pixels = pixels_of(frame.image)  # [3, H, W]
         return Prepared(frame, [ModelInput(self._pipe.processor.image_processor.prepare_image(pixels))])
 
-    def forward(self, inputs: list[ModelInput]) -> list[Embedding]:
+    def forward(self, inputs: list[ModelInput]) -> list[ImageEmbedding]:
         """Return the embeddings of the images of a batch."""
-        return [Embedding(levels) for levels in self._pipe.encode([model_input.pixels for model_input in inputs])]
+        return [ImageEmbedding(levels) for levels in self._pipe.encode([model_input.pixels for model_input in inputs])]
 
-    def finish(self, prepared: Prepared, decoded: Embedding) -> tuple[tuple[int, int], Embedding]:
+    def finish(self, prepared: Prepared, decoded: ImageEmbedding) -> tuple[tuple[int, int], ImageEmbedding]:
         """Return the size of the image too."""
         return prepared.frame.size_hw, decoded
 

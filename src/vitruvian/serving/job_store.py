@@ -26,7 +26,7 @@ class Job:
         task: The task.
         arguments: Options of the command.
         sources: Names of the files on the disk, and what the client calls them.
-        state: What has become of it.
+        state: Its state.
         created: Time of its creation, in seconds since 1970; `started` and `finished` likewise.
         done: Files that are done, and `failed` those that failed.
         frame: Frames that are done of the current video, and `frames` of all of them.

@@ -3,7 +3,7 @@
     upload ─▶ DATA/jobs/ID/input/0001.mp4 ─▶ a row in DATA/jobs.sqlite ─▶ `vitruvian TASK input/… --out out` ─▶ results
 
 A job is a run of the command line in its folder. The journal of that command tells which results are done, so a job
-that the end of the server interrupted goes on where it stopped. The process ends when its standard input does: at
+that the end of the server interrupted continues where it stopped. The process ends when its standard input does: at
 cancellation, at shutdown, and when the server is killed. The database is locked: a folder belongs to one server.
 
 Files have numbers for names on the disk; what clients call them is in the database. A folder without a row is what a
@@ -177,7 +177,7 @@ class Jobs:
         self._tasks.append(asyncio.create_task(self._sweep()))
 
     async def stop(self) -> None:
-        """Interrupt running jobs, which go on at the next start."""
+        """Interrupt running jobs, which continue at the next start."""
         self._stopping = True
         self._wakeup.set()
         await asyncio.gather(*(self._end_process(job_id) for job_id in list(self._processes)))
@@ -196,7 +196,7 @@ class Jobs:
                 continue
             try:
                 await self._run(job)
-            except Exception as error:  # noqa: BLE001 - logged; the next job goes on
+            except Exception as error:  # noqa: BLE001 - logged; the next job continues
                 _log.exception("job %s", job.id)
                 if job.id in self._jobs:
                     self._finish(self._jobs[job.id], "failed", (one_line(error),))

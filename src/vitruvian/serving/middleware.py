@@ -37,7 +37,7 @@ _PROTECTED = ("/v1/", "/metrics", "/openapi.json")
 _READS = ("GET", "HEAD", "OPTIONS")
 
 
-class Gate:
+class AccessMiddleware:
     """Checks requests before the application sees them, and counts them."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:

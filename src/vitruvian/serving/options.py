@@ -32,7 +32,7 @@ class TaskOptions(BaseModel):
 
     Attributes:
         task: Name of the task.
-        result_names: Options that the class declares and that are no arguments of the pipeline's call.
+        result_names: Options that the class declares and that are not arguments of the pipeline's call.
         renamed: Names of the pipeline's arguments, where they differ from options that the class declares.
     """
 
@@ -260,7 +260,7 @@ class TrackPromptFields(BaseModel):
         return self
 
 
-class TrackJobOptions(JobRequest):
+class TrackRequest(JobRequest):
     """Options of tracking jobs."""
 
     task: ClassVar[str] = "track"
@@ -334,7 +334,7 @@ IMAGE_OPTIONS = {
         _http_rows(task.options_class(), task.output_class()),
     )
     for task in TASKS.values()
-    if task.image_files
+    if task.takes_images
 }
 JOB_OPTIONS = {
     name: _request(f"{name.title()}JobRequest", TASKS[name], (JobRequest, request), _http_rows(VideoOutput))
@@ -343,7 +343,7 @@ JOB_OPTIONS = {
     "track": _request(
         "TrackJobRequest",
         TASKS["track"],
-        (TrackJobOptions,),
+        (TrackRequest,),
         [row for row in _http_rows(VideoOutput) if row.name == "sound"]  # the other two are not for tracked objects
         + _http_rows(TASKS["track"].options_class(), TASKS["track"].output_class()),
     )

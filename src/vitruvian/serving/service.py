@@ -27,11 +27,11 @@ from vitruvian.pipelines.saving import encode_as
 from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
 from vitruvian.serving.batching import ModelQueue, Ticket
-from vitruvian.serving.errors import RequestError, not_found, too_many
+from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
 from vitruvian.serving.images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.metrics import Metrics
-from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions, TrackJobOptions, TrackPromptFields
+from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions, TrackPromptFields, TrackRequest
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.stores import LruStore
 from vitruvian.serving.upload_folder import UploadFolder
@@ -40,9 +40,8 @@ from vitruvian.serving.videos import StoredVideo, video_store
 from vitruvian.tasks import PLOTS, TASKS, find_task
 
 AnswerT = TypeVar("AnswerT")
-_CLICK_THREADS = 2
+_SHORT_TASK_THREADS = 2
 _SWEEP_SECONDS = 60.0
-_CLIENT_GONE = 499  # for the log and the metrics: no client reads it
 _JOB_STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
@@ -67,8 +66,8 @@ class Service:
         for folder in (self.temporary, self._video_root):
             shutil.rmtree(folder, ignore_errors=True)  # of a killed server
             folder.mkdir(parents=True)
-        self._clicks = ThreadPoolExecutor(_CLICK_THREADS, thread_name_prefix="vitruvian-click")
-        self._clicks_waiting = 0
+        self._short_tasks = ThreadPoolExecutor(_SHORT_TASK_THREADS, thread_name_prefix="vitruvian-short-task")
+        self._short_tasks_waiting = 0
         self._sweeper: asyncio.Task[None] | None = None
         self._open_lock, device_lock = threading.Lock(), threading.Lock()
         self._loaded: dict[object, tuple[Any, Any]] = {}  # models and processors, by checkpoint and class
@@ -125,7 +124,7 @@ class Service:
         await asyncio.gather(self.jobs.stop(), *(asyncio.to_thread(queue.close) for queue in self.queues.values()))
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._clicks.shutdown(wait=True)
+        self._short_tasks.shutdown(wait=True)
         for folder in (self.temporary, self._video_root):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -168,7 +167,7 @@ class Service:
     def queue(self, task: str) -> ModelQueue:
         """Return the queue of a task, or raise an error 404 that says how to serve it."""
         if task not in self.queues:
-            if task not in TASKS or not TASKS[task].image_files:
+            if task not in TASKS or not TASKS[task].takes_images:
                 raise not_found("task", repr(task[:40]), f"Tasks are {', '.join(self.queues)}.")
             example = (*TASKS[task].checkpoints, "path/to/a/checkpoint")[0]
             raise RequestError(
@@ -198,7 +197,7 @@ class Service:
         """Store an image, with its embedding if there is a model for that."""
         queue = self.queues.get("segment")
         if queue is None:
-            size_hw = await self.wait(request, self._submit_click(lambda: load_rgb(body).shape[:2]))
+            size_hw = await self.wait(request, self._submit_short_task(lambda: load_rgb(body).shape[:2]))
             image = StoredImage(body=body, name=name, size_hw=(size_hw[0], size_hw[1]), owner=owner)
         else:
             pipe: Any = queue.pipe
@@ -219,11 +218,11 @@ class Service:
                 result = segment_stored(queue, image, call_options, draws=kind in PLOTS)
                 return self._encode(kind, options, result)
 
-        return await self.wait(request, self._submit_click(work))
+        return await self.wait(request, self._submit_short_task(work))
 
     async def read_frame(self, request: Request, video: StoredVideo, frame: int) -> bytes:
         """Return a frame of a stored video as a JPEG file."""
-        return await self.wait(request, self._submit_click(lambda: video.read_frame(frame)))
+        return await self.wait(request, self._submit_short_task(lambda: video.read_frame(frame)))
 
     async def segment_frame(
         self, request: Request, video: StoredVideo, frame: int, options: TaskOptions, kind: str
@@ -231,7 +230,7 @@ class Service:
         """Segment a frame of a stored video by prompts; the frame is a stored image from the first prompt on."""
         self.queue("segment").check_space()
         image = None
-        with contextlib.suppress(RequestError):  # none, or it has made room for others
+        with contextlib.suppress(RequestError):  # none, or it has been evicted
             image = self.images.get(video.frame_images.get(frame, ""), video.owner)
         if image is None:
             body = await self.read_frame(request, video, frame)
@@ -242,7 +241,7 @@ class Service:
     def add_prompt(self, video: StoredVideo, prompt: TrackPromptFields) -> None:
         """Store a prompt of a video, in the place of an earlier one of the object in this frame."""
         prompts = video.prompts | {(prompt.frame, prompt.object_id): prompt}
-        TrackJobOptions.read({"prompts": list(prompts.values())}).check_prompts(self.settings.limits.prompts)
+        TrackRequest.read({"prompts": list(prompts.values())}).check_prompts(self.settings.limits.prompts)
         video.prompts = prompts
 
     @contextlib.asynccontextmanager
@@ -257,17 +256,17 @@ class Service:
             if video_id not in self.videos:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def _submit_click(self, work: Callable[[], AnswerT]) -> Future[AnswerT]:
+    def _submit_short_task(self, work: Callable[[], AnswerT]) -> Future[AnswerT]:
         """Run a short piece of work in a thread."""
         limit = self.settings.limits.queue
-        if self._clicks_waiting >= limit:
-            raise too_many("queue", limit, "clicks that wait", retry_seconds=1)
-        self._clicks_waiting += 1
-        future = self._clicks.submit(work)
+        if self._short_tasks_waiting >= limit:
+            raise too_many("queue", limit, "requests that wait", retry_seconds=1)
+        self._short_tasks_waiting += 1
+        future = self._short_tasks.submit(work)
         loop = asyncio.get_running_loop()
 
         def done(_: object) -> None:
-            self._clicks_waiting -= 1
+            self._short_tasks_waiting -= 1
 
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(done, None))
         return future
@@ -287,7 +286,9 @@ class Service:
             gone.cancel()
             answer.cancel()  # cancels `future` too
         if client_gone:
-            raise RequestError(_CLIENT_GONE, subject="client", expected="one that waits for the answer", got="none")
+            raise RequestError(
+                CLIENT_CLOSED_REQUEST, subject="client", expected="one that waits for the answer", got="none"
+            )
         raise RequestError(
             504, subject="request", expected=f"an answer within {seconds} seconds", got="none",
             hint="Try again later, or with a smaller image.",

@@ -1,4 +1,4 @@
-"""`LruStore`: what clients have uploaded, for a time; those not used for the longest time make room for others."""
+"""`LruStore`: what clients have uploaded, for a time; the least recently used are evicted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LruStore(Generic[ItemT]):
         return sum(item.nbytes for item in self._items.values())
 
     def add(self, item: ItemT) -> None:
-        """Store an item; others make room for it."""
+        """Store an item; others are evicted for it."""
         if item.nbytes > self._max_bytes:
             raise too_large(self._kind, self._max_bytes, "bytes to store it", f"{item.nbytes:,}")
         self.remove_expired()

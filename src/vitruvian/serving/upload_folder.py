@@ -20,7 +20,7 @@ from vitruvian.images.decode import is_image
 from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.serving.errors import RequestError, too_large
 from vitruvian.serving.settings import ServerLimits
-from vitruvian.serving.uploads import FORM, LimitedRequest, file_name, media_type, read_json_object
+from vitruvian.serving.uploads import FORM, LimitedRequest, file_name, media_type, parse_json_object
 
 _CHUNK = 1 << 20
 _ZIP = b"PK\x03\x04"
@@ -166,5 +166,5 @@ async def receive_files(request: Request, folder: UploadFolder) -> dict[str, Any
         if size:
             await asyncio.to_thread(folder.add_upload, name, media_type(request))
     if "options" in fields:
-        fields |= read_json_object(str(fields.pop("options")).encode())
+        fields |= parse_json_object(str(fields.pop("options")).encode())
     return fields

@@ -195,7 +195,7 @@ async def read_options(request: Request) -> dict[str, Any]:
     body = await limited.body()
     if body and media_type(request) != _JSON:
         raise RequestError(422, subject="body", expected="options as JSON", got="a file")
-    return fields | read_json_object(body)
+    return fields | parse_json_object(body)
 
 
 def media_type(request: Request) -> str:
@@ -203,7 +203,7 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def read_json_object(body: bytes) -> dict[str, Any]:
+def parse_json_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object."""
     try:
         values = json.loads(body or b"{}")

@@ -1,6 +1,6 @@
 """Stored videos: uploaded once, prompted frame by frame, then processed by jobs.
 
-    upload ─▶ DATA/videos/ID ─▶ a prompt in a frame: its mask at once ─▶ a job that tracks the objects
+    upload ─▶ DATA/videos/ID ─▶ a prompt in a frame: its mask, immediately ─▶ a job that tracks the objects
 
 A prompted frame becomes a stored image with its embedding, so that a click costs one call of the mask decoder. Prompts
 are in memory: videos end with the server, jobs do not.

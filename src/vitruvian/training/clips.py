@@ -21,6 +21,7 @@ from vitruvian.losses.terms import LossTerms
 from vitruvian.models.sam2.options import TrackingOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
+from vitruvian.ops.interpolate import bilinear
 
 _BOX_CORNERS = (2, 3)  # labels of the corners of a box among points
 _MAX_BOX_NOISE = 20.0  # pixels
@@ -147,10 +148,7 @@ class ClipObjective(nn.Module):
             if not remaining:
                 return None
             remaining -= 1
-            large = torch.nn.functional.interpolate(
-                logits[None].float(), size=truth.shape[1:], mode="bilinear", align_corners=False
-            )[0]
-            predicted = large > 0
+            predicted = bilinear(logits.float(), truth.shape[1:]) > 0
             if float(_rand((), generator)) < self.prompts.clicks_from_truth:
                 predicted = torch.zeros_like(truth)  # the whole object is missing
             points, labels = error_points(predicted, truth, generator)

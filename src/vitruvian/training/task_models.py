@@ -134,7 +134,7 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
 
 
 def _check_names(changes: dict[str, Any], config_class: type[ConfigBase]) -> None:
-    """Raise `ConfigError` for a name that is no field: configurations themselves keep unknown names."""
+    """Raise `ConfigError` for a name that is not a field: configurations themselves keep unknown names."""
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     for name in changes.keys() - known:
         raise ConfigError(f"{config_class.__name__}: has no field {name!r}.{near_matches(name, known)}")

@@ -21,6 +21,7 @@ from vitruvian.pipelines.tasks.embed import EmbedPipeline
 from vitruvian.serving import jobs
 from vitruvian.serving.auth import add_key, read_keys
 from vitruvian.serving.jobs import Job, JobStore
+from vitruvian.serving.routes.shared import file_response
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import ServerLimits, Settings
 
@@ -148,7 +149,7 @@ def test_keys_and_owners(models: dict[str, str], tmp_path: Path) -> None:
         assert [len(one.get("/v1/jobs").json["jobs"]) for one in (first, second)] == [1, 0]
 
 
-def test_stored_images_expire_and_make_room(
+def test_stored_images_expire_and_are_evicted(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve(models, tmp_path, limits={"images": 2, "image_seconds": 100}) as (client, service):
@@ -271,3 +272,8 @@ def test_an_unexpected_error_tells_nothing(
         assert answer.status == 500
         assert b"secret" not in answer.body
         assert json.loads(answer.body)["error"]["subject"] == "server"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("plot", "a_pose_plot.png"), ("plot.jpg", "a_pose_plot.jpg")])
+def test_drawings_have_the_file_names_of_the_command_line(kind: str, name: str) -> None:
+    assert f'filename="{name}"' in file_response(b"", kind, "a.jpg", "pose").headers["content-disposition"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from vitruvian.serving.settings import Settings
 
 EXAMPLE = "vitruvian serve --model pose=facebook/sapiens2-pose-0.4b --model segment=facebook/sam2.1-hiera-tiny"
-_ACCESS, _LIMITS, _CLUSTER = "Access", "Limits", "Cluster"
+_model_option = partial(typer.Option, rich_help_panel=MODEL)
+_access_option = partial(typer.Option, rich_help_panel="Access")
+_limit_option = partial(typer.Option, rich_help_panel="Limits")
+_cluster_option = partial(typer.Option, rich_help_panel="Cluster")
 _PREFIX = "VITRUVIAN_SERVE_"
 _SAM2_TASKS = ("masks", "track")  # that the checkpoint of segment serves too, if it can
 
@@ -27,117 +31,80 @@ _SAM2_TASKS = ("masks", "track")  # that the checkpoint of segment serves too, i
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        _model_option(
             "--model",
             "-m",
             help="TASK=CHECKPOINT, repeated for each task, or builtin for all tasks that it has and no other model "
             "serves. By default builtin. The checkpoint of segment also serves masks and track.",
-            rich_help_panel=MODEL,
         ),
     ] = None,
     detect: Annotated[
         str | None,
-        typer.Option(
-            help="Person detector: a checkpoint or an ONNX file.",
-            show_default="the model, or builtin",
-            rich_help_panel=MODEL,
-        ),
+        _model_option(help="Person detector: a checkpoint or an ONNX file.", show_default="the model, or builtin"),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Inputs in a batch.", min=1, show_default="by device", rich_help_panel=MODEL)
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on.", envvar=f"{_PREFIX}HOST", rich_help_panel=_ACCESS)
-    ] = "127.0.0.1",
+    batch_size: Annotated[int | None, _model_option(help="Inputs in a batch.", min=1, show_default="by device")] = None,
+    host: Annotated[str, _access_option(help="Address to listen on.", envvar=f"{_PREFIX}HOST")] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(
-            help="Port; 0 chooses a free one.", min=0, max=65535, envvar=f"{_PREFIX}PORT", rich_help_panel=_ACCESS
-        ),
+        _access_option(help="Port; 0 chooses a free one.", min=0, max=65535, envvar=f"{_PREFIX}PORT"),
     ] = 8000,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(
+        _access_option(
             help="File of API keys; clients must send one of them. Required unless --host is a loopback address.",
             envvar=f"{_PREFIX}API_KEY_FILE",
-            rich_help_panel=_ACCESS,
         ),
     ] = None,
     add_key: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Add a key to --api-key-file, print it and exit.", rich_help_panel=_ACCESS),
+        _access_option(metavar="NAME", help="Add a key to --api-key-file, print it and exit."),
     ] = None,
     allow_urls: Annotated[
         bool,
-        typer.Option(
-            "--allow-urls",
-            help="Let clients send URLs of images; only public hosts are fetched.",
-            rich_help_panel=_ACCESS,
-        ),
+        _access_option("--allow-urls", help="Let clients send URLs of images; only public hosts are fetched."),
     ] = False,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Origin whose pages may call the server, such as https://example.com. Repeat for more.",
-            rich_help_panel=_ACCESS,
-        ),
+        _access_option(help="Origin whose pages may call the server, such as https://example.com. Repeat for more."),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
+        _limit_option(
             help="Folder for jobs and their results.",
             show_default="~/.local/share/vitruvian/serve",
             envvar=f"{_PREFIX}DATA",
-            rich_help_panel=_LIMITS,
         ),
     ] = None,
-    job_workers: Annotated[
-        int, typer.Option(help="Jobs that run at the same time.", min=1, rich_help_panel=_LIMITS)
-    ] = 1,
+    job_workers: Annotated[int, _limit_option(help="Jobs that run at the same time.", min=1)] = 1,
     limit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Set a limit, e.g. upload_bytes=1e8 or queue=16. Repeatable.",
-            rich_help_panel=_LIMITS,
-        ),
+        _limit_option(metavar="NAME=VALUE", help="Set a limit, e.g. upload_bytes=1e8 or queue=16. Repeatable."),
     ] = None,
     ray: Annotated[
         bool,
-        typer.Option(
-            "--ray",
-            help="Run on Ray Serve, on the cluster of this machine or of RAY_ADDRESS. See docs/scale.md.",
-            rich_help_panel=_CLUSTER,
+        _cluster_option(
+            "--ray", help="Run on Ray Serve, on the cluster of this machine or of RAY_ADDRESS. See docs/scale.md."
         ),
     ] = False,
     replicas: Annotated[
         str,
-        typer.Option(
-            help="With --ray: replicas that answer requests; 1:8 for 1 to 8, by the number of requests that wait.",
-            rich_help_panel=_CLUSTER,
+        _cluster_option(
+            help="With --ray: replicas that answer requests; 1:8 for 1 to 8, by the number of requests that wait."
         ),
     ] = "1",
     target_requests: Annotated[
         float,
-        typer.Option(
-            help="With --ray: open requests of each replica above which replicas are added.",
-            min=1,
-            rich_help_panel=_CLUSTER,
-        ),
+        _cluster_option(help="With --ray: open requests of each replica above which replicas are added.", min=1),
     ] = 8.0,
     gpus_per_replica: Annotated[
         float,
-        typer.Option(help="With --ray: GPUs of each replica, possibly a fraction.", min=0, rich_help_panel=_CLUSTER),
+        _cluster_option(help="With --ray: GPUs of each replica, possibly a fraction.", min=0),
     ] = 0.0,
     print_config: Annotated[
         bool,
-        typer.Option(
-            "--print-config",
-            help="With --ray: print the file that `serve deploy` takes, and exit.",
-            rich_help_panel=_CLUSTER,
-        ),
+        _cluster_option("--print-config", help="With --ray: print the file that `serve deploy` takes, and exit."),
     ] = False,
     quiet: Quiet = False,
     debug: Debug = False,

@@ -22,7 +22,7 @@ from vitruvian.models.mask_classification.outputs import DecoderOutput, PixelFea
 from vitruvian.models.mask_classification.padding import PADDING_LOGIT, ImageGroups, check_pixel_mask, group_by_size
 from vitruvian.models.resnet.modeling import ResNetBackbone
 from vitruvian.models.swin.modeling import MaskFormerSwinBackbone, SwinBackbone
-from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
 
 Backbone = SwinBackbone | MaskFormerSwinBackbone | ResNetBackbone
 StrideHW = tuple[int, int]
@@ -128,14 +128,14 @@ class MaskClassificationModel(MaskClassificationPreTrainedModel):
     pixel_level_module: PixelLevelModule
 
     def forward(
-        self, pixel_values: Tensor, pixel_mask: Tensor | None = None, **kwargs: Unpack[OutputOptions]
+        self, pixel_values: Tensor, pixel_mask: Tensor | None = None, **kwargs: Unpack[OutputKwargs]
     ) -> ModelOutput:
         """Compute queries and pixel embeddings.
 
         Args:
             pixel_values: Normalized images [B, 3, H, W] of any size.
             pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskClassificationConfig.use_pixel_mask`.
-            kwargs: See `OutputOptions`. Attention weights are those of the queries to each other.
+            kwargs: See `OutputKwargs`. Attention weights are those of the queries to each other.
         """
         flags = self.output_flags(**kwargs)
         features, decoded = self.compute(pixel_values, pixel_mask, need_weights=flags.attentions)
@@ -242,7 +242,7 @@ class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
         pixel_mask: Tensor | None = None,
         *,
         output_auxiliary_logits: bool | None = None,
-        **kwargs: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputKwargs],
     ) -> QueryPredictions:
         """Predict a class and a mask for each query; returns the model's `output_class`.
 
@@ -253,7 +253,7 @@ class MaskClassificationForSegmentation(MaskClassificationPreTrainedModel):
             pixel_mask: 1 for the image, 0 in the padding [B, H, W]; see `MaskClassificationConfig.use_pixel_mask`.
             output_auxiliary_logits: Also return the predictions before the last. MaskFormer has them with
                 `MaskFormerConfig.use_auxiliary_loss` only.
-            kwargs: See `OutputOptions`. Attention weights are those of the queries to each other.
+            kwargs: See `OutputKwargs`. Attention weights are those of the queries to each other.
         """
         has_labels = mask_labels is not None
         if has_labels != (class_labels is not None):

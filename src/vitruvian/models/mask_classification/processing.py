@@ -38,9 +38,9 @@ from vitruvian.json_files import JsonObject
 from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,
-    reference_instances,
-    reference_panoptic,
-    reference_semantic,
+    legacy_instances,
+    legacy_panoptic,
+    legacy_semantic,
 )
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, cells_from_pixel_mask, cells_from_sizes
 from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
@@ -55,8 +55,8 @@ from vitruvian.models.mask_classification.segments import (
 from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
+    CropOptions,
     ImageInput,
-    ImageOptions,
     ImageProcessor,
     SizeOption,
     as_list,
@@ -76,16 +76,12 @@ Array = Tensor | npt.NDArray[np.generic]
 _DEFAULT_LONGEST_EDGE = 1333
 
 
-class MaskImageOptions(ImageOptions, total=False):
+class MaskImageOptions(CropOptions, total=False):
     """Options that a call of `MaskClassificationImageProcessor.preprocess` may override."""
 
     size_divisor: int | None
-    do_center_crop: bool | None
-    crop_size: SizeOption | None
     ignore_index: int | None
-    do_reduce_labels: bool | None
     num_labels: int | None
-    do_pad: bool | None
     pad_size: SizeOption | None
 
 
@@ -354,7 +350,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         """
         queries = QueryLogits.from_outputs(outputs)
         if use_legacy(legacy):
-            results = [reference_semantic(**inputs) for inputs in self._reference_inputs(queries, target_sizes)]
+            results = [legacy_semantic(**inputs) for inputs in self._legacy_inputs(queries, target_sizes)]
             return results if return_segmentation_scores else [result.segmentation for result in results]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
         if not return_segmentation_scores:
@@ -400,8 +396,8 @@ class MaskClassificationImageProcessor(ImageProcessor):
         queries = QueryLogits.from_outputs(outputs)
         if use_legacy(legacy):
             kind: InstanceKind = "rle" if return_coco_annotation else "masks" if return_binary_maps else "map"
-            reference = self._reference_inputs(queries, target_sizes)
-            return [reference_instances(kind=kind, threshold=threshold, **inputs) for inputs in reference]
+            legacy_inputs = self._legacy_inputs(queries, target_sizes)
+            return [legacy_instances(kind=kind, threshold=threshold, **inputs) for inputs in legacy_inputs]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
         thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
         results = []
@@ -450,15 +446,17 @@ class MaskClassificationImageProcessor(ImageProcessor):
         thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
         fuse = frozenset(label_ids_to_fuse or ())
         if use_legacy(legacy):
-            reference = self._reference_inputs(queries, target_sizes)
-            return [reference_panoptic(**inputs, thresholds=thresholds, label_ids_to_fuse=fuse) for inputs in reference]
+            legacy_inputs = self._legacy_inputs(queries, target_sizes)
+            return [
+                legacy_panoptic(**inputs, thresholds=thresholds, label_ids_to_fuse=fuse) for inputs in legacy_inputs
+            ]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
         return [
             _with_segments(*panoptic_segments(classes, grid, thresholds, fuse))
             for classes, grid in zip(queries.classes, grids, strict=True)
         ]
 
-    def _reference_inputs(self, queries: QueryLogits, target_sizes: object) -> list[JsonObject]:
+    def _legacy_inputs(self, queries: QueryLogits, target_sizes: object) -> list[JsonObject]:
         """Return the arguments of a `reference_*` function for each image."""
         sizes: Sequence[SizeHW | None] = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
         return [

@@ -13,7 +13,7 @@ from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model
 from vitruvian.models.resnet.configuration import ResNetConfig
-from vitruvian.outputs import BackboneOutput, OutputOptions
+from vitruvian.outputs import BackboneOutput, OutputKwargs
 
 _REDUCTION = 4  # a bottleneck works on a quarter of the channels
 
@@ -46,7 +46,7 @@ class ResNetBackbone(BackboneMixin, Model):
         strides = [4 << (stage - 1 + first) if stage else 4 for stage in stages]
         return [(stride, stride) for stride in strides]
 
-    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> BackboneOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputKwargs]) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages; has no attention."""
         flags = self.output_flags(**kwargs)
         maps = dict(zip(self.config.stage_names, self.encoder(self.embedder(pixel_values)), strict=True))

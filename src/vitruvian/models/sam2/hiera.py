@@ -27,7 +27,7 @@ from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.layer_norm import add_layer_norm
 from vitruvian.ops.window_attention import window_attention
-from vitruvian.outputs import ModelOutput, OutputOptions
+from vitruvian.outputs import ModelOutput, OutputKwargs
 
 _CPU_STRIP_BYTES = 6 << 20  # widest tensor of a strip of rows that stays in the cache of a CPU
 
@@ -76,7 +76,7 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
         nn.init.zeros_(self.pos_embed)
         nn.init.zeros_(self.pos_embed_window)
 
-    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2HieraDetModelOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputKwargs]) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
         _check_pixels(pixel_values, self.config)
         need_states, need_weights, return_dict = self.output_flags(**kwargs)

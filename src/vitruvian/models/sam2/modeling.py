@@ -32,7 +32,7 @@ from vitruvian.models.sam2.prompt_encoder import (
 from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.interpolate import bilinear
-from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
 from vitruvian.tensor_cache import WeightCache
 
 _MAX_CAPTURED_PROMPTS = 1024  # more are bound by arithmetic, so that a CUDA graph would not help
@@ -103,7 +103,7 @@ class Sam2BaseModel(Sam2PreTrainedModel):
         levels: list[Tensor] = self.run_captured(self._encode_levels, pixel_values)
         return levels
 
-    def get_image_features(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
+    def get_image_features(self, pixel_values: Tensor, **kwargs: Unpack[OutputKwargs]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]; the levels are projected for the mask decoder, each [h·w, B, C]."""
         flags = self.output_flags(**kwargs)
         vision: Sam2VisionEncoderOutput = self.vision_encoder(pixel_values, **flags.for_inner())
@@ -188,7 +188,7 @@ class Sam2Model(Sam2BaseModel):
         *,
         labels: Tensor | None = None,
         original_sizes: object = None,
-        **kwargs: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputKwargs],
     ) -> Sam2ImageSegmentationOutput:
         """Predict masks of P objects in each of B images. Coordinates are in pixels of the model input.
 
@@ -205,7 +205,7 @@ class Sam2Model(Sam2BaseModel):
             target_embedding: Embedding of the target concept, added to the tokens [..., C] (PerSAM).
             labels: True masks [B, P, h, w], or [B, h, w] with one object an image; adds `loss`.
             original_sizes: Ignored, so that all outputs of the processor can be passed.
-            kwargs: See `OutputOptions`; hidden states are those of the vision encoder.
+            kwargs: See `OutputKwargs`; hidden states are those of the vision encoder.
         """
         del original_sizes
         if (pixel_values is None) == (image_embeddings is None):
@@ -213,13 +213,13 @@ class Sam2Model(Sam2BaseModel):
         flags = self.output_flags(**kwargs)
         vision: Sam2VisionEncoderOutput | None = None
         if pixel_values is None:
-            levels = self._check_embeddings(image_embeddings)
+            levels = self._checked_embeddings(image_embeddings)
         elif flags.hidden_states or flags.attentions:
             vision = self._encode(pixel_values, flags)
             levels = self._image_embeddings(vision)
         else:
             levels = self.run_captured(self._encode_levels, pixel_values)
-        prompts = self._check_prompts(levels[-1], input_points, input_labels, input_boxes, input_masks)
+        prompts = self._checked_prompts(levels[-1], input_points, input_labels, input_boxes, input_masks)
         points, point_labels, boxes, _ = prompts
         objects = next(prompt.shape[1] for prompt in (points, boxes) if prompt is not None)
         special = attention_similarity is not None or target_embedding is not None or flags.attentions
@@ -255,8 +255,8 @@ class Sam2Model(Sam2BaseModel):
             image_embeddings: The result of `get_image_embeddings` for one image.
             min_iou: Predicted IoU that a mask must exceed.
         """
-        levels = self._check_embeddings(image_embeddings)
-        points, labels, _, _ = self._check_prompts(levels[-1], input_points, None, None, None)
+        levels = self._checked_embeddings(image_embeddings)
+        points, labels, _, _ = self._checked_prompts(levels[-1], input_points, None, None, None)
         if len(levels[-1]) != 1:
             raise InputError(f"image_embeddings: expected those of one image, got {len(levels[-1])}.")
         sparse, dense = self.prompt_encoder(points, labels, None, None)
@@ -275,7 +275,7 @@ class Sam2Model(Sam2BaseModel):
         target: Tensor | None = None,
         need_weights: bool = False,
     ) -> MaskDecoderOutput:
-        """Decode prompts from `_check_prompts`; see `forward` for the arguments."""
+        """Decode prompts from `_checked_prompts`; see `forward` for the arguments."""
         sparse, dense = self.prompt_encoder(points, labels, boxes, masks)
         decoded: MaskDecoderOutput = self.mask_decoder(
             levels,
@@ -289,7 +289,7 @@ class Sam2Model(Sam2BaseModel):
         )
         return decoded
 
-    def _check_embeddings(self, image_embeddings: Sequence[Tensor] | None) -> list[Tensor]:
+    def _checked_embeddings(self, image_embeddings: Sequence[Tensor] | None) -> list[Tensor]:
         """Return the levels of an earlier call, or raise `InputError`."""
         h, w = self.prompt_encoder.grid_hw
         channels = self.no_memory_embedding.shape[-1]
@@ -303,7 +303,7 @@ class Sam2Model(Sam2BaseModel):
             )
         return [level.to(self.no_memory_embedding.dtype) for level in levels]
 
-    def _check_prompts(
+    def _checked_prompts(
         self,
         embedding: Tensor,
         points: Tensor | None,

@@ -29,7 +29,11 @@ class Memories(NamedTuple):
 def find_memories(
     session: Sam2VideoInferenceSession, step: ObjectStep, frame_idx: int, config: Sam2VideoConfig, *, pointers: int
 ) -> Memories:
-    """Find what an object attends to in a frame: memories and up to `pointers` object pointers less 1."""
+    """Find what an object attends to in a frame.
+
+    These are memories, object pointers of past conditioning frames, and those of tracked frames fewer than `pointers`
+    frames away.
+    """
     sign = -1 if step.reverse else 1
     outputs = session.output_dict_per_obj[step.obj_idx]
     conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]

@@ -34,7 +34,7 @@ from vitruvian.models.sam2.video_memories import find_memories, join_frames, joi
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
 from vitruvian.models.sam2.video_steps import ObjectStep, plan_steps
 from vitruvian.ops.interpolate import bilinear
-from vitruvian.outputs import ModelOutput, OutputFlags, OutputOptions
+from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
 from vitruvian.tensor_cache import constant
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
@@ -136,7 +136,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         frame: Tensor | None = None,
         reverse: bool = False,
         run_mem_encoder: bool = True,
-        **options: Unpack[OutputOptions],
+        **options: Unpack[OutputKwargs],
     ) -> Sam2VideoSegmentationOutput:
         """Segment the objects of a session in one frame, and store what later frames need.
 
@@ -148,7 +148,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             frame: A streamed frame [3, H, W], prepared by the processor.
             reverse: Whether frames come in descending order.
             run_mem_encoder: Whether to encode memories of this frame. Without them, later frames do not attend to it.
-            options: See `OutputOptions`; only `return_dict` has an effect.
+            options: See `OutputKwargs`; only `return_dict` has an effect.
         """
         session, streaming = inference_session, frame is not None
         if session.get_obj_num() == 0:
@@ -607,7 +607,7 @@ def _sine_of_time(time: Tensor, channels: int) -> Tensor:
 
 
 def _clean_logits(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
-    """Fill holes and remove islands of up to so many pixels in mask logits [O, 1, h, w]."""
+    """Fill holes and remove islands of up to this many pixels in mask logits [O, 1, h, w]."""
     before = masks > 0
     after = fill_holes_and_remove_islands(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
     if after is before:

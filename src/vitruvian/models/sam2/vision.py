@@ -21,7 +21,7 @@ from vitruvian.models.sam2.checkpoint_keys import VISION_IGNORED_KEYS, VISION_RE
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel
 from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
-from vitruvian.outputs import BaseModelOutputWithPooling, OutputFlags, OutputOptions
+from vitruvian.outputs import BaseModelOutputWithPooling, OutputFlags, OutputKwargs
 
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -58,7 +58,7 @@ class Sam2VisionModel(Sam2PreTrainedModel):
         self.neck = Sam2FeaturePyramid(config)
         self.post_init()
 
-    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> Sam2VisionEncoderOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputKwargs]) -> Sam2VisionEncoderOutput:
         """Encode images [B, 3, H, W]."""
         flags = self.output_flags(**kwargs)
         output = self.encode(pixel_values, flags)

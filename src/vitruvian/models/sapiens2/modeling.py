@@ -43,7 +43,7 @@ from vitruvian.models.sapiens2.outputs import (
     Sapiens2SemanticSegmenterOutput,
 )
 from vitruvian.ops.fp8 import fp8_obstacle
-from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputOptions
+from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput, OutputKwargs
 from vitruvian.weights import WeightFiles
 
 # Weights of the 29 body parts in the published segmentation recipe, in the order of `vitruvian.human.PARTS`.
@@ -151,14 +151,14 @@ class Sapiens2Model(Sapiens2PreTrainedModel):
         self.post_init()
 
     def forward(
-        self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Unpack[OutputOptions]
+        self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Unpack[OutputKwargs]
     ) -> BaseModelOutputWithPooling:
         """Encode images.
 
         Args:
             pixel_values: Prepared images [B, 3, H, W], with sides that are multiples of the patch size.
             bool_masked_pos: Patches to replace by the mask token, [B, number of patches].
-            kwargs: See `OutputOptions`. Sapiens2Attention weights are [B, A, N, N].
+            kwargs: See `OutputKwargs`. Attention weights are [B, A, N, N].
         """
         flags = self.output_flags(**kwargs)
         grid_hw = checked_grid_hw(pixel_values, self.config)
@@ -188,14 +188,14 @@ class Sapiens2Backbone(BackboneMixin, Sapiens2Model):
     config: Sapiens2Config
 
     def forward(  # type: ignore[override]
-        self, pixel_values: Tensor, *, return_class_token: bool | None = None, **kwargs: Unpack[OutputOptions]
+        self, pixel_values: Tensor, *, return_class_token: bool | None = None, **kwargs: Unpack[OutputKwargs]
     ) -> Sapiens2BackboneOutput:
         """Return feature maps of images [B, 3, H, W].
 
         Args:
             pixel_values: Prepared images.
             return_class_token: Return the class token of each chosen stage too.
-            kwargs: See `OutputOptions`.
+            kwargs: See `OutputKwargs`.
         """
         flags = self.output_flags(**kwargs)
         inner = flags._replace(hidden_states=True).for_inner()
@@ -227,8 +227,8 @@ def patch_map(tokens: Tensor, config: Sapiens2Config, pixel_values: Tensor) -> T
     return torch.unflatten(patches, 1, (height, width)).permute(0, 3, 1, 2)  # [B, C, h, w]
 
 
-class ForwardOptions(OutputOptions, total=False):
-    """Keyword arguments of the `forward` of all task models: those of `OutputOptions`, and one more.
+class ForwardOptions(OutputKwargs, total=False):
+    """Keyword arguments of the `forward` of all task models: those of `OutputKwargs`, and one more.
 
     Attributes:
         encoded: Output of `self.model` for these images, for several tasks over one encoder.
@@ -251,7 +251,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
     def build_other_heads(self) -> None:
         """Build heads beside the decode head. Subclasses override it."""
 
-    def encoder_flags(self, options: OutputOptions) -> OutputOptions:
+    def encoder_flags(self, options: OutputKwargs) -> OutputKwargs:
         """Return what the encoder outputs for these options of a task."""
         return self.output_flags(**options).for_inner()
 
@@ -265,7 +265,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
         self,
         output: OutputT,
         encoded: BaseModelOutputWithPooling,
-        options: OutputOptions,
+        options: OutputKwargs,
         loss: LossTerms | Tensor | None = None,
     ) -> OutputT:
         """Complete the output of a task: hidden states, attentions, the loss; a tuple if the options say so."""

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitruvian.outputs import ModelOutput
+from vitruvian.outputs import BackboneOutput, ModelOutput, SemanticSegmenterOutput
 
 
 @dataclass
-class Sapiens2BackboneOutput(ModelOutput):
+class Sapiens2BackboneOutput(BackboneOutput):
     """Maps of the chosen stages: `feature_maps` [B, C, h, w] each, and `cls_tokens` [B, C] each."""
 
-    feature_maps: tuple[Tensor, ...] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
     cls_tokens: tuple[Tensor, ...] | None = None
 
 
@@ -31,13 +28,9 @@ class Sapiens2PoseEstimatorOutput(ModelOutput):
 
 
 @dataclass
-class Sapiens2SemanticSegmenterOutput(ModelOutput):
+class Sapiens2SemanticSegmenterOutput(SemanticSegmenterOutput):
     """`logits` [B, K, H, W]: scores of the body parts."""
 
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
     loss_terms: dict[str, Tensor] | None = None
 
 

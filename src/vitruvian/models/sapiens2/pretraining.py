@@ -18,7 +18,7 @@ from vitruvian.losses.pretraining import TeacherCenter, ema_update, masked_recon
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2PreTrainedModel
 from vitruvian.models.sapiens2.outputs import Sapiens2PreTrainingOutput
-from vitruvian.outputs import OutputOptions
+from vitruvian.outputs import OutputKwargs
 
 
 class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
@@ -52,7 +52,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
         student_temp: float = 0.1,
         teacher_temp: float = 0.04,
         distillation_weight: float = 1.0,
-        **kwargs: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputKwargs],
     ) -> Sapiens2PreTrainingOutput:
         """Reconstruct patches and project the class token.
 
@@ -64,7 +64,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
             student_temp: Temperature of the student's distribution.
             teacher_temp: Temperature of the teacher's distribution.
             distillation_weight: Weight of the self-distillation beside the reconstruction.
-            kwargs: See `OutputOptions`.
+            kwargs: See `OutputKwargs`.
         """
         flags = self.output_flags(**kwargs)
         encoded = self.model(pixel_values, bool_masked_pos, **flags.for_inner())

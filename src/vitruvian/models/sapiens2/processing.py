@@ -33,10 +33,9 @@ from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature, output_field
 from vitruvian.processor import (
+    CropOptions,
     ImageInput,
-    ImageOptions,
     ImageProcessor,
-    SizeOption,
     as_list,
     as_pixels,
     check_count,
@@ -48,13 +47,9 @@ from vitruvian.processor import (
 _NEAREST = 0
 
 
-class Sapiens2ImageOptions(ImageOptions, total=False):
+class Sapiens2ImageOptions(CropOptions, total=False):
     """Options that a call of `Sapiens2ImageProcessor.preprocess` may override."""
 
-    do_pad: bool | None
-    do_center_crop: bool | None
-    crop_size: SizeOption | None
-    do_reduce_labels: bool | None
     keypoint_heatmap_downscale_factor: int | None
     keypoint_heatmap_sigma: float | None
     label_resample: int | None

@@ -3,25 +3,20 @@
 MaskFormer's Swin has the names of files in memory too.
 """
 
+import re
+
 from vitruvian.weights import KeyRenames
 
-RENAMED_KEYS: KeyRenames = (
-    (r"\.attention\.self\.query\.", ".attention.q_proj."),
-    (r"\.attention\.self\.key\.", ".attention.k_proj."),
-    (r"\.attention\.self\.value\.", ".attention.v_proj."),
-    (r"\.attention\.self\.relative_position_", ".attention.relative_position_bias.relative_position_"),
-    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
-    (r"(blocks\.\d+)\.intermediate\.dense\.", r"\1.mlp.fc1."),
-    (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+_NAMES = (  # of a block's weights: in files, in memory
+    ("attention.self.query.", "attention.q_proj."),
+    ("attention.self.key.", "attention.k_proj."),
+    ("attention.self.value.", "attention.v_proj."),
+    ("attention.self.relative_position_", "attention.relative_position_bias.relative_position_"),
+    ("attention.output.dense.", "attention.o_proj."),
+    ("intermediate.dense.", "mlp.fc1."),
+    ("output.dense.", "mlp.fc2."),
 )
-SAVED_KEYS: KeyRenames = (
-    (r"\.attention\.q_proj\.", ".attention.self.query."),
-    (r"\.attention\.k_proj\.", ".attention.self.key."),
-    (r"\.attention\.v_proj\.", ".attention.self.value."),
-    (r"\.attention\.relative_position_bias\.", ".attention.self."),
-    (r"\.attention\.o_proj\.", ".attention.output.dense."),
-    (r"(blocks\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
-    (r"(blocks\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
-)
+RENAMED_KEYS: KeyRenames = tuple((rf"(blocks\.\d+\.){re.escape(old)}", rf"\g<1>{new}") for old, new in _NAMES)
+SAVED_KEYS: KeyRenames = tuple((rf"(blocks\.\d+\.){re.escape(new)}", rf"\g<1>{old}") for old, new in _NAMES)
 BACKBONE_RENAMED_KEYS: KeyRenames = (*RENAMED_KEYS, (r"^(embeddings|encoder)\.", r"swin.\1."))
 BACKBONE_SAVED_KEYS: KeyRenames = (*SAVED_KEYS, (r"^swin\.", ""))

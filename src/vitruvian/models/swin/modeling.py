@@ -28,7 +28,7 @@ from vitruvian.models.swin.encoder import (
     SwinEncoderOutput,
     TokenGrid,
 )
-from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputOptions
+from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputKwargs
 from vitruvian.weights import KeyMatch, KeyRenames
 
 
@@ -120,7 +120,7 @@ class _SwinBackboneBase(BackboneMixin, SwinPreTrainedModel):
         """Return the modules that `forward` runs; norms by the name of their stage."""
         raise NotImplementedError
 
-    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputOptions]) -> BackboneOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputKwargs]) -> BackboneOutput:
         """Map images [B, 3, H, W] of any size to `feature_maps` [B, C, h, w] of the chosen stages."""
         flags = self.output_flags(**kwargs)
         embeddings, encoder, norms = self.parts()
@@ -170,7 +170,7 @@ class SwinModel(SwinPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **kwargs: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputKwargs],
     ) -> SwinModelOutput:
         """Encode images.
 
@@ -178,7 +178,7 @@ class SwinModel(SwinPreTrainedModel):
             pixel_values: Normalized images [B, 3, H, W] of any size.
             bool_masked_pos: True for patches to hide [B, h·w]; the model must have a mask token.
             interpolate_pos_encoding: Resize absolute positions to images of another size than the configured one.
-            kwargs: See `OutputOptions`. Attention weights are those of each stage's last layer.
+            kwargs: See `OutputKwargs`. Attention weights are those of each stage's last layer.
         """
         flags = self.output_flags(**kwargs)
         embedded = self.embeddings(pixel_values, bool_masked_pos, interpolate=interpolate_pos_encoding)
@@ -211,7 +211,7 @@ class SwinForImageClassification(SwinPreTrainedModel):
         labels: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **kwargs: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputKwargs],
     ) -> SwinImageClassifierOutput:
         """Classify images.
 
@@ -220,7 +220,7 @@ class SwinForImageClassification(SwinPreTrainedModel):
             labels: Class of each image [B], or one number for each class [B, K]; adds `loss`. See
                 `vitruvian.losses.classification.classification_loss` and `Config.problem_type`.
             interpolate_pos_encoding: See `SwinModel`.
-            kwargs: See `OutputOptions`.
+            kwargs: See `OutputKwargs`.
         """
         flags = self.output_flags(**kwargs)
         encoded = self.swin(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **flags.for_inner())
@@ -253,7 +253,7 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         *,
         interpolate_pos_encoding: bool = False,
-        **kwargs: Unpack[OutputOptions],
+        **kwargs: Unpack[OutputKwargs],
     ) -> SwinMaskedImageModelingOutput:
         """Reconstruct images.
 
@@ -261,7 +261,7 @@ class SwinForMaskedImageModeling(SwinPreTrainedModel):
             pixel_values: Normalized images [B, 3, H, W].
             bool_masked_pos: True for patches to hide [B, h·w]; adds `loss`, their mean absolute error.
             interpolate_pos_encoding: See `SwinModel`.
-            kwargs: See `OutputOptions`.
+            kwargs: See `OutputKwargs`.
         """
         flags = self.output_flags(**kwargs)
         encoded = self.swin(
@@ -325,7 +325,7 @@ class MaskFormerSwinModel(SwinModel):
     saved_keys: ClassVar[KeyRenames] = ()
 
     def forward(  # type: ignore[override]
-        self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **kwargs: Unpack[OutputOptions]
+        self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False, **kwargs: Unpack[OutputKwargs]
     ) -> MaskFormerSwinModelOutput:
         """Encode images; see `SwinModel.forward`."""
         flags = self.output_flags(**kwargs)

@@ -107,7 +107,7 @@ class _QueuedInput(Generic[OwnerT]):
 
 
 class Batch(Generic[OwnerT]):
-    """Units of one shape for one call of the model. As a context manager it catches the errors of the call.
+    """Inputs of one shape for one call of the model. As a context manager it catches the errors of the call.
 
     Attributes:
         rows: The inputs.
@@ -149,7 +149,7 @@ class Batch(Generic[OwnerT]):
 
 
 class BatchQueue(Generic[OwnerT]):
-    """Units that wait for the model, in order.
+    """Inputs that wait for the model, in order.
 
     Args:
         task: The task.

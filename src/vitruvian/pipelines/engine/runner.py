@@ -5,7 +5,7 @@
 
 The model runs in the thread that iterates over the results. On a GPU that thread never synchronizes with the device:
 images are uploaded and cropped on a second stream, batches are queued ahead, and outputs are decoded on the device, so
-that only results are copied back. Units of several images share a batch. Results keep the order of the source, and the
+that only results are copied back. Inputs of several images share a batch. Results keep the order of the source, and the
 number of images in flight is bounded, so a slow consumer slows down everything.
 """
 
@@ -327,7 +327,7 @@ class InferenceEngine(Generic[ResultT]):
     def advance(self) -> None:
         """Move every image as far as it goes without running the model."""
         self._collect_loaded()
-        self._queue_units()
+        self._queue_inputs()
         self._submit_finishing()
 
     def pop_finished(self) -> _InFlight[ResultT] | None:
@@ -387,7 +387,7 @@ class InferenceEngine(Generic[ResultT]):
         except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
             item.fail(error)
 
-    def _queue_units(self) -> None:
+    def _queue_inputs(self) -> None:
         """Queue the inputs of prepared images for the model, in order."""
         for item in self._items:
             if item.preparing is None:

@@ -55,8 +55,7 @@ def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions
         people = dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
     if people is not None:
         get_limits().check("people", len(people), subject=frame.name)
-        return people
-    return None
+    return people
 
 
 def _boxes_of_image(boxes: ArrayLike | Sequence[ArrayLike] | Mapping[str, ArrayLike], frame: Frame) -> ArrayLike:

@@ -69,7 +69,7 @@ class VideoOptions:
         out: Video to write, or numbered images (``name_%05d.png``).
         records: File to write with one line of JSON per frame.
         detector: People detector, for tasks about people. Give it a low threshold, such as 0.1.
-        detect_every: Run the detector in every so many frames, and predict boxes in between.
+        detect_every: Run the detector every N frames, and predict boxes in between.
         smooth: Whether to smooth results over time; see `ResultSmoother`.
         draw: Makes the image of a result; by default what `plot_frame` draws. With `alpha` it returns RGBA.
         record: Makes the record of a result; by default `to_dict`.
@@ -80,7 +80,7 @@ class VideoOptions:
         segment_seconds: Length of a segment: what is lost, at most, when a run is stopped.
         settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
         overwrite: Start again, and replace existing output.
-        max_frames: Stop after so many frames.
+        max_frames: Stop after this many frames.
         keep_state: Folder to keep segments and states in, for `refine`.
         refine: A folder that `keep_state` named, and the first frame that is to change: everything before the segment
             of that frame is taken over.

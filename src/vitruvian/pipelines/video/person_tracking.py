@@ -183,7 +183,7 @@ class TrackedDetector(Stateful):
     Args:
         detector: The detector. Give it a low threshold: the tracker handles low scores. Identities that it knows, such
             as those of a `TrackFile`, are kept.
-        every: Run the detector in every so many frames, and after a scene cut; in between, tracks are predicted.
+        every: Run the detector every N frames, and after a scene cut; in between, tracks are predicted.
         checkpoint_every: Store the state before each frame whose number is a multiple of this, for `state_before`; 0
             for none.
     """

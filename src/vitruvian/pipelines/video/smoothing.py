@@ -92,7 +92,7 @@ class OneEuroFilter(Stateful):
         d_cutoff: Cutoff in hertz of the velocity.
 
     Attributes:
-        unit: ModelInput of length; speeds are in units per second.
+        unit: Unit of length; speeds are in units per second.
     """
 
     state_fields = ("unit", "time", "values", "velocities", "confidence", "velocity_confidence")

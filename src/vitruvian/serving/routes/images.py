@@ -11,10 +11,10 @@ from vitruvian.serving.content import choose_kind
 from vitruvian.serving.images import StoredImage
 from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions
 from vitruvian.serving.routes.shared import (
-    BINARY,
     ERRORS,
     NO_CONTENT,
     Id,
+    file_request,
     file_response,
     require_image,
     task_answer,
@@ -44,11 +44,8 @@ def add_images(app: FastAPI, service: Service) -> None:
         status_code=201,
         summary="Store an image; with a SAM 2 model, with its embedding.",
         responses=ERRORS,
-        openapi_extra={"requestBody": {"required": True, "content": {
-            "image/*": {"schema": BINARY},
-            "multipart/form-data": {"schema": {"type": "object", "properties": {"image": BINARY}}},
-        }}},
-    )  # fmt: skip
+        openapi_extra=file_request("image"),
+    )
     async def store(request: Request) -> ImageInfo:
         if "segment" in service.queues:
             service.queues["segment"].check_space()

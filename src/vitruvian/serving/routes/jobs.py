@@ -100,8 +100,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
     @app.get(
         "/v1/jobs/{job_id}/events",
         summary="Progress as server-sent events, each with a job, until it ends.",
-        responses={200: {"content": {"text/event-stream": {}}}, **ERRORS},
-        response_class=StreamingResponse,
+        **_stream("text/event-stream"),
     )
     async def events(request: Request, job_id: Id) -> StreamingResponse:
         jobs.get(job_id, request.state.owner)
@@ -121,8 +120,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
     @app.get(
         "/v1/jobs/{job_id}/archive",
         summary="All results of a job as a ZIP archive.",
-        responses={200: {"content": {"application/zip": {}}}, **ERRORS},
-        response_class=StreamingResponse,
+        **_stream("application/zip"),
     )
     async def archive(request: Request, job_id: Id) -> StreamingResponse:
         job = jobs.get(job_id, request.state.owner)
@@ -137,6 +135,11 @@ def add_jobs(app: FastAPI, service: Service) -> None:
     async def delete(request: Request, job_id: Id) -> Response:
         await jobs.delete(jobs.get(job_id, request.state.owner))
         return Response(status_code=204)
+
+
+def _stream(media_type: str) -> dict[str, Any]:
+    """Return the arguments of a route that streams its answer."""
+    return {"responses": {200: {"content": {media_type: {}}}, **ERRORS}, "response_class": StreamingResponse}
 
 
 def _job_request(service: Service) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from vitruvian.serving.content import MEDIA_TYPES, kinds_of
 from vitruvian.serving.errors import ErrorBody, RequestError
 from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.schemas import result_schemas
+from vitruvian.tasks import file_extension
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{22}$")]
 BINARY = {"type": "string", "format": "binary"}
@@ -27,12 +28,18 @@ def require_image(body: bytes) -> None:
 
 
 def file_response(body: bytes, kind: str, name: str, task: str) -> Response:
-    """Return a result file, named after the image and the task."""
+    """Return a result file, with the name that the command line would give it."""
     stem = name.rpartition(".")[0] or name
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in stem)
-    ending = "png" if kind == "plot" else kind
-    headers = {"Content-Disposition": f'inline; filename="{safe}_{task}.{ending}"', "Vary": "Accept"}
+    headers = {"Content-Disposition": f'inline; filename="{safe}_{task}{file_extension(kind)}"', "Vary": "Accept"}
     return Response(body, media_type=MEDIA_TYPES[kind], headers=headers)
+
+
+def file_request(kind: str) -> dict[str, Any]:
+    """Return the OpenAPI description of a request with a file: an "image" or a "video", as the body or in a form."""
+    form = {"schema": {"type": "object", "properties": {kind: BINARY}}}
+    content = {f"{kind}/*": {"schema": BINARY}, "multipart/form-data": form}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def task_answer(task: str) -> dict[str, Any]:

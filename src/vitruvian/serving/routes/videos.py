@@ -12,7 +12,7 @@ from vitruvian.serving.content import choose_kind
 from vitruvian.serving.job_store import Job
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
-from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_response, task_answer
+from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_request, file_response, task_answer
 from vitruvian.serving.service import Service
 from vitruvian.serving.upload_folder import receive_files
 from vitruvian.serving.uploads import read_options
@@ -34,7 +34,7 @@ class VideoInfo(BaseModel):
     expires_in: int = Field(description="Seconds without use after which it is removed.")
 
 
-class PromptOptions(TrackPromptFields, TaskOptions):
+class FramePromptRequest(TrackPromptFields, TaskOptions):
     """A prompt of an object in a frame. It replaces those that the object had in the frame."""
 
     def segment_options(self) -> TaskOptions:
@@ -64,11 +64,8 @@ def add_videos(app: FastAPI, service: Service) -> None:
         status_code=201,
         summary="Store a video, to prompt its frames and to process it.",
         responses=ERRORS,
-        openapi_extra={"requestBody": {"required": True, "content": {
-            "video/*": {"schema": BINARY},
-            "multipart/form-data": {"schema": {"type": "object", "properties": {"video": BINARY}}},
-        }}},
-    )  # fmt: skip
+        openapi_extra=file_request("video"),
+    )
     async def store(request: Request) -> VideoInfo:
         async with service.video_folder() as folder:
             TaskOptions.read(await receive_files(request, folder))
@@ -108,7 +105,7 @@ def add_videos(app: FastAPI, service: Service) -> None:
         video = videos.get(video_id, request.state.owner)
         fields = await read_options(request)
         kind = choose_kind("segment", accept=request.headers.get("accept"), asked=fields.pop("as", None))
-        given = PromptOptions.read(fields)
+        given = FramePromptRequest.read(fields)
         body = await service.segment_frame(request, video, given.frame, given.segment_options(), kind)
         service.add_prompt(video, given)
         return file_response(body, kind, f"{video.name}_{given.frame}.jpg", "segment")

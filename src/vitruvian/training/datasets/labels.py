@@ -19,6 +19,7 @@ from vitruvian.errors import InputError
 from vitruvian.losses.detection import draw_people
 from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, NORMAL_AXES
+from vitruvian.ops.pixel_normalization import IMAGENET_MEAN, IMAGENET_STD
 from vitruvian.tensor_cache import constant
 from vitruvian.training.synthetic.camera import points_from_depth
 from vitruvian.training.synthetic.rng import Rng
@@ -35,8 +36,6 @@ LABEL_FIELDS: dict[str, tuple[str, ...]] = {
     "albedo": ("albedo", "parts"),
     "people": ("boxes_xyxy",),
 }
-_IMAGE_MEAN = (0.485, 0.456, 0.406)
-_IMAGE_STD = (0.229, 0.224, 0.225)
 _SIGMA, _SIGMA_ROWS = 6.0, 256  # the published sigma of keypoints, and the heatmap rows it is for
 _MIN_COVERED = 0.6  # fraction of a cell with a known surface from which the cell has one
 
@@ -50,7 +49,7 @@ class LabeledImages(TensorBatch):
     intrinsics: Tensor | None = None  # [B, 3, 3] pixels
     keypoints: Tensor | None = None  # [B, 308, 3] of the subject: x, y, and 0 unknown, 1 hidden, 2 visible
     boxes_xyxy: Tensor | None = None  # [B, M, 4] of all people, the subject first; zero where there are fewer
-    ignored: Tensor | None = None  # [B, M] bool: people of whom too little is visible to be a target; None: nobody
+    ignored: Tensor | None = None  # [B, M] bool: people of whom too little is visible to be a target; None: none
     stature_m: Tensor | None = None  # [B] height of the subject at rest; 0: unknown
     area: Tensor | None = None  # [B] pixels of the subject's mask
     alpha: Tensor | None = None  # [B, 1, H, W]
@@ -194,5 +193,5 @@ def to_model_axes(normals: Tensor) -> Tensor:
 
 def normalize(image: Tensor) -> Tensor:
     """Normalize images [B, 3, H, W] in 0..1 by the mean and standard deviation of ImageNet."""
-    mean, std = (constant(values, image.device)[:, None, None] for values in (_IMAGE_MEAN, _IMAGE_STD))
+    mean, std = (constant(values, image.device)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (image - mean) / std

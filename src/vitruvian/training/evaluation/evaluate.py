@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.person_detection import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.results.base import check_choice
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.folder import PeopleFolder
@@ -258,7 +258,4 @@ _EVALUATORS: dict[str, type[_Evaluator]] = {
 
 def _resize(maps: Tensor, images: LabeledImages) -> Tensor:
     """Resize maps [B, C, h, w] to the size of the images, in float32."""
-    size_hw = images.image.shape[-2:]
-    if maps.shape[-2:] == size_hw:
-        return maps.float()
-    return F.interpolate(maps.float(), size=size_hw, mode="bilinear", align_corners=False)
+    return bilinear(maps.float(), images.size_hw)

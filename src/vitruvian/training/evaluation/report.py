@@ -127,7 +127,7 @@ class ScoreReport:
         return self.table()
 
     def to_dict(self) -> dict[str, object]:
-        """Return everything as plain lists, dictionaries and numbers; what is no number is None."""
+        """Return everything as plain lists, dictionaries and numbers; NaN and infinity are None."""
         return {
             "title": self.title,
             "scores": {task: _plain(scores) for task, scores in self.scores.items()},

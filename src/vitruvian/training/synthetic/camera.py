@@ -1,6 +1,6 @@
 """Where people stand, and the cameras that see them.
 
-    Placement: person p ──yaw, offset──▶ world of image `image_index[p]` (x right, y away, z up)
+    PeoplePlacement: person p ──yaw, offset──▶ world of image `image_index[p]` (x right, y away, z up)
     Cameras:   world ──rotation, translation──▶ camera (x right, y down, z forward) ──K──▶ pixels
 
 The center of pixel (x, y) is the point (x, y), so the middle of a W-pixel row is at (W - 1) / 2.
@@ -36,7 +36,7 @@ def rotate(points: Tensor, rotation: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Placement(TensorBatch):
+class PeoplePlacement(TensorBatch):
     """Where each of P people stands, and in which image."""
 
     image_index: Tensor  # [P] int64
@@ -103,7 +103,7 @@ def person_ranks(image_index: Tensor) -> Tensor:
     return same.tril(diagonal=-1).sum(dim=1)
 
 
-def sample_placement(people: int, image_count: int, *, rng: Rng) -> Placement:
+def sample_placement(people: int, image_count: int, *, rng: Rng) -> PeoplePlacement:
     """Put one person in each image and the rest beside and behind them in random images."""
     if not 1 <= image_count <= people:
         raise InputError(
@@ -117,12 +117,12 @@ def sample_placement(people: int, image_count: int, *, rng: Rng) -> Placement:
     x = side * step * rng.uniform(0.4, 0.85, people) * (rank > 0)
     y = rng.uniform(-0.35, 1.2, people) * (rank > 0)
     yaw = torch.where(rank > 0, rng.normal(0.0, 0.9, people), torch.zeros(people, device=rng.device))
-    return Placement(image_index, yaw, torch.stack([x, y, torch.zeros_like(x)], dim=1), image_count)
+    return PeoplePlacement(image_index, yaw, torch.stack([x, y, torch.zeros_like(x)], dim=1), image_count)
 
 
 def sample_cameras(
     keypoints: Tensor,
-    placement: Placement,
+    placement: PeoplePlacement,
     *,
     stature_m: Tensor,
     size_hw: tuple[int, int],
@@ -190,7 +190,7 @@ def sample_cameras(
     return Cameras(K, rotation, t - center, size_hw)
 
 
-def _framed_points(framing: Tensor, placement: Placement, joints: int, rng: Rng) -> Tensor:
+def _framed_points(framing: Tensor, placement: PeoplePlacement, joints: int, rng: Rng) -> Tensor:
     """Return which keypoints the image is to contain, [P, J] bool."""
     table = torch.zeros(4, joints, dtype=torch.bool, device=rng.device)
     table[_FULL_BODY] = True
@@ -223,7 +223,7 @@ def _sample_rotation(framing: Tensor, rng: Rng) -> Tensor:
     return (rolled.double() @ tilt.double() @ heading.double()).float()
 
 
-def _bounds(points: Tensor, mask: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
+def _bounds(points: Tensor, mask: Tensor, placement: PeoplePlacement) -> tuple[Tensor, Tensor]:
     """Lowest and highest corner of the masked points of each image_index, [P, J, D] -> two [B, D]."""
     B, D = placement.image_count, points.shape[-1]
     low = torch.where(mask[..., None], points, math.inf).amin(dim=1)  # [P, D]

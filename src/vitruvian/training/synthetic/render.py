@@ -30,7 +30,7 @@ from vitruvian.training.synthetic.asset_pack import AssetPack, Scenery
 from vitruvian.training.synthetic.backgrounds import colored_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
     Cameras,
-    Placement,
+    PeoplePlacement,
     person_ranks,
     points_from_depth,
     rotate,
@@ -125,7 +125,7 @@ def render(
     *,
     generator: torch.Generator,
     image_count: int | None = None,
-    placement: Placement | None = None,
+    placement: PeoplePlacement | None = None,
     cameras: Cameras | None = None,
     options: RenderOptions = DEFAULT_OPTIONS,
     lights: Lights | None = None,
@@ -172,7 +172,12 @@ def render(
 
 
 def _place(
-    people: PeopleBatch, placement: Placement, cameras: Cameras, index: Tensor, pyramid: TexturePyramid, samples: int
+    people: PeopleBatch,
+    placement: PeoplePlacement,
+    cameras: Cameras,
+    index: Tensor,
+    pyramid: TexturePyramid,
+    samples: int,
 ) -> Scene:
     """Place the people of images `index`, which are consecutive."""
     first = int(index[0])

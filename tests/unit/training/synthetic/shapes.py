@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.training.synthetic.asset_pack import KEYPOINTS
-from vitruvian.training.synthetic.camera import Cameras, Placement
+from vitruvian.training.synthetic.camera import Cameras, PeoplePlacement
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.rng import Rng
@@ -101,6 +101,6 @@ def front_camera(*, distance: float, focal: float, size_hw: tuple[int, int]) -> 
     return Cameras(K[None], rotation[None], torch.tensor([[0.0, 0.0, distance]]), size_hw)
 
 
-def alone() -> Placement:
+def alone() -> PeoplePlacement:
     """One person at the origin of one image."""
-    return Placement(torch.tensor([0]), torch.zeros(1), torch.zeros(1, 3), 1)
+    return PeoplePlacement(torch.tensor([0]), torch.zeros(1), torch.zeros(1, 3), 1)

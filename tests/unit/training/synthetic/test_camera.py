@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.camera import Cameras, Placement, sample_cameras, sample_placement
+from vitruvian.training.synthetic.camera import Cameras, PeoplePlacement, sample_cameras, sample_placement
 
 
 def stick_people(count: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def stick_people(count: int) -> torch.Tensor:
 
 
 def test_placement_rotates_about_the_vertical_and_translates() -> None:
-    placement = Placement(torch.tensor([0]), torch.tensor([torch.pi / 2]), torch.tensor([[1.0, 2.0, 0.0]]), 1)
+    placement = PeoplePlacement(torch.tensor([0]), torch.tensor([torch.pi / 2]), torch.tensor([[1.0, 2.0, 0.0]]), 1)
     placed = placement.place(torch.tensor([[[1.0, 0.5, 3.0]]]))
     assert torch.allclose(placed, torch.tensor([[[0.5, 3.0, 3.0]]]), atol=1e-6)
 
@@ -44,7 +44,7 @@ def test_every_image_has_a_person_at_a_distance_from_others() -> None:
         sample_placement(3, 4, rng=rng())
 
 
-def aim(points: Tensor, placement: Placement, seed: int, known: Tensor | None = None, **options: Any) -> Cameras:
+def aim(points: Tensor, placement: PeoplePlacement, seed: int, known: Tensor | None = None, **options: Any) -> Cameras:
     known = torch.ones(308, dtype=torch.bool) if known is None else known
     height = torch.full((len(points),), 1.7)
     known = known.expand(len(points), -1)

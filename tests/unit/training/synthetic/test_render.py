@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.unit.training.synthetic.shapes import alone, card, front_camera, person, sphere
-from vitruvian.training.synthetic.camera import Placement, person_ranks
+from vitruvian.training.synthetic.camera import PeoplePlacement, person_ranks
 from vitruvian.training.synthetic.people_batch import PeopleBatch
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
 
@@ -140,7 +140,9 @@ def test_keypoints_inside_the_body_are_visible_through_its_surface() -> None:
 
 def test_the_person_in_front_hides_the_one_behind() -> None:
     people = PeopleBatch.cat([sphere_person(), sphere_person()])
-    placement = Placement(torch.tensor([0, 0]), torch.zeros(2), torch.tensor([[0.0, 0.0, 0.0], [0.6, 0.9, 0.0]]), 1)
+    placement = PeoplePlacement(
+        torch.tensor([0, 0]), torch.zeros(2), torch.tensor([[0.0, 0.0, 0.0], [0.6, 0.9, 0.0]]), 1
+    )
     camera = front_camera(distance=2.0, focal=40.0, size_hw=SIZE)
     truth = render(people, generator=seeded(), options=PLAIN, placement=placement, cameras=camera)
     front, back = truth.instance_masks[0]
@@ -153,7 +155,7 @@ def test_the_person_in_front_hides_the_one_behind() -> None:
 
 def test_images_with_fewer_people_are_padded() -> None:
     people = PeopleBatch.cat([sphere_person() for _ in range(3)])
-    placement = Placement(
+    placement = PeoplePlacement(
         torch.tensor([0, 1, 0]), torch.zeros(3), torch.tensor([[-0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, 0.0, 0.0]]), 2
     )
     cameras = front_camera(distance=3.0, focal=50.0, size_hw=SIZE)
