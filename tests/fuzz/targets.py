@@ -699,7 +699,8 @@ def _check(answer: Any) -> None:
     if answer.status >= 500:
         raise RuntimeError(answer.body.decode())
     if answer.status >= 400:
-        raise InputError(answer.error["message"])
+        is_json = answer.headers.get("content-type", "").startswith("application/json")  # uvicorn's own errors are text
+        raise InputError(answer.error["message"] if is_json else answer.body.decode(errors="replace"))
 
 
 TARGETS: dict[str, Callable[[Path], list[Seed]]] = {
