@@ -39,8 +39,8 @@ _VIVID = (0.6, 0.9)  # saturation of shapes that do not look like the background
 _TEST_SEED = 10**6  # of the clips for evaluation, far from seeds of training
 # Half of the steps track from the first prompts only, the others get further clicks.
 _PROMPTS = (
-    PromptSimulation(mask=0.45, box=0.15, corrected_frames=0),
-    PromptSimulation(mask=0.45, box=0.15, corrected_frames=2, clicks=2),
+    PromptSimulation(mask=0.3, box=0.15, corrected_frames=0),
+    PromptSimulation(mask=0.3, box=0.15, corrected_frames=2, clicks=2),
 )
 
 
