@@ -20,7 +20,7 @@ demo: setup  ## Detect people in two images, run all people tasks, write out/dem
 	$(BIN)/vitruvian demo --out out/demo
 
 test: setup lint  ## Lint, type-check and run the tests.
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: setup  ## Style and types.
 	$(BIN)/ruff check .

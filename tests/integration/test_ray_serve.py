@@ -30,7 +30,7 @@ from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.settings import ServerLimits, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("ray")]  # one cluster at a time
 
 
 @pytest.fixture
