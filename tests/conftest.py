@@ -1,11 +1,15 @@
-"""The environment of all tests: threads, Triton's interpreter, and Ctrl-C."""
+"""The environment of all tests: threads, Triton's interpreter, Ctrl-C, random seeds."""
 
 from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import signal
+import sys
+
+import pytest
 
 # Before torch is imported: the workers of pytest-xdist share the cores.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
@@ -18,6 +22,16 @@ if shutil.which("nvidia-smi") is None:
 # Background jobs of a shell ignore SIGINT, and so would the commands that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Seed the global generators, so that random weights do not depend on the tests that ran before."""
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 def pytest_collection_finish() -> None:

@@ -39,6 +39,11 @@ def lively(model: Any) -> Any:
     return model.eval()
 
 
+def assert_equal_but_rounding(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Sums of large numbers may be close to zero: rounding is relative to the largest value."""
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * max(1.0, float(other.abs().max())))
+
+
 @both_families
 @pytest.mark.parametrize("resnet", [False, True])
 def test_a_mixed_batch_computes_what_single_images_do(cls: Any, tiny: Any, processor: Any, resnet: bool) -> None:
@@ -57,12 +62,12 @@ def test_a_mixed_batch_computes_what_single_images_do(cls: Any, tiny: Any, proce
         torch.testing.assert_close(together.class_queries_logits[index], single.class_queries_logits[0])
         height, width = single.masks_queries_logits.shape[-2:]
         masks = together.masks_queries_logits[index]
-        torch.testing.assert_close(masks[:, :height, :width], single.masks_queries_logits[0], rtol=1e-4, atol=1e-5)
+        assert_equal_but_rounding(masks[:, :height, :width], single.masks_queries_logits[0])
         assert (masks[:, height:] == PADDING_LOGIT).all()
         assert (masks[:, :, width:] == PADDING_LOGIT).all()
         for one, other in zip(together.encoder_hidden_states, single.encoder_hidden_states, strict=True):
             part = one[index, :, : other.shape[-2], : other.shape[-1]]
-            torch.testing.assert_close(part, other[0], rtol=1e-4, atol=1e-5)
+            assert_equal_but_rounding(part, other[0])
         for one, other in zip(together.auxiliary_logits, single.auxiliary_logits, strict=True):
             torch.testing.assert_close(one["class_queries_logits"][index], other["class_queries_logits"][0])
         torch.testing.assert_close(together.attentions[-1][index], single.attentions[-1][0])
