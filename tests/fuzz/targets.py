@@ -247,7 +247,7 @@ def mutate_tensors(content: bytes, rng: random.Random) -> bytes:
         elif kind == 7:
             inner[rng.choice(("", 7, "x", f"{name}.{name}", "model", f"backbone.{name}"))] = inner.pop(name)
         elif kind == 8:
-            inner[name] = torch.full_like(tensor, rng.choice((float("nan"), float("inf"), 1e38)))
+            inner[name] = torch.full(tensor.shape, rng.choice((float("nan"), float("inf"), 1e38)))
         else:
             inner[name] = rng.choice(VALUES)
     stream = io.BytesIO()
