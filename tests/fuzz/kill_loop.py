@@ -51,8 +51,8 @@ class Jobs:
         track = ["track", "-m", "track", "clip.mp4", "--save", _TRACKED, "--keep-state", "--points"]
         normals = ["normals", "-m", "normals", "--detect", "whole"]
         self.commands = {
-            "images": ([*normals, "images", "--save", "png,npz,plot"], ["--convention", "opengl"]),
-            "video": ([*normals, "clip.mp4", "--save", "mp4,json,npz"], ["--convention", "opengl"]),
+            "images": ([*normals, "images", "--save", "png,npz,plot"], ["--convention", "opencv"]),
+            "video": ([*normals, "clip.mp4", "--save", "mp4,json,npz"], ["--convention", "opencv"]),
             "track": ([*track, "1@0:22,12"], ["--points", "2@0:60,40"]),
         }
         self.expected: dict[str, dict[str, bytes]] = {}
