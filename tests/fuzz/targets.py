@@ -536,8 +536,8 @@ def _json_seed(path: str, value: object, read: Callable[[Path], object]) -> Seed
 def _write_labels(path: Path, *, tool: str) -> None:
     out = path.parent / "labels" / _TOOLS[tool]
     _run_command("labels", path, "--to", tool, "-o", out)
-    if tool == "cvat":
-        ElementTree.parse(out)
+    if tool != "yolo":
+        ElementTree.parse(out.with_suffix(".xml"))
 
 
 def _run_command(*words: object) -> None:
