@@ -57,6 +57,16 @@ def test_names_that_differ_in_spaces(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sizes(tmp_path / "out") == sources
 
 
+def test_names_like_numbers_of_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_image(tmp_path / "a_%05d.png", (20, 30))
+    save_image(tmp_path / "b.png", (20, 30))
+    out = tmp_path / "out"
+    assert command("normals", tmp_path / "a_%05d.png", tmp_path / "b.png", "-o", out, "--save", "npz") == 0
+    assert files(out) == {"a__05d_normals.npz", "b_normals.npz"}
+    assert command("normals", tmp_path / "b.png", "-o", out / "%05d.npz") == 1
+    assert "numbers the frames of a video, got an image" in capsys.readouterr().err
+
+
 def test_names_under_a_long_path(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 90) / ("b" * 90)
     sources = {str(save_image(folder / f"{n}.png", (20 + n, 30), n)): (20 + n, 30) for n in range(3)}

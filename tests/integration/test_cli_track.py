@@ -123,7 +123,16 @@ def test_refine_leaves_the_files_of_earlier_frames(long_clip: Path, tmp_path: Pa
 def test_states_of_videos_whose_names_have_dots(long_clip: Path, tmp_path: Path) -> None:
     for name in ("a.1.mp4", "a.2.mp4"):
         shutil.copy(long_clip, tmp_path / name)
-    arguments = ["track", tmp_path / "a.1.mp4", tmp_path / "a.2.mp4", "--save", "png,json", "-q", "-o", tmp_path / "out"]
+    arguments = [
+        "track",
+        tmp_path / "a.1.mp4",
+        tmp_path / "a.2.mp4",
+        "--save",
+        "png,json",
+        "-q",
+        "-o",
+        tmp_path / "out",
+    ]
     assert command(*arguments) == 0
     assert command(*arguments, "--keep-state") == 0  # all results are done, but no state was kept
     assert {path.name for path in (tmp_path / "out").glob("*.state")} == {"a.1_track.state", "a.2_track.state"}
