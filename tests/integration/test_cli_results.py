@@ -282,6 +282,20 @@ def test_results_that_python_saves_by_a_pattern(tmp_path: Path) -> None:
         assert found == {"x.npz": 20, "x_2.npz": 21, "x_3.npz": 22}
 
 
+@pytest.mark.parametrize("pattern", ["{stem}.npz", "{stem}_{frame}.npz"])
+def test_names_that_look_alike_in_a_pattern(pattern: str, tmp_path: Path) -> None:
+    """Names that messages show alike, as white space is squeezed and long paths are cut, are different sources."""
+    from vitruvian import pipeline
+
+    folder = tmp_path / ("x" * 150)
+    sources = [save_image(folder / name, (20, 30)) for name in ("a  b.png", "a b.png", "c?d.png", "c?e.png")]
+    pipe = pipeline("normals", COMMANDS["normals"][1], device="cpu", detect="whole")
+    with pipe(sources, save=str(tmp_path / "out" / pattern)) as results:
+        assert len(list(results)) == 4
+    expected = {pattern.format(stem=stem, frame=0) for stem in ("a  b", "a b", "c_d", "c_e")}
+    assert files(tmp_path / "out") == expected
+
+
 # ------------------------------------------------------------------------------------------------ locks (item 4)
 
 
