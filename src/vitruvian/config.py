@@ -79,7 +79,7 @@ class Range:
 def bounded(
     default: T, *, ge: float = -math.inf, gt: float = -math.inf, le: float = math.inf, lt: float = math.inf
 ) -> T:
-    """Declare a field with a default and the range of its numbers; None is not checked."""
+    """Declare a field with a default and the range of its numbers, by default all; None is not checked."""
     declared: Any = dataclasses.field(default=default, metadata={"range": Range(ge, gt, le, lt)})
     return declared  # type: ignore[no-any-return]
 
@@ -101,11 +101,16 @@ class ConfigBase:
         self.validate()
 
     def check_fields(self) -> None:
-        """Raise `ConfigError` for a field with a value of the wrong type or out of its range."""
+        """Raise `ConfigError` for a field with a value of the wrong type or out of its range.
+
+        Where sizes are limited, an integer without a declared range is one: it is not negative.
+        """
         _check_types(self)
         for field in dataclasses.fields(self):
             if "range" in field.metadata:
                 self._check_range(field.name, field.metadata["range"])
+            elif self.sizes_are_limited and type(getattr(self, field.name)) is int:
+                self._check_range(field.name, Range(ge=0))
 
     def validate(self) -> None:
         """Raise `ConfigError` for fields that do not fit each other. Subclasses extend it."""

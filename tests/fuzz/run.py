@@ -2,14 +2,16 @@
 
     python -m tests.fuzz.run --minutes 30 --kills 500
 
-A worker that hangs or takes too much memory is killed, and another one goes on with the next seed. Inputs that fail are
-written to out/fuzz/, with the traceback. The exit code is 1 if there are any.
+Targets take turns, so that each has its share of the time also when the run is stopped early. A worker that hangs or
+takes too much memory is killed, and another one goes on with the next seed. Inputs that fail are written to out/fuzz/,
+with the traceback. The exit code is 1 if there are any.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -30,6 +32,7 @@ MAX_BYTES = 2 << 30
 OUT = Path("out/fuzz")
 _POLL_SECONDS = 0.1
 _START_SECONDS = 120.0  # of a worker, until its first input
+_TURN_SECONDS = 120.0  # of a target at most, before the next one
 
 
 @dataclass
@@ -63,6 +66,7 @@ class Worker:
             text=True,
         )
         self.outcomes: list[dict[str, str]] = []
+        self.first: float | None = None
         self.last, self.last_cpu = time.monotonic() + _START_SECONDS, _START_SECONDS
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -71,7 +75,12 @@ class Worker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.outcomes.append(json.loads(line))
+            self.first = time.monotonic() if self.first is None else self.first
             self.last, self.last_cpu = time.monotonic(), self.cpu_seconds()
+
+    def seconds(self) -> float:
+        """Return the time since the first input."""
+        return 0.0 if self.first is None else time.monotonic() - self.first
 
     def hangs(self) -> bool:
         """Return whether the input that is being read takes too long."""
@@ -100,13 +109,12 @@ class Worker:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def fuzz_target(target: str, seconds: float, seeds: random.Random) -> Tally:
-    """Fuzz one target for some time."""
-    tally, end = Tally(), time.monotonic() + seconds
-    while time.monotonic() < end:
+def fuzz_target(target: str, tally: Tally, seconds: float, seeds: random.Random) -> None:
+    """Fuzz one target for some time; the start of workers does not count."""
+    while seconds > 0:
         worker = Worker(target, seeds.randrange(2**32))
         ended = ""
-        while not ended and time.monotonic() < end:
+        while not ended and worker.seconds() < seconds:
             time.sleep(_POLL_SECONDS)
             resident = worker.resident_bytes()
             tally.peak_bytes = max(tally.peak_bytes, resident)
@@ -117,11 +125,13 @@ def fuzz_target(target: str, seconds: float, seeds: random.Random) -> Tally:
             elif worker.hangs():
                 ended = "hang"
         if ended:
-            _store(tally, worker, ended, f"{ended} of seed {worker.seed} after {len(worker.outcomes)} inputs")
+            code = worker.process.returncode
+            inputs = len(worker.outcomes)
+            _store(tally, worker, ended, f"{ended} of seed {worker.seed} after {inputs} inputs, exit code {code}")
+        seconds -= worker.seconds() if worker.outcomes else seconds  # one that does not start is not started again
         worker.end()
         for outcome in worker.outcomes:
             tally.kinds[outcome["kind"]] += 1
-    return tally
 
 
 def _store(tally: Tally, worker: Worker, kind: str, detail: str) -> None:
@@ -141,7 +151,8 @@ def print_table(tallies: dict[str, Tally]) -> None:
         print(("{:<16}" + "{:>12,}" * 8).format(target, tally.inputs, *kinds, tally.peak_bytes >> 20))
     print(
         f"{sum(tally.inputs for tally in tallies.values()):,} inputs, "
-        f"{sum(tally.failures for tally in tallies.values()):,} failures"
+        f"{sum(tally.failures for tally in tallies.values()):,} failures",
+        flush=True,
     )
 
 
@@ -157,9 +168,12 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     OUT.mkdir(parents=True, exist_ok=True)
     seeds = random.Random(seed)
-    tallies: dict[str, Tally] = {}
-    for target in arguments.targets:
-        tallies[target] = fuzz_target(target, arguments.minutes * 60 / len(arguments.targets), seeds)
+    tallies = {target: Tally() for target in arguments.targets}
+    share = arguments.minutes * 60 / len(tallies)
+    turns = math.ceil(share / _TURN_SECONDS)
+    for _ in range(turns):
+        for target, tally in tallies.items():
+            fuzz_target(target, tally, share / turns, seeds)
         print_table(tallies)
     failed = any(tally.failures for tally in tallies.values())
     if arguments.kills:

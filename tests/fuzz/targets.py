@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import random
-import re
 import shutil
 import tarfile
 import zipfile
@@ -24,6 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.families import CASES
+from tests.fuzz.debug_log import last_exception
 from tests.fuzz.mutations import VALUES, mutate_bytes, mutate_json, mutate_json_text
 from tests.tiny import SIZE_HW
 from tests.tiny_multitask import tiny_multitask
@@ -247,7 +247,7 @@ def mutate_tensors(content: bytes, rng: random.Random) -> bytes:
         elif kind == 7:
             inner[rng.choice(("", 7, "x", f"{name}.{name}", "model", f"backbone.{name}"))] = inner.pop(name)
         elif kind == 8:
-            inner[name] = torch.full_like(tensor, rng.choice((float("nan"), float("inf"), 1e38)))
+            inner[name] = torch.full(tensor.shape, rng.choice((float("nan"), float("inf"), 1e38)))
         else:
             inner[name] = rng.choice(VALUES)
     stream = io.BytesIO()
@@ -264,7 +264,7 @@ def configurations(folder: Path) -> list[Seed]:
     for case in CASES:
         path = folder / case.name / "config.json"
         case.config().save_pretrained(path.parent)
-        seeds.append(Seed(f"{case.name}/config.json", path.read_bytes(), _build_model(case.cls), mutate_json_text))
+        seeds.append(Seed(f"{case.name}/config.json", path.read_bytes(), build_model(case.cls), mutate_json_text))
     for task in ("pose", "segment", "semantic"):
         model, processor = parts_of(task)
         model.save_pretrained(folder / task)
@@ -278,7 +278,9 @@ def configurations(folder: Path) -> list[Seed]:
     return seeds
 
 
-def _build_model(cls: Any) -> Callable[[Path], object]:
+def build_model(cls: Any) -> Callable[[Path], object]:
+    """Return a function that builds a model of this class by a `config.json`."""
+
     def build(path: Path) -> None:
         config = AutoConfig.from_pretrained(path.parent)
         if isinstance(config, cls.config_class):
@@ -534,8 +536,8 @@ def _json_seed(path: str, value: object, read: Callable[[Path], object]) -> Seed
 def _write_labels(path: Path, *, tool: str) -> None:
     out = path.parent / "labels" / _TOOLS[tool]
     _run_command("labels", path, "--to", tool, "-o", out)
-    if tool == "cvat":
-        ElementTree.parse(out)
+    if tool != "yolo":
+        ElementTree.parse(out.with_suffix(".xml"))
 
 
 def _run_command(*words: object) -> None:
@@ -543,8 +545,7 @@ def _run_command(*words: object) -> None:
     log = io.StringIO()
     with contextlib.redirect_stderr(log), contextlib.redirect_stdout(log):
         code = run([*map(str, words), "--debug"])
-    raised = re.findall(r"^    .*\n([\w.]+): ", log.getvalue(), re.MULTILINE)  # what follows the lines of code
-    if code and not (raised and raised[-1].startswith("vitruvian.errors.")):
+    if code and not (last_exception(log.getvalue()) or "").startswith("vitruvian.errors."):
         raise RuntimeError(log.getvalue())
     if code:
         raise InputError(log.getvalue())

@@ -57,6 +57,16 @@ def test_names_that_differ_in_spaces(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sizes(tmp_path / "out") == sources
 
 
+def test_names_like_numbers_of_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_image(tmp_path / "a_%05d.png", (20, 30))
+    save_image(tmp_path / "b.png", (20, 30))
+    out = tmp_path / "out"
+    assert command("normals", tmp_path / "a_%05d.png", tmp_path / "b.png", "-o", out, "--save", "npz") == 0
+    assert files(out) == {"a__05d_normals.npz", "b_normals.npz"}
+    assert command("normals", tmp_path / "b.png", "-o", out / "%05d.npz") == 1
+    assert "numbers the frames of a video, got an image" in capsys.readouterr().err
+
+
 def test_names_under_a_long_path(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 90) / ("b" * 90)
     sources = {str(save_image(folder / f"{n}.png", (20 + n, 30), n)): (20 + n, 30) for n in range(3)}
@@ -270,6 +280,20 @@ def test_results_that_python_saves_by_a_pattern(tmp_path: Path) -> None:
             with np.load(tmp_path / "out" / name) as values:
                 found[name] = values["normals"].shape[0]
         assert found == {"x.npz": 20, "x_2.npz": 21, "x_3.npz": 22}
+
+
+@pytest.mark.parametrize("pattern", ["{stem}.npz", "{stem}_{frame}.npz"])
+def test_names_that_look_alike_in_a_pattern(pattern: str, tmp_path: Path) -> None:
+    """Names that messages show alike, as white space is squeezed and long paths are cut, are different sources."""
+    from vitruvian import pipeline
+
+    folder = tmp_path / ("x" * 150)
+    sources = [save_image(folder / name, (20, 30)) for name in ("a  b.png", "a b.png", "c?d.png", "c?e.png")]
+    pipe = pipeline("normals", COMMANDS["normals"][1], device="cpu", detect="whole")
+    with pipe(sources, save=str(tmp_path / "out" / pattern)) as results:
+        assert len(list(results)) == 4
+    expected = {pattern.format(stem=stem, frame=0) for stem in ("a  b", "a b", "c_d", "c_e")}
+    assert files(tmp_path / "out") == expected
 
 
 # ------------------------------------------------------------------------------------------------ locks (item 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from PIL import Image
 from tests.integration.cli_case import command, json_lines, pixels
 from tests.integration.test_cli_video import COUNT, SIZE, clip  # noqa: F401
 from tests.shared import SHARED, needs_shared
+from tests.unit.files.clips import make_clip
+from tests.unit.pipelines.case import sample_image
 from vitruvian.cli import run
 from vitruvian.files.video import VideoReader, VideoWriter
+from vitruvian.pipelines.video import loop
 
 POINT, CORRECTION = "1@0:22,12", "1@5:30,20"
 MODEL = ("-m", "facebook/sam2.1-hiera-tiny")
@@ -69,6 +73,72 @@ def test_refine_gives_what_all_prompts_at_once_give(tmp_path: Path, capsys: pyte
     arguments = ["-o", str(twice), "--refine", str(tmp_path), "--points", "1@6:3,4"]
     assert run(["track", "clip.mp4", *MODEL, *arguments]) == 2
     assert "--refine: expected a folder that vitruvian track --keep-state wrote" in capsys.readouterr().err
+
+
+@pytest.fixture
+def long_clip(tmp_path: Path) -> Path:
+    """Make a video of two segments."""
+    scene = sample_image(4, SIZE)
+    make_clip(tmp_path / "clip.mp4", [np.roll(scene, number, 1) for number in range(COUNT)], rate=1)
+    return tmp_path / "clip.mp4"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files, without journals and kept states."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.parent.suffix != ".state"}
+
+
+@pytest.mark.parametrize("before", [["--points", "2@0:60,40"], ["--save", "json"]])
+def test_interrupted_with_other_prompts_or_files(
+    before: list[str], long_clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of frames that the first run wrote, or did not write, are those of the second in the end."""
+    add = loop._Output.add
+
+    def interrupt(self: Any, result: Any) -> None:
+        if self.next_frame == COUNT - 1:  # the first segment is complete
+            signal.raise_signal(signal.SIGINT)
+        add(self, result)
+
+    arguments = ["track", long_clip, "--save", "json,png,crops"]
+    assert command(*arguments, "-o", tmp_path / "expected", "-q") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Output, "add", interrupt)
+        assert command(*arguments, *before, "-o", tmp_path / "out", "-q") == 130
+    assert command(*arguments, "-o", tmp_path / "out", "-q") == 0
+    assert files(tmp_path / "out") == files(tmp_path / "expected")
+
+
+def test_refine_leaves_the_files_of_earlier_frames(long_clip: Path, tmp_path: Path) -> None:
+    arguments = ["track", long_clip, "--save", "json,png,crops", "-q"]
+    correction = ["--points", "1@11:30,20"]
+    assert command(*arguments, *correction, "-o", tmp_path / "expected") == 0
+    assert command(*arguments, "-o", tmp_path / "out", "--keep-state") == 0
+    words = ["track", long_clip, *MODEL, "--save", "json,png,crops", *correction, "-o", tmp_path / "out"]
+    assert run([*map(str, words), "--refine", str(tmp_path / "out" / "clip_track.state")]) == 0
+    assert files(tmp_path / "out") == files(tmp_path / "expected")
+
+
+def test_states_of_videos_whose_names_have_dots(long_clip: Path, tmp_path: Path) -> None:
+    for name in ("a.1.mp4", "a.2.mp4"):
+        shutil.copy(long_clip, tmp_path / name)
+    arguments = [
+        "track",
+        tmp_path / "a.1.mp4",
+        tmp_path / "a.2.mp4",
+        "--save",
+        "png,json",
+        "-q",
+        "-o",
+        tmp_path / "out",
+    ]
+    assert command(*arguments) == 0
+    assert command(*arguments, "--keep-state") == 0  # all results are done, but no state was kept
+    assert {path.name for path in (tmp_path / "out").glob("*.state")} == {"a.1_track.state", "a.2_track.state"}
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.state/*")}
+    assert command(*arguments, "--keep-state") == 0
+    assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.state/*")}
 
 
 def test_no_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

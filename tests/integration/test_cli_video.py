@@ -58,6 +58,9 @@ def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert command("normals", "clip.mp4", "-o", out, "--no-sound") == 0
     assert "0 done, 1 skipped" in capsys.readouterr().err
+    assert command("normals", "clip.mp4", "-o", out) == 0
+    assert "1 redone" in capsys.readouterr().err
+    assert facts(out)[3]
     stamp = out.stat().st_mtime_ns
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opencv") == 0  # other settings
     assert "1 redone" in capsys.readouterr().err

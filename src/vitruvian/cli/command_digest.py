@@ -20,7 +20,7 @@ from vitruvian.hub import BUILTIN
 
 # Options that do not change results, or of which a digest is taken
 _INDEPENDENT = {
-    *("revision", "device", "workers", "points_per_batch", "sound", "preview", "frames"),
+    *("revision", "device", "workers", "points_per_batch", "preview", "frames"),
     *("then", "keep_state", "refine"),
 } | {
     field.name

@@ -15,7 +15,7 @@ import glob
 import hashlib
 import os
 import posixpath
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -182,10 +182,16 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
 def _with_distinct_stems(inputs: list[Input]) -> list[Input]:
     """Change the stems of inputs whose results would have the same names."""
     inputs = _changed(inputs, lambda item: f"{_folder_of(item)}/{item.stem}", _with_extension)
+    inputs = _numbered(inputs, _folder_of)  # in one folder nothing else tells them apart: a.png and A.png
     while (longer := _changed(inputs, lambda item: item.stem, _with_folder)) != inputs:
         inputs = longer
-    names = DistinctNames()  # numbers for what nothing else tells apart, such as two addresses with other queries
-    return [replace(item, stem=names.add(item.stem)) for item in inputs]
+    return _numbered(inputs, lambda item: "")
+
+
+def _numbered(inputs: list[Input], folder: Callable[[Input], str]) -> list[Input]:
+    """Add numbers to stems that some file system treats as one, in one folder."""
+    names: defaultdict[str, DistinctNames] = defaultdict(DistinctNames)
+    return [replace(item, stem=names[folder(item)].add(item.stem)) for item in inputs]
 
 
 def _changed(inputs: list[Input], key: Callable[[Input], str], change: Callable[[Input], Input]) -> list[Input]:

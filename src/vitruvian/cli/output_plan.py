@@ -172,10 +172,15 @@ class OutputPlan:
         moving = item.kind in ("video", "camera")
         if self.file is not None and self._file_format in (VIDEO_DATASET, CROPS):
             raise InputError(f"--out {self.file}: expected a folder for {self._file_format}, got a file.")
+        if self.file is not None and FRAME_FORMAT in self.file.name and not moving:
+            raise InputError(
+                f"--out {self.file}: {FRAME_FORMAT} numbers the frames of a video, got an image. Leave it out."
+            )
         if self.file is not None and self._file_format is not None:
             return {self._file_format: self.file} if moving or self._file_format in self.task.image_formats() else {}
         if not moving:
-            return {name: self._path(item.stem, file_extension(name)) for name in self._formats.image}
+            stem = item.stem.replace(FRAME_FORMAT, FRAME_FORMAT.replace("%", "_"))
+            return {name: self._path(stem, file_extension(name)) for name in self._formats.image}
         stem = item.stem.replace("%", "_")  # %05d stands for the number of a frame
         stem = f"{stem}_{time.strftime('%Y%m%d-%H%M%S')}" if item.kind == "camera" else stem
         formats = self._formats.video

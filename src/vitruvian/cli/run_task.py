@@ -271,6 +271,8 @@ class TaskRun:
             return state
         if item.kind == "stdin" or (self.dataset is not None and item.file_name not in self.dataset.names):
             return "new"
+        if isinstance(self.command, TrackCommand) and self.command.lacks_state(self._files[item.identity], self.digest):
+            return "new"
         raise _AlreadyDoneError
 
     # ------------------------------------------------------------------------------------------------ one input

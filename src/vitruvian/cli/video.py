@@ -46,8 +46,6 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool, join:
     files = run.claim(item)
     frames = _FrameWriter(run.command, files, item.name)
     restart = not join and _restarts(run.command, files)
-    if restart:
-        frames.remove()
     report = _run_loop(run, pipe, item, frames, restart=restart, **_track_options(run.command, files))
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
@@ -68,8 +66,6 @@ def prepare_parts(run: TaskRun, item: Input, *, seconds: float) -> list[tuple[in
     files = run.claim(item)
     frames = _FrameWriter(run.command, files, item.name)
     restart = _restarts(run.command, files)
-    if restart:
-        frames.remove()
     return split_video(str(item.source), _video_options(run, frames, restart=restart), seconds=seconds)
 
 
@@ -140,6 +136,8 @@ def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> Vide
         record=frames.record,
         alpha=frames.alpha,
         settings={"settings": run.digest, **prompts},
+        frame_files=frames.file_names,
+        on_start=frames.remove_from,
         overwrite=restart,
         **command.video_options(),
     )
@@ -182,12 +180,19 @@ class _FrameWriter:
                     write_image(self._crops.with_name(name), crop)
         return converted.to_dict() | {"source": self._source}
 
-    def remove(self) -> None:
-        """Remove the files of frames that an earlier run wrote."""
-        for file in (file for pattern in self._patterns for file in self._frames(pattern)):
-            file.unlink()
-        for file in [] if self._crops is None else _crop_files(self._crops.parent):
-            file.unlink()
+    @property
+    def file_names(self) -> list[str]:
+        """Names of the files that are written for each frame, as patterns."""
+        patterns = [*self._patterns, *([] if self._crops is None else [self._crops])]
+        return [f"{path.parent.name}/{path.name}" for path in patterns]
+
+    def remove_from(self, first: int) -> None:
+        """Remove the files that an earlier run wrote for a frame and those after it."""
+        numbered = [found for pattern in self._patterns for found in self._frames(pattern)]
+        numbered += [] if self._crops is None else _crop_files(self._crops.parent)
+        for number, file in numbered:
+            if number >= first:
+                file.unlink()
 
     def check(self, count: int) -> None:
         """Raise `InputError` unless there is a record and a file of each format for every frame."""
@@ -204,15 +209,20 @@ class _FrameWriter:
         if self._crops is not None and not _crop_files(self._crops.parent):
             raise InputError(f"{self._crops.parent}: no object is visible in any frame. Leave crops out of --save.")
 
-    def _frames(self, pattern: Path) -> list[Path]:
+    def _frames(self, pattern: Path) -> list[tuple[int, Path]]:
+        """List the files of a pattern, with the numbers of their frames."""
         before, after = (re.escape(part) for part in pattern.name.split(FRAME_FORMAT))
-        form = re.compile(rf"{before}\d{{5,}}{after}")
-        return [file for file in pattern.parent.glob("*") if form.fullmatch(file.name)]
+        return _numbered(pattern.parent, rf"{before}(\d{{5,}}){after}")
 
 
-def _crop_files(folder: Path) -> list[Path]:
-    """List the crops in a folder: FRAME_OBJECT.png."""
-    return [file for file in folder.glob("*.png") if re.fullmatch(r"\d{5,}_\d+\.png", file.name)]
+def _crop_files(folder: Path) -> list[tuple[int, Path]]:
+    """List the crops in a folder, FRAME_OBJECT.png, with the numbers of their frames."""
+    return _numbered(folder, r"(\d{5,})_\d+\.png")
+
+
+def _numbered(folder: Path, form: str) -> list[tuple[int, Path]]:
+    matches = ((re.fullmatch(form, file.name), file) for file in folder.glob("*"))
+    return [(int(match[1]), file) for match, file in matches if match is not None]
 
 
 class Preview:

@@ -126,8 +126,8 @@ def _label_studio_interface(coco: Mapping[str, Any]) -> str:
     """Return the labeling interface whose tags the predictions name."""
     view = ElementTree.Element("View")
     ElementTree.SubElement(view, "Image", {"name": "image", "value": "$image"})
-    names = [str(category["name"]) for category in coco["categories"]]
-    keypoints = [str(name) for category in coco["categories"] for name in category.get("keypoints", ())]
+    names = [_xml_text(category["name"]) for category in coco["categories"]]
+    keypoints = [_xml_text(name) for category in coco["categories"] for name in category.get("keypoints", ())]
     tags = {"RectangleLabels": ("box", names), "PolygonLabels": ("polygon", names), "KeyPointLabels": ("kp", keypoints)}
     for tag, (name, labels) in tags.items():
         if labels:
@@ -144,21 +144,22 @@ def _label_studio_shapes(
     """Return the box, the polygons and the keypoints of an annotation, in percent of the image."""
     width, height = image["width"], image["height"]
     category = _category(record, coco)
+    label = _xml_text(category["name"])  # as in the interface
     common = {"to_name": "image", "original_width": width, "original_height": height, "image_rotation": 0}
     x, y, w, h = record["bbox"]
     box = {"x": 100 * x / width, "y": 100 * y / height, "width": 100 * w / width, "height": 100 * h / height}
     box["rotation"] = 0
     shapes: list[JsonObject] = [
-        {"from_name": "box", "type": "rectanglelabels", "value": box | {"rectanglelabels": [category["name"]]}}
+        {"from_name": "box", "type": "rectanglelabels", "value": box | {"rectanglelabels": [label]}}
     ]
     for polygon in _polygons(record):
         points = (polygon * np.array([100 / width, 100 / height])).round(3).tolist()
-        value: JsonObject = {"points": points, "polygonlabels": [category["name"]]}
+        value: JsonObject = {"points": points, "polygonlabels": [label]}
         shapes.append({"from_name": "polygon", "type": "polygonlabels", "value": value})
     for name, px, py, visible in _keypoints(record, category):
         if not visible:
             continue
-        value = {"x": 100 * px / width, "y": 100 * py / height, "width": 0.5, "keypointlabels": [name]}
+        value = {"x": 100 * px / width, "y": 100 * py / height, "width": 0.5, "keypointlabels": [_xml_text(name)]}
         shapes.append({"from_name": "kp", "type": "keypointlabels", "value": value, "parentID": f"{record['id']}-0"})
     return [shape | common | {"id": f"{record['id']}-{number}"} for number, shape in enumerate(shapes)]
 
@@ -211,7 +212,7 @@ def _add_cvat_label(labels: ElementTree.Element, name: str, kind: str, parent: s
     label = ElementTree.SubElement(labels, "label")
     for tag, text in {"name": name, "type": kind, "attributes": None, "parent": parent}.items():
         if text is not None or tag == "attributes":
-            ElementTree.SubElement(label, tag).text = text
+            ElementTree.SubElement(label, tag).text = None if text is None else _xml_text(text)
 
 
 def write_yolo(folder: str | Path, coco: Mapping[str, Any]) -> None:
@@ -292,4 +293,9 @@ def _keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[t
 
 
 def _attributes(values: Mapping[str, object]) -> dict[str, str]:
-    return {name: _NOT_XML.sub("\ufffd", str(value)) for name, value in values.items()}
+    return {name: _xml_text(value) for name, value in values.items()}
+
+
+def _xml_text(value: object) -> str:
+    """Return a text without characters that XML does not allow."""
+    return _NOT_XML.sub("\ufffd", str(value))

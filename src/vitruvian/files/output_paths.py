@@ -13,6 +13,7 @@ import unicodedata
 from pathlib import Path
 
 from vitruvian.errors import InputError
+from vitruvian.images.download import is_url
 
 MAX_NAME_BYTES = 255  # of one name, on the common file systems
 _TEMPORARY_BYTES = 24  # `.NAME.1a2b3c4d.part` while a file is written, and the like
@@ -105,22 +106,29 @@ class PathPattern:
         self._by_source = "{frame" in self.pattern
         self.folder = Path(os.path.dirname(self.pattern[: self.pattern.index("{")]))
         self._names = DistinctNames()
-        self._stems: dict[str | int, str] = {}
+        self._by_index: dict[int, str] = {}  # stems of results that are not written yet
+        self._by_path: dict[str, str] = {}  # stems of sources, where results share that of their source
         self._lock = threading.Lock()
 
     def announce(self, source: str, index: int) -> None:
-        """Choose the stem of the result that is number `index`, before any later one."""
-        key: str | int = source if self._by_source else index
-        with self._lock:
-            if key not in self._stems:
-                stem = Path(source.partition("?")[0]).stem
-                self._stems[key] = self._names.add(safe_name(stem))
+        """Choose the stem of the result that is number `index`, before any later one.
 
-    def path(self, source: str, index: int, frame: int) -> Path:
-        """Return where the result that is number `index` goes."""
-        self.announce(source, index)
+        Args:
+            source: Path or URL of its source as it is, not as it is displayed.
+            index: Number of the result.
+        """
         with self._lock:
-            stem = self._stems[source] if self._by_source else self._stems.pop(index)
+            stem = self._by_path.get(source) if self._by_source else None
+            if stem is None:
+                stem = self._names.add(safe_name(Path(source.partition("?")[0] if is_url(source) else source).stem))
+            if self._by_source:
+                self._by_path[source] = stem
+            self._by_index[index] = stem
+
+    def path(self, index: int, frame: int) -> Path:
+        """Return where the result that is number `index` goes. Call it once for each."""
+        with self._lock:
+            stem = self._by_index.pop(index)
         name = self._format(stem, frame)
         longest = max(len(os.fsencode(part)) for part in Path(name).parts)
         path = Path(self._format(_short_name(stem, reserved_bytes=longest - len(os.fsencode(stem))), frame))

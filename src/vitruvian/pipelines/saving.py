@@ -64,10 +64,10 @@ def open_writer(
 
     def loaders() -> Iterator[FrameLoader]:
         for index, loader in enumerate(source.loaders()):
-            paths.announce(loader.name, index)
+            paths.announce(str(loader.path or loader.name), index)
             yield loader
 
     def write(result: Result, index: int) -> None:
-        result.save(paths.path(str(result.source or "array"), index, result.frame or 0))
+        result.save(paths.path(index, result.frame or 0))
 
     return write, replace(source, loaders=loaders)

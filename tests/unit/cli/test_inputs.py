@@ -25,6 +25,7 @@ def stems(folder: Path, *names: str) -> list[str]:
         (["a.jpg", "a.png"], ["a_jpg", "a_png"]),
         (["x/a.jpg", "x/a.png", "y/a.jpg"], ["a_jpg", "a_png", "a"]),
         (["A.jpg", "x/a.jpg"], ["{here}/A", "x/a"]),
+        (["A.jpg", "a.jpg", "x/b.jpg", "y/b.jpg"], ["A_jpg", "a_jpg_2", "x/b", "y/b"]),
         (["a b.jpg", "ä.jpg", "no_ending"], ["a b", "ä", "no_ending"]),
     ],
 )

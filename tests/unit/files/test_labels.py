@@ -100,6 +100,19 @@ def test_cvat(tmp_path: Path) -> None:
     assert shown == [int((scores >= 0.3).sum()) for scores in pose.scores]
 
 
+def test_names_that_xml_does_not_allow(tmp_path: Path) -> None:
+    coco = dataset(tmp_path, sample("instances"))
+    coco["categories"][0]["name"] = "a\x00\ud800"
+    write_cvat(tmp_path / "a.xml", coco)
+    write_label_studio(tmp_path / "ls.json", coco)
+    root = ElementTree.parse(tmp_path / "a.xml").getroot()
+    assert "a\ufffd\ufffd" in [name.text for name in root.iter("name")]
+    labels = {label.get("value") for label in ElementTree.parse(tmp_path / "ls.xml").iter("Label")}
+    shapes = json.loads((tmp_path / "ls.json").read_text())[0]["predictions"][0]["result"]
+    assert "a\ufffd\ufffd" in labels
+    assert {name for shape in shapes for name in shape["value"].get("rectanglelabels", [])} <= labels
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset(tmp_path, sample("instances"))
     source = str(tmp_path / "all.json")

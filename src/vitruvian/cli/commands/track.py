@@ -12,7 +12,7 @@ from typer import Option
 
 from vitruvian.cli.options import read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, VitruvianError
 from vitruvian.hub import BUILTIN
 from vitruvian.json_files import read_json
 from vitruvian.pipelines.options import PeopleOptions
@@ -148,8 +148,18 @@ class TrackCommand(TaskCommand):
         """Return NAME.state beside the results with --keep-state, and the same folder with --refine."""
         if self.refine is not None:
             return self.refine.expanduser()
-        first = next(iter(files.values()))
-        return first.with_name(f"{first.name.partition('.')[0]}.state") if self.keep_state else None
+        beside = files.get("json") or next(iter(files.values()))  # without records, there is a video alone
+        return beside.with_suffix(".state") if self.keep_state else None
+
+    def lacks_state(self, files: Mapping[str, Path], digest: str) -> bool:
+        """Return whether --keep-state asks for a state that an earlier run with the same settings did not keep."""
+        folder = self.state_folder(files)
+        if folder is None or self.refine is not None:
+            return False
+        try:
+            return bool(read_json(folder / "plan.json")["settings"]["settings"]["settings"] != digest)
+        except (OSError, KeyError, TypeError, VitruvianError):
+            return True
 
     def refined(self) -> tuple[Path, int] | None:
         """Return the kept state and the first frame with a new prompt."""

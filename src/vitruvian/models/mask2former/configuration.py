@@ -51,19 +51,19 @@ class Mask2FormerConfig(MaskClassificationConfig):
     }
     attribute_map: ClassVar[dict[str, str]] = {"hidden_size": "hidden_dim", "num_hidden_layers": "decoder_layers"}
 
-    feature_size: int = 256
-    hidden_dim: int = 256
-    encoder_feedforward_dim: int = 1024
+    feature_size: int = bounded(256, ge=1)
+    hidden_dim: int = bounded(256, ge=1)
+    encoder_feedforward_dim: int = bounded(1024, ge=1)
     activation_function: str = "relu"
     encoder_layers: int = bounded(6, ge=1)
     decoder_layers: int = bounded(10, ge=2)
     num_attention_heads: int = bounded(8, ge=1)
     dropout: float = bounded(0.0, ge=0, lt=1)
-    dim_feedforward: int = 2048
+    dim_feedforward: int = bounded(2048, ge=1)
     pre_norm: bool = False
     enforce_input_projection: bool = False
     common_stride: int = bounded(4, ge=1)
-    ignore_value: int = 255
+    ignore_value: int = bounded(255)
     num_queries: int = bounded(100, ge=1)
     class_weight: float = bounded(2.0, ge=0)
     mask_weight: float = bounded(5.0, ge=0)

@@ -57,6 +57,11 @@ class Mask2FormerPixelDecoder(nn.Module):
         channels = config.feature_size
         finest = min(config.feature_strides[-LEVELS:])
         self.laterals = int(math.log2(finest) - math.log2(config.common_stride))
+        if not 0 <= self.laterals <= len(inputs) - LEVELS:
+            raise ConfigError(
+                f"Mask2FormerConfig.common_stride: expected {finest} or less, with a map of the backbone for each "
+                f"halving ({len(inputs) - LEVELS}), got {config.common_stride}."
+            )
         self.level_embed = nn.Parameter(torch.zeros(LEVELS, channels))
         self.input_projections = nn.ModuleList(
             PointwiseNorm(width, channels, bias=True) for width in reversed(inputs[-LEVELS:])

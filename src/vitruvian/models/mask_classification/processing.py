@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitruvian.config import config_dataclass
+from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.images import (
     ResizeMode,
@@ -124,7 +124,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
     size_divisor: int = 32
     do_center_crop: bool | None = None
     crop_size: dict[str, int] | None = None
-    ignore_index: int | None = None
+    ignore_index: int | None = bounded(None)
     do_reduce_labels: bool = False
     num_labels: int | None = None
     do_pad: bool = True

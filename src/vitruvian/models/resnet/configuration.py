@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar, Literal
 
-from vitruvian.config import config_dataclass
+from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError
 from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
 from vitruvian.layers.mlp import activation
@@ -29,8 +29,8 @@ class ResNetConfig(BackboneConfig):
 
     model_type: ClassVar[str] = "resnet"
 
-    num_channels: int = 3
-    embedding_size: int = 64
+    num_channels: int = bounded(3, ge=1)
+    embedding_size: int = bounded(64, ge=1)
     hidden_sizes: list[int] = field(default_factory=lambda: [256, 512, 1024, 2048])
     depths: list[int] = field(default_factory=lambda: [3, 4, 6, 3])
     layer_type: Literal["basic", "bottleneck"] = "bottleneck"

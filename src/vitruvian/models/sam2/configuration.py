@@ -100,7 +100,7 @@ class Sam2HieraDetConfig(_Sam2PartConfig):
 
     hidden_size: int = 96
     num_attention_heads: int = 1
-    num_channels: int = 3
+    num_channels: int = bounded(3, ge=1)
     image_size: Size = _default(1024, 1024)
     patch_kernel_size: Size = _default(7, 7)
     patch_stride: Size = _default(4, 4)
@@ -194,9 +194,9 @@ class Sam2VisionConfig(_Sam2PartConfig):
     backbone_config: Sam2HieraDetConfig = field(default_factory=Sam2HieraDetConfig)
     backbone_channel_list: list[int] = _default(768, 384, 192, 96)
     backbone_feature_sizes: list[list[int]] = field(default_factory=lambda: [[256, 256], [128, 128], [64, 64]])
-    fpn_hidden_size: int = 256
-    fpn_kernel_size: int = 1
-    fpn_stride: int = 1
+    fpn_hidden_size: int = bounded(256, ge=1)
+    fpn_kernel_size: int = bounded(1, ge=1)
+    fpn_stride: int = bounded(1, ge=1)
     fpn_padding: int = 0
     fpn_top_down_levels: list[int] = _default(2, 3)
     num_feature_levels: int = 3
@@ -309,12 +309,12 @@ class Sam2MaskDecoderConfig(_Sam2PartConfig):
     dynamic_multimask_via_stability: bool = True
     dynamic_multimask_stability_delta: float = 0.05
     dynamic_multimask_stability_thresh: float = 0.98
-    mlp_dim: int = 2048
+    mlp_dim: int = bounded(2048, ge=1)
     num_hidden_layers: int = bounded(2, ge=1)
     num_attention_heads: int = 8
     attention_downsample_rate: int = 2
     iou_head_depth: int = bounded(3, ge=2)
-    iou_head_hidden_dim: int = 256
+    iou_head_hidden_dim: int = bounded(256, ge=1)
 
     def validate(self) -> None:
         """Raise `ConfigError` for channels that do not divide."""

@@ -202,7 +202,7 @@ class Sapiens2Config(BackboneConfig):
     num_key_value_attention_heads: int = 8
     num_first_full_attention_layers: int = 8
     num_last_full_attention_layers: int = 8
-    semantic_loss_ignore_index: int = 255
+    semantic_loss_ignore_index: int = bounded(255)
     flip_pairs: list[list[int]] | None = None
     head_config: Sapiens2HeadConfig | None = None
     return_class_token: bool = False

@@ -212,22 +212,36 @@ def _table_rows(values: Mapping[str, Any], name: str) -> Iterator[_Row]:
 
 def _csv_rows(text: str, name: str) -> Iterator[_Row]:
     """Read CSV with a header."""
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    lines = _csv_lines(text, name)
+    _, columns = next(lines, (1, []))
     known = {other: ours for ours, others in _COLUMNS.items() for other in others}
-    header = [known.get(str(column).strip().lower(), "") for column in reader.fieldnames or []]
+    header = [known.get(column.strip().lower(), "") for column in columns]
     corners = {"x1", "y1", "x2", "y2"} <= set(header)
     if "file" not in header or not (corners or {"x", "y", "w", "h"} <= set(header)):
         raise InputError(
-            f"{name}: expected the columns file, x, y, w, h or file, x1, y1, x2, y2, got {reader.fieldnames}. "
+            f"{name}: expected the columns file, x, y, w, h or file, x1, y1, x2, y2, got {columns}. "
             "Add a first line with the names of the columns."
         )
-    for number, entry in enumerate(reader, start=2):
-        cells = {ours: (value or "").strip() for ours, value in zip(header, entry.values(), strict=False) if ours}
+    if repeated := [column for column, ours in zip(columns, header, strict=True) if ours and columns.count(column) > 1]:
+        raise InputError(f"{name}: expected one column {repeated[0]!r}, got {len(repeated)}. Rename the others.")
+    for number, entry in lines:
+        cells = {ours: value.strip() for ours, value in zip(header, entry, strict=False) if ours}
         try:
             x, y, w, h = (
                 float(cells[side]) for side in (("x1", "y1", "x2", "y2") if corners else ("x", "y", "w", "h"))
             )
             frame, score = int(cells.get("frame") or _EVERY_FRAME), float(cells.get("score") or 1.0)
         except (KeyError, ValueError) as error:
-            raise InputError(f"{name}, line {number}: expected numbers, got {list(entry.values())}.") from error
+            raise InputError(f"{name}, line {number}: expected numbers, got {entry}.") from error
         yield cells["file"], frame, [x, y, w - x, h - y, score] if corners else [x, y, w, h, score]
+
+
+def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of CSV that are not empty, by number."""
+    reader = csv.reader(text.splitlines(), skipinitialspace=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise InputError(f"{name}, line {reader.line_num}: expected CSV, got {error}.") from error

@@ -10,7 +10,7 @@ of tracker and filters) is completed there. A run over a file that was stopped r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -79,6 +79,8 @@ class VideoOptions:
         progress: Called with the number of completed frames, and the total if known.
         segment_seconds: Length of a segment: what is lost, at most, when a run is stopped.
         settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
+        frame_files: Names of the files that `record` writes for each frame; a run with others is not resumed.
+        on_start: Called with the first frame that is processed, before it is; those before it are taken over.
         overwrite: Start again, and replace existing output.
         max_frames: Stop after this many frames.
         keep_state: Folder to keep segments and states in, for `refine`.
@@ -99,6 +101,8 @@ class VideoOptions:
     progress: Callable[[int, int | None], object] | None = None
     segment_seconds: float = 10.0
     settings: Mapping[str, object] | None = None
+    frame_files: Sequence[str] = ()
+    on_start: Callable[[int], object] | None = None
     overwrite: bool = False
     max_frames: int | None = None
     keep_state: Path | None = None
@@ -169,6 +173,8 @@ def run_video(
         return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=folder.out, records=folder.records)
     done = folder.resume()
     start = done[-1].stop if done else 0
+    if options.on_start is not None:
+        options.on_start(start)
     state = folder.state(done[-1]) if done else None
     output = _Output(folder, options, start)
     if state is not None:
@@ -210,6 +216,8 @@ def split_video(source: str | Path, options: VideoOptions, *, seconds: float) ->
     folder = _open_folder(options, reader)
     if options.overwrite:
         folder.clear(finished=True)
+    if options.on_start is not None and not folder.is_begun():
+        options.on_start(0)
     folder.resume()
     length = folder.length * max(1, round(seconds * reader.rate / folder.length))
     starts = range(0, reader.count or 1, length)
@@ -244,6 +252,7 @@ def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | N
         rate=rate,
         length=max(1, round(options.segment_seconds * rate)),
         alpha=options.alpha,
+        frame_files=options.frame_files,
         settings={
             "settings": dict(options.settings or {}),
             "detect_every": options.detect_every,

@@ -79,6 +79,7 @@ class SegmentFolder:
         rate: Frames per second.
         length: Frames in a segment.
         alpha: Whether the video has an alpha channel.
+        frame_files: Names of the files that are written for each frame, elsewhere.
         settings: What else the output depends on, as JSON values.
         keep: Folder in which all segments stay, with their states; None to remove them when they are joined.
     """
@@ -92,6 +93,7 @@ class SegmentFolder:
         rate: Fraction,
         length: int,
         alpha: bool,
+        frame_files: Sequence[str] = (),
         settings: Mapping[str, object],
         keep: Path | None = None,
     ) -> None:
@@ -106,7 +108,7 @@ class SegmentFolder:
         self.plan = {
             "version": _VERSION,
             "source": None if reader is None else reader.version(),
-            "outputs": [None if path is None else path.name for path in (out, records)],
+            "outputs": [*(None if path is None else path.name for path in (out, records)), *frame_files],
             "length": length,
             "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
         }
@@ -116,10 +118,14 @@ class SegmentFolder:
         outputs = [path for path in (self.out if not self.numbered else None, self.records) if path is not None]
         return bool(outputs) and all(path.exists() for path in outputs) and not self.path.exists()
 
+    def is_begun(self) -> bool:
+        """Return whether an earlier run with the same plan was interrupted."""
+        return bool(_read_json(self.path / _PLAN) == self.plan)
+
     def resume(self) -> list[VideoSegment]:
         """Return the complete segments, in order. Clears a folder of another plan, and creates a missing one."""
         segments: list[VideoSegment] = []
-        if _read_json(self.path / _PLAN) == self.plan:
+        if self.is_begun():
             while (segment := self._segment(segments[-1].stop if segments else 0)) is not None:
                 segments.append(segment)
             while segments and segments[-1].digests != self._digests(segments[-1]):  # only the last states are stored
@@ -155,7 +161,7 @@ class SegmentFolder:
                 f"{kept}: expected segments of the same video and outputs, got "
                 f"{'others' if plan else 'none'}. Run it again with the same source, --out and --save."
             )
-        if _read_json(self.path / _PLAN) == self.plan:
+        if self.is_begun():
             return
         self.clear()
         self.path.mkdir(parents=True)
@@ -185,7 +191,7 @@ class SegmentFolder:
     def clear(self, *, finished: bool = False) -> None:
         """Remove the folder if this program created it, and with `finished` the output too."""
         if (self.path / _PLAN).exists():
-            shutil.rmtree(self.path)
+            _remove_segments(self.path)
         elif self.path.is_dir() and any(self.path.iterdir()):
             raise InputError(f"{self.path}: this folder was not made by vitruvian. Move or delete it.")
         if finished:
@@ -206,11 +212,12 @@ class SegmentFolder:
             sound_from = self.reader.path if sound and self.reader is not None and self.reader.has_sound else None
             _join_videos(videos, self.out, alpha=self.alpha, sound_from=sound_from)
         if self.keep is None:
-            shutil.rmtree(self.path)
+            _remove_segments(self.path)
             return
-        if self.keep.exists() and not (self.keep / _PLAN).exists():
-            raise InputError(f"{self.keep}: was not made by vitruvian. Move or delete it.")
-        shutil.rmtree(self.keep, ignore_errors=True)
+        if self.keep.is_dir() and any(self.keep.iterdir()):
+            if not (self.keep / _PLAN).exists():
+                raise InputError(f"{self.keep}: was not made by vitruvian. Move or delete it.")
+            _remove_segments(self.keep)
         self.path.rename(self.keep)
 
 
@@ -260,6 +267,14 @@ class SegmentFiles:
             self._writer.discard()
         with contextlib.suppress(OSError):  # what is buffered may not fit the disk
             self._lines.close()
+
+
+def _remove_segments(folder: Path) -> None:
+    """Remove a folder of segments, its plan last: without one, what a killed process leaves would not be known."""
+    for file in folder.iterdir():
+        if file.name != _PLAN:
+            file.unlink()
+    shutil.rmtree(folder)
 
 
 def _join_videos(

@@ -381,6 +381,8 @@ class TestFiles:
         assert boxes_of(detector, "b.mp4", 4) == []
         corners = boxes_file(tmp_path, "image,xmin,ymin,xmax,ymax\na.jpg,1,2,4,6\n", "c.csv")
         assert boxes_of(corners, "a.jpg") == [[1, 2, 4, 6]]
+        unnamed = boxes_file(tmp_path, "file,,,x,y,w,h\na.jpg,7,8,1,2,3,4,9\n", "u.csv")  # columns of others
+        assert boxes_of(unnamed, "a.jpg") == [[1, 2, 4, 6]]
 
     def test_images_of_one_name_in_two_folders(self, tmp_path: Path) -> None:
         detector = boxes_file(tmp_path, {"x/1.jpg": [[1, 1, 1, 1]], "y\\1.jpg": [[2, 2, 2, 2]], "2.jpg": []})
@@ -410,6 +412,8 @@ class TestFiles:
             ("a.jpg,1,2,3,4\n", "b.csv", "columns"),
             ("file,x,y,w,h\na.jpg,1,2,3\n", "b.csv", "line 2"),
             ("file,x,y,w,h\na.jpg,1,2,3,z\n", "b.csv", "line 2"),
+            ("file,x,x,y,w,h\na.jpg,1,1,2,3,4\n", "b.csv", "one column 'x', got 2"),
+            (f"file,x,y,w,h\n{'a' * 200_000},1,2,3,4\n", "b.csv", "line 2: expected CSV"),
         ],
     )
     def test_mistakes_are_named(self, tmp_path: Path, values: Any, name: str, words: str) -> None:

@@ -194,6 +194,32 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
     assert len(list(VideoReader(tmp_path / "o.mp4"))) == report.frames == COUNT
 
 
+@pytest.mark.parametrize("removed", range(4))
+def test_stopped_while_segments_are_removed(
+    removed: int, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the folder is recognized, and the next run has the same outcome."""
+    left = [removed]
+    unlink = Path.unlink
+
+    def stop(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "o.mp4.parts" and (tmp_path / "o.mp4").exists():
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        unlink(path, missing_ok=missing_ok)
+
+    options: dict[str, Any] = {"detector": DETECTOR, "draw": draw, "segment_seconds": 0.5}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_video(clip, Task(), out=tmp_path / "o.mp4", **options)
+    assert (tmp_path / "o.mp4.parts" / "plan.json").exists()
+    run_video(clip, Task(), out=tmp_path / "o.mp4", **options)
+    assert len(list(VideoReader(tmp_path / "o.mp4"))) == COUNT
+    assert not (tmp_path / "o.mp4.parts").exists()
+
+
 @pytest.mark.parametrize("suffix", [".json", ".mp4", ".jsonl", ".npz"])
 def test_a_damaged_segment_is_made_again(clip: Path, tmp_path: Path, suffix: str) -> None:
     with pytest.raises(KeyboardInterrupt):
