@@ -13,16 +13,19 @@ actors that die, and finds the source that ends them:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import os
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitruvian.errors import InputError, MissingExtraError
-from vitruvian.scale.placement import Placement
+from vitruvian.errors import InputError, MissingExtraError, VitruvianWarning
+from vitruvian.scale.placement import Placement, capacity
 from vitruvian.scale.shards import shard_name
 
 MAX_CRASHES = 3  # of the worker that holds a source, before the source is set aside
@@ -72,8 +75,9 @@ class ChunkActor(ABC):
     def process(self, items: Sequence[Any], contents: Any) -> tuple[bool, Any]:
         """Return a small value to wait for, and the results, which stay in the object store."""
 
-    def start(self) -> str:
+    def start(self, folder: str) -> str:
         """Load the model, and return the id of this machine."""
+        _enter(folder)
         self.load()
         return str(import_ray().get_runtime_context().get_node_id())
 
@@ -130,18 +134,21 @@ class ChunkRunner:
         rows_per_shard: int,
     ) -> None:
         ray = import_ray()
-        self._ray, self._workers = ray, placement.workers
+        self._ray, self._placement, self._workers = ray, placement, placement.workers
         self._rows_per_shard, self._crashed = rows_per_shard, stages.crashed
         self._numbers = itertools.count(first_shard)
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
         task = functools.partial(ray.remote, num_cpus=0, scheduling_strategy="SPREAD")
-        self._read = None if stages.read is None else task(max_retries=1)(stages.read)
+        self._folder = os.getcwd()
+        self._read = None if stages.read is None else task(max_retries=1)(_run_in(self._folder, stages.read))
         self._read_arguments = stages.read_arguments
-        self._write, self._write_arguments = task(max_retries=3)(stages.write), stages.write_arguments
+        self._write = task(max_retries=3)(_run_in(self._folder, stages.write))
+        self._write_arguments = stages.write_arguments
         actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(stages.actor)
         self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
         self._actors: list[_Actor] = []
         self._failed_starts = 0
+        self._any_started = self._warned = False
         self._pending: deque[_Chunk] = deque()  # to run again
         self._single_results: list[tuple[_Chunk, Any]] = []  # of items that run one by one
         self._writing: dict[Any, list[_Chunk]] = {}
@@ -181,6 +188,8 @@ class ChunkRunner:
                 ready, _ = ray.wait(waited, num_returns=1, timeout=5.0, fetch_local=False)
                 for reference in ready:
                     yield from self._handle(reference)
+                if not ready and all(actor.starting is not None for actor in self._actors):
+                    self._check_machines()
         finally:
             for actor in self._actors:
                 ray.kill(actor.handle)
@@ -189,7 +198,26 @@ class ChunkRunner:
 
     def _start_actor(self) -> _Actor:
         handle = self._start()
-        return _Actor(handle, handle.start.remote())
+        return _Actor(handle, handle.start.remote(self._folder))
+
+    def _check_machines(self) -> None:
+        """Say so where no machine is left that a worker fits: Ray waits for one without a word.
+
+        Ray lists a machine as alive for up to a minute after it was lost, so a job may count on it. Before any worker
+        has started that is an error; later, machines may come back.
+        """
+        placement = self._placement
+        if capacity(self._ray.nodes(), placement.cpus, placement.gpus):
+            return
+        text = (
+            f"workers: expected a machine with {placement.cpus:g} cores and {placement.gpus:g} GPUs for each, got none "
+            "since machines were lost."
+        )
+        if not self._any_started:
+            raise InputError(f"{text} Run the job again.")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{text} The job waits until one joins the cluster.", VitruvianWarning, stacklevel=2)
 
     def _free_actor(self) -> _Actor | None:
         """Return the actor that can take a chunk soonest; None if all are busy, or too much waits to be written."""
@@ -221,7 +249,7 @@ class ChunkRunner:
         exceptions = self._ray.exceptions
         try:
             actor.node, actor.starting = self._ray.get(actor.starting), None
-            self._failed_starts = 0
+            self._failed_starts, self._any_started, self._warned = 0, True, False
         except exceptions.RayTaskError as error:  # the model cannot be opened: no worker can
             raise _cause(error) from None
         except exceptions.RayActorError as error:  # its machine is gone, or it ran out of memory
@@ -322,6 +350,26 @@ class ChunkRunner:
                 self._lose(chunk)
         else:
             yield counts
+
+
+def _enter(folder: str) -> None:
+    """Enter the folder of the driver, so that relative paths are those of the user; other machines may not have it.
+
+    Worker processes of a cluster that was running before the job start in the folder where it was started.
+    """
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+
+
+def _run_in(folder: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs in the folder of the driver."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        _enter(folder)
+        return function(*args)
+
+    return run
 
 
 def _cause(error: Any) -> BaseException:
