@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,19 +48,28 @@ def cluster() -> Iterator[Any]:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # for worker processes
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        port = free_port()
         options = {
             "num_cpus": 1,
+            "ray_client_server_port": port,
             "object_store_memory": STORE,
             "include_dashboard": False,
             # A killed node refuses connections and is found dead after 5 checks. A busy one has 10 s for each answer.
             "_system_config": {"health_check_period_ms": 500},
         }
-        nodes = Cluster(initialize_head=True, head_node_args=options)
+        nodes: Any = Cluster(initialize_head=True, head_node_args=options)
+        nodes.client_address = f"ray://127.0.0.1:{port}"
         nodes.add_node(num_cpus=1, object_store_memory=STORE)
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes
         ray.shutdown()
         nodes.shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def lose(cluster: Any, node: Any) -> None:
@@ -304,7 +314,7 @@ def test_a_killed_driver_resumes(cluster: Any, checkpoint: str, images: Path, tm
         "run_on_ray(PipelineSpec(task='pose', model=model, device='cpu'), [images], out, address=address, workers=1,"
         " chunk_size=1)"
     )
-    driver = subprocess.Popen([sys.executable, "-c", script, cluster.address, checkpoint, str(images), str(out)])
+    driver = subprocess.Popen([sys.executable, "-c", script, cluster.client_address, checkpoint, str(images), str(out)])
     while not list(out.glob("part-*.parquet")) and driver.poll() is None:
         time.sleep(0.01)
     driver.kill()
