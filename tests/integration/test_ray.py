@@ -43,14 +43,14 @@ STORE = 80_000_000  # bytes of the object store of a node
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes, the head with the driver; tests that lose a machine add others."""
+    """Three nodes: the head with the driver, and two with a core for a worker. Tests that lose a machine add others."""
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # for worker processes
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         port = free_port()
         options = {
-            "num_cpus": 1,
+            "num_cpus": 0,
             "ray_client_server_port": port,
             "object_store_memory": STORE,
             "include_dashboard": False,
@@ -59,7 +59,8 @@ def cluster() -> Iterator[Any]:
         }
         nodes: Any = Cluster(initialize_head=True, head_node_args=options)
         nodes.client_address = f"ray://127.0.0.1:{port}"
-        nodes.add_node(num_cpus=1, object_store_memory=STORE)
+        for _ in range(2):
+            nodes.add_node(num_cpus=1, object_store_memory=STORE)
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes
         ray.shutdown()
@@ -302,7 +303,8 @@ def test_commands_give_the_files_of_one_machine_for_split_videos_too(
     found = [visible_files(Path(root)) for root in ("one", "ray")]
     assert len(found[0]) == 3 * 2 + 2 + 50
     assert found[0] == found[1]
-    assert cli.run([*words, "-o", "ray", "--ray", "--split-seconds", "10"]) == 0  # all are done
+    again = [*words, "-o", "ray", "--split-seconds", "10", "--ray", cluster.client_address]
+    assert cli.run(again) == 0  # all are done
     assert cli.run(["pose", "in", "-o", "no", "--ray", "--split-seconds", "10"]) == 2
 
 

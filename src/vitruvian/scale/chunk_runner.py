@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitruvian.cpu_threads import configure_openmp
 from vitruvian.errors import InputError, MissingExtraError, VitruvianWarning
 from vitruvian.scale.placement import Placement, capacity
 from vitruvian.scale.shards import shard_name
@@ -75,16 +76,31 @@ class ChunkActor(ABC):
     def process(self, items: Sequence[Any], contents: Any) -> tuple[bool, Any]:
         """Return a small value to wait for, and the results, which stay in the object store."""
 
-    def start(self, folder: str) -> str:
+
+class _Worker:
+    """The actor of Ray: it prepares its process before it imports the classes of the other, and torch with them."""
+
+    def __init__(self, folder: str, pickled: bytes) -> None:
+        self._folder, self._pickled = folder, pickled
+
+    def start(self) -> str:
         """Load the model, and return the id of this machine."""
-        _enter(folder)
-        self.load()
-        return str(import_ray().get_runtime_context().get_node_id())
+        _enter(self._folder)
+        configure_openmp()
+        ray = import_ray()
+        actor, arguments = ray.cloudpickle.loads(self._pickled)
+        self._actor: ChunkActor = actor(*arguments)
+        self._actor.load()
+        return str(ray.get_runtime_context().get_node_id())
+
+    def process(self, items: Sequence[Any], contents: Any) -> tuple[bool, Any]:
+        """Process a chunk."""
+        return self._actor.process(items, contents)
 
 
 @dataclass(eq=False)
 class _Actor:
-    """A model actor, and the chunks that were sent to it, the one that it processes first."""
+    """A worker, and the chunks that were sent to it, the one that it processes first."""
 
     handle: Any
     starting: Any  # reference to the id of its machine, which is ready once the model is loaded
@@ -100,7 +116,8 @@ class Stages:
         actor: Class of the actors.
         arguments: Arguments of its constructor.
         read: Takes items and `read_arguments`, and returns the contents; None if actors read them.
-        write: Takes `write_arguments`, a name for a shard and the results of one or more chunks.
+        write: Takes `write_arguments`, a name for a shard and the results of one or more chunks; None if actors write
+            them, and the results of a chunk are the `details` of its counts.
         write_arguments: Its first arguments.
         read_arguments: Further arguments of `read`.
         crashed: Returns the results for an item that ends its worker, with the message.
@@ -109,7 +126,7 @@ class Stages:
     actor: type[ChunkActor]
     arguments: tuple[Any, ...]
     read: Callable[..., Any] | None
-    write: Callable[..., ChunkCounts]
+    write: Callable[..., ChunkCounts] | None
     crashed: Callable[[Any, str], Any]
     write_arguments: tuple[Any, ...] = ()
     read_arguments: tuple[Any, ...] = ()
@@ -139,13 +156,14 @@ class ChunkRunner:
         self._numbers = itertools.count(first_shard)
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
         task = functools.partial(ray.remote, num_cpus=0, scheduling_strategy="SPREAD")
-        self._folder = os.getcwd()
-        self._read = None if stages.read is None else task(max_retries=1)(_run_in(self._folder, stages.read))
+        folder = os.getcwd()
+        self._read = None if stages.read is None else task(max_retries=1)(_run_in(folder, stages.read))
         self._read_arguments = stages.read_arguments
-        self._write = task(max_retries=3)(_run_in(self._folder, stages.write))
+        self._write = None if stages.write is None else task(max_retries=3)(_run_in(folder, stages.write))
         self._write_arguments = stages.write_arguments
-        actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(stages.actor)
-        self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
+        actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(_Worker)
+        pickled = ray.cloudpickle.dumps((stages.actor, stages.arguments))
+        self._start: Callable[[], Any] = lambda: actor.remote(folder, pickled)
         self._actors: list[_Actor] = []
         self._failed_starts = 0
         self._any_started = self._warned = False
@@ -198,7 +216,7 @@ class ChunkRunner:
 
     def _start_actor(self) -> _Actor:
         handle = self._start()
-        return _Actor(handle, handle.start.remote(self._folder))
+        return _Actor(handle, handle.start.remote())
 
     def _check_machines(self) -> None:
         """Say so where no machine is left that a worker fits: Ray waits for one without a word.
@@ -333,6 +351,9 @@ class ChunkRunner:
         self._single_results = []
 
     def _write_results(self, results: Sequence[tuple[_Chunk, Any]]) -> None:
+        if self._write is None:
+            self._writing |= {one: [chunk] for chunk, one in results}
+            return
         name = shard_name(next(self._numbers), results[0][0].items[0].name)
         reference = self._write.remote(*self._write_arguments, name, *(one for _, one in results))
         self._writing[reference] = [chunk for chunk, _ in results]
@@ -349,7 +370,7 @@ class ChunkRunner:
             for chunk in chunks:  # the results are gone, or the process that wrote them
                 self._lose(chunk)
         else:
-            yield counts
+            yield counts if self._write is not None else ChunkCounts("", 0, 0, 0, (), details=tuple(counts))
 
 
 def _enter(folder: str) -> None:
