@@ -28,7 +28,15 @@ from vitruvian.training.config import TrainConfig, read_training_config
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-CODE_PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if python_blocks(page)]
+CODE_PAGES = [
+    pytest.param(
+        page,
+        id=str(page.relative_to(ROOT)),
+        marks=[pytest.mark.xdist_group("ray"), pytest.mark.timeout(900)] if page.name == "scale.md" else [],
+    )
+    for page in PAGES
+    if python_blocks(page)
+]
 MAX_IMAGES, MAX_IMAGE_BYTES = 30, 150_000
 
 
@@ -98,9 +106,9 @@ def write_video(path: Path, image: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:model. not given")  # the built-in model runs
 @pytest.mark.parametrize("page", CODE_PAGES)
-def test_code_of_a_page_runs(page: Path, workspace: None) -> None:
-    if page.name == "scale.md":
-        pytest.skip("workers of Ray end while they start, beside other tests: to be found")
+def test_code_of_a_page_runs(page: Path, workspace: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # a new cluster, also where one runs
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     names: dict[str, Any] = {}
     for block in python_blocks(page):  # blocks use the names of those before
         for source, _ in block.steps:

@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import threading
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.integration.cli_case import save_images
-from tests.unit.pipelines.case import parts_of
+from tests.unit.files.clips import make_clip
+from tests.unit.pipelines.case import parts_of, sample_image
 
 pytest.importorskip("ray")
 pytest.importorskip("ray.serve", exc_type=ImportError)
@@ -30,7 +33,7 @@ from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.settings import ServerLimits, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("ray")]  # one cluster at a time
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("ray")]  # one cluster at a time
 
 
 @pytest.fixture
@@ -64,13 +67,13 @@ def test_the_configuration_is_one_of_ray_serve(tmp_path: Path) -> None:
     )
     config = serve_config(given, Scaling(min_replicas=1, max_replicas=4, gpus=0.5))
     schema = ServeDeploySchema.model_validate(json.loads(json.dumps(config)))
-    assert [one.route_prefix for one in schema.applications] == ["/", "/v1/images", "/v1/jobs"]
+    assert [one.route_prefix for one in schema.applications] == ["/", "/v1/images", "/v1/videos", "/v1/jobs"]
     tasks = config["applications"][0]
     assert tasks["args"]["settings"]["limits"] == {"queue": 9}
     assert tasks["deployments"][0]["autoscaling_config"] == {
         "min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8.0
     }  # fmt: skip
-    assert [one["deployments"][0].get("num_replicas") for one in config["applications"]] == [None, 1, 1]
+    assert [one["deployments"][0].get("num_replicas") for one in config["applications"]] == [None, 1, 1, 1]
 
 
 def test_replicas_state_and_an_update(cluster: None, tmp_path: Path) -> None:
@@ -81,7 +84,7 @@ def test_replicas_state_and_an_update(cluster: None, tmp_path: Path) -> None:
 
     def call(path: str, body: bytes | None = None, kind: str = "image/jpeg") -> Any:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body, headers={"Content-Type": kind})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             return json.load(answer)
 
     start_on_serve(settings(tmp_path, port=port), Scaling(min_replicas=2, max_replicas=2))
@@ -92,8 +95,21 @@ def test_replicas_state_and_an_update(cluster: None, tmp_path: Path) -> None:
     for _ in range(4):  # each reaches the replica that has the image
         prompt = json.dumps({"points": [[9, 7]]}).encode()
         assert call(f"/v1/images/{stored}/segment", prompt, "application/json")["task"] == "segment"
+    make_clip(tmp_path / "clip.mp4", [sample_image(number, (48, 64)) for number in range(3)])
+    video = call("/v1/videos?name=clip.mp4", (tmp_path / "clip.mp4").read_bytes(), "video/mp4")["id"]
+    prompt = json.dumps({"frame": 1, "object_id": 1, "points": [[9, 7]]}).encode()
+    assert call(f"/v1/videos/{video}/prompts", prompt, "application/json")["task"] == "segment"
+    assert [one["frame"] for one in call(f"/v1/videos/{video}")["prompts"]] == [1]
+    with pytest.raises(urllib.error.HTTPError, match="422"):
+        call(f"/v1/videos/{video}/pose", b'{"no_such_option": 1}', "application/json")
+    options = json.dumps({"detect": "whole", "save": "json"}).encode()
+    of_video = call(f"/v1/videos/{video}/pose", options, "application/json")  # a job of another replica
+    while (state := call(f"/v1/jobs/{of_video['id']}"))["state"] in ("queued", "running"):
+        time.sleep(0.2)
+    assert (state["state"], state["sources"]) == ("done", ["clip.mp4"])
+    assert [file["name"] for file in state["files"]] == ["clip_pose.jsonl"]
     job = call("/v1/jobs?task=pose&detect=whole&name=a.jpg", image.read_bytes())
-    assert [one["id"] for one in call("/v1/jobs")["jobs"]] == [job["id"]]
+    assert [one["id"] for one in call("/v1/jobs")["jobs"]] == [job["id"], of_video["id"]]
 
     failures: list[Exception] = []
     answered, updated = 0, threading.Event()
@@ -115,4 +131,4 @@ def test_replicas_state_and_an_update(cluster: None, tmp_path: Path) -> None:
     assert not failures
     assert answered
     assert call("/v1/models")["limits"]["queue"] == 9
-    assert [one["id"] for one in call("/v1/jobs")["jobs"]] == [job["id"]]  # on the disk
+    assert [one["id"] for one in call("/v1/jobs")["jobs"]] == [job["id"], of_video["id"]]  # on the disk

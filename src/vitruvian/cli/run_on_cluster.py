@@ -28,7 +28,7 @@ from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Source
-from vitruvian.scale.chunk_runner import ChunkActor, ChunkCounts, ChunkRunner, Stages, import_ray
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
 from vitruvian.scale.filesystems import is_remote
 from vitruvian.scale.job import JobSummary, connected, run_on_ray
 from vitruvian.scale.placement import choose_placement
@@ -268,11 +268,6 @@ class _CommandActor(ChunkActor):
                     run_video_file(run, run.pipe, item, changed=item.identity in changed, join=True)
 
 
-def _collect(name: str, *reports: list[Any]) -> ChunkCounts:
-    calls = [call for report in reports for call in report]
-    return ChunkCounts(name, 0, 0, 0, (), details=tuple(calls))
-
-
 def _crashed(item: Input | _VideoStep, message: str) -> list[Any]:
     return [("failed", (item.name, message), {})]
 
@@ -315,7 +310,7 @@ def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> 
         with _cluster(address, report) as ray, report.bar("sources", len(remaining)) as bar:
             placement = choose_placement(ray.nodes(), command.workers, None, command.gpus_per_worker)
             stages = Stages(
-                actor=_CommandActor, arguments=(worker, get_limits()), read=None, write=_collect, crashed=_crashed
+                actor=_CommandActor, arguments=(worker, get_limits()), read=None, write=None, crashed=_crashed
             )
             runner = ChunkRunner(stages, first_shard=0, placement=placement, rows_per_shard=_MAX_CHUNK)
             splits = _Splits(runner)

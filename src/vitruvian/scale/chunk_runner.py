@@ -13,16 +13,20 @@ actors that die, and finds the source that ends them:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import os
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitruvian.errors import InputError, MissingExtraError
-from vitruvian.scale.placement import Placement
+from vitruvian.cpu_threads import configure_openmp
+from vitruvian.errors import InputError, MissingExtraError, VitruvianWarning
+from vitruvian.scale.placement import Placement, capacity
 from vitruvian.scale.shards import shard_name
 
 MAX_CRASHES = 3  # of the worker that holds a source, before the source is set aside
@@ -72,15 +76,31 @@ class ChunkActor(ABC):
     def process(self, items: Sequence[Any], contents: Any) -> tuple[bool, Any]:
         """Return a small value to wait for, and the results, which stay in the object store."""
 
+
+class _Worker:
+    """The actor of Ray: it prepares its process before it imports the classes of the other, and torch with them."""
+
+    def __init__(self, folder: str, pickled: bytes) -> None:
+        self._folder, self._pickled = folder, pickled
+
     def start(self) -> str:
         """Load the model, and return the id of this machine."""
-        self.load()
-        return str(import_ray().get_runtime_context().get_node_id())
+        _enter(self._folder)
+        configure_openmp()
+        ray = import_ray()
+        actor, arguments = ray.cloudpickle.loads(self._pickled)
+        self._actor: ChunkActor = actor(*arguments)
+        self._actor.load()
+        return str(ray.get_runtime_context().get_node_id())
+
+    def process(self, items: Sequence[Any], contents: Any) -> tuple[bool, Any]:
+        """Process a chunk."""
+        return self._actor.process(items, contents)
 
 
 @dataclass(eq=False)
 class _Actor:
-    """A model actor, and the chunks that were sent to it, the one that it processes first."""
+    """A worker, and the chunks that were sent to it, the one that it processes first."""
 
     handle: Any
     starting: Any  # reference to the id of its machine, which is ready once the model is loaded
@@ -96,7 +116,8 @@ class Stages:
         actor: Class of the actors.
         arguments: Arguments of its constructor.
         read: Takes items and `read_arguments`, and returns the contents; None if actors read them.
-        write: Takes `write_arguments`, a name for a shard and the results of one or more chunks.
+        write: Takes `write_arguments`, a name for a shard and the results of one or more chunks; None if actors write
+            them, and the results of a chunk are the `details` of its counts.
         write_arguments: Its first arguments.
         read_arguments: Further arguments of `read`.
         crashed: Returns the results for an item that ends its worker, with the message.
@@ -105,7 +126,7 @@ class Stages:
     actor: type[ChunkActor]
     arguments: tuple[Any, ...]
     read: Callable[..., Any] | None
-    write: Callable[..., ChunkCounts]
+    write: Callable[..., ChunkCounts] | None
     crashed: Callable[[Any, str], Any]
     write_arguments: tuple[Any, ...] = ()
     read_arguments: tuple[Any, ...] = ()
@@ -130,18 +151,22 @@ class ChunkRunner:
         rows_per_shard: int,
     ) -> None:
         ray = import_ray()
-        self._ray, self._workers = ray, placement.workers
+        self._ray, self._placement, self._workers = ray, placement, placement.workers
         self._rows_per_shard, self._crashed = rows_per_shard, stages.crashed
         self._numbers = itertools.count(first_shard)
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
         task = functools.partial(ray.remote, num_cpus=0, scheduling_strategy="SPREAD")
-        self._read = None if stages.read is None else task(max_retries=1)(stages.read)
+        folder = os.getcwd()
+        self._read = None if stages.read is None else task(max_retries=1)(_run_in(folder, stages.read))
         self._read_arguments = stages.read_arguments
-        self._write, self._write_arguments = task(max_retries=3)(stages.write), stages.write_arguments
-        actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(stages.actor)
-        self._start: Callable[[], Any] = lambda: actor.remote(*stages.arguments)
+        self._write = None if stages.write is None else task(max_retries=3)(_run_in(folder, stages.write))
+        self._write_arguments = stages.write_arguments
+        actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(_Worker)
+        pickled = ray.cloudpickle.dumps((stages.actor, stages.arguments))
+        self._start: Callable[[], Any] = lambda: actor.remote(folder, pickled)
         self._actors: list[_Actor] = []
         self._failed_starts = 0
+        self._any_started = self._warned = False
         self._pending: deque[_Chunk] = deque()  # to run again
         self._single_results: list[tuple[_Chunk, Any]] = []  # of items that run one by one
         self._writing: dict[Any, list[_Chunk]] = {}
@@ -181,6 +206,8 @@ class ChunkRunner:
                 ready, _ = ray.wait(waited, num_returns=1, timeout=5.0, fetch_local=False)
                 for reference in ready:
                     yield from self._handle(reference)
+                if not ready and all(actor.starting is not None for actor in self._actors):
+                    self._check_machines()
         finally:
             for actor in self._actors:
                 ray.kill(actor.handle)
@@ -190,6 +217,25 @@ class ChunkRunner:
     def _start_actor(self) -> _Actor:
         handle = self._start()
         return _Actor(handle, handle.start.remote())
+
+    def _check_machines(self) -> None:
+        """Say so where no machine is left that a worker fits: Ray waits for one without a word.
+
+        Ray lists a machine as alive for up to a minute after it was lost, so a job may count on it. Before any worker
+        has started that is an error; later, machines may come back.
+        """
+        placement = self._placement
+        if capacity(self._ray.nodes(), placement.cpus, placement.gpus):
+            return
+        text = (
+            f"workers: expected a machine with {placement.cpus:g} cores and {placement.gpus:g} GPUs for each, got none "
+            "since machines were lost."
+        )
+        if not self._any_started:
+            raise InputError(f"{text} Run the job again.")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{text} The job waits until one joins the cluster.", VitruvianWarning, stacklevel=2)
 
     def _free_actor(self) -> _Actor | None:
         """Return the actor that can take a chunk soonest; None if all are busy, or too much waits to be written."""
@@ -221,7 +267,7 @@ class ChunkRunner:
         exceptions = self._ray.exceptions
         try:
             actor.node, actor.starting = self._ray.get(actor.starting), None
-            self._failed_starts = 0
+            self._failed_starts, self._any_started, self._warned = 0, True, False
         except exceptions.RayTaskError as error:  # the model cannot be opened: no worker can
             raise _cause(error) from None
         except exceptions.RayActorError as error:  # its machine is gone, or it ran out of memory
@@ -305,6 +351,9 @@ class ChunkRunner:
         self._single_results = []
 
     def _write_results(self, results: Sequence[tuple[_Chunk, Any]]) -> None:
+        if self._write is None:
+            self._writing |= {one: [chunk] for chunk, one in results}
+            return
         name = shard_name(next(self._numbers), results[0][0].items[0].name)
         reference = self._write.remote(*self._write_arguments, name, *(one for _, one in results))
         self._writing[reference] = [chunk for chunk, _ in results]
@@ -321,7 +370,27 @@ class ChunkRunner:
             for chunk in chunks:  # the results are gone, or the process that wrote them
                 self._lose(chunk)
         else:
-            yield counts
+            yield counts if self._write is not None else ChunkCounts("", 0, 0, 0, (), details=tuple(counts))
+
+
+def _enter(folder: str) -> None:
+    """Enter the folder of the driver, so that relative paths are those of the user; other machines may not have it.
+
+    Worker processes of a cluster that was running before the job start in the folder where it was started.
+    """
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+
+
+def _run_in(folder: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs in the folder of the driver."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        _enter(folder)
+        return function(*args)
+
+    return run
 
 
 def _cause(error: Any) -> BaseException:

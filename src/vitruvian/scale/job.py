@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -288,7 +289,7 @@ def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None 
         yield ""
         return
     try:
-        context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False)
+        context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(". ")
         raise InputError(

@@ -4,7 +4,10 @@
 |---|---|---|---|
 | `vitruvian` | / | as many as requests need | nothing is kept between requests |
 | `vitruvian-images` | /v1/images | 1 | stored images and their embeddings are in its memory |
+| `vitruvian-videos` | /v1/videos | 1 | stored videos and their prompts are in its folder and memory |
 | `vitruvian-jobs` | /v1/jobs | 1 | a folder of jobs belongs to one process; jobs run in processes of their own |
+
+A job with a stored video is started by a call from the replica of videos to that of jobs, which copies the video.
 
 A replica is ready once its models are loaded, and answers what it has accepted before it ends. So an update with
 `serve deploy` replaces one replica after another, and no request fails.
@@ -16,31 +19,36 @@ import asyncio
 import dataclasses
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.limits import set_limits
+from vitruvian.scale.chunk_runner import import_ray
 from vitruvian.serving.app import create_app
 from vitruvian.serving.auth import ApiKey
+from vitruvian.serving.job_store import Job
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import ServerLimits, Settings
+from vitruvian.serving.videos import StoredVideo, open_upload
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-Role = Literal["tasks", "images", "jobs"]
+Role = Literal["tasks", "images", "videos", "jobs"]
 _APPLICATIONS: dict[Role, tuple[str, str]] = {  # role -> name and route
     "tasks": ("vitruvian", "/"),
     "images": ("vitruvian-images", "/v1/images"),
+    "videos": ("vitruvian-videos", "/v1/videos"),
     "jobs": ("vitruvian-jobs", "/v1/jobs"),
 }
 _LOCK_SECONDS = 60  # for the replica of jobs before to give its folder back
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 30.0  # for open requests of a replica that ends
-_STATE_GPU = 0.25  # share of a GPU, at most, for the replicas of images and jobs
+_STATE_GPU = 0.25  # share of a GPU, at most, for each of the single replicas
+_CHUNK = 8 << 20  # bytes of a video that are copied at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +171,26 @@ def _deployment(args: Mapping[str, Any]) -> Any:
     def build() -> ReplicaApp:
         return ReplicaApp(role, settings)
 
-    return serve.deployment(serve.ingress(build)(), name=_APPLICATIONS[role][0])
+    return serve.deployment(serve.ingress(build)(Replica), name=_APPLICATIONS[role][0])
+
+
+class Replica:
+    """What replicas call in each other by handles of Ray Serve."""
+
+    async def create_job(self, video: Sequence[Any], name: str, *job: Any) -> Job:
+        """Create a job with a video: references to its bytes, its name, and the last arguments of `JobStarter`."""
+        assert ReplicaApp.of_process is not None
+        return await ReplicaApp.of_process.create_job(video, name, *job)
 
 
 class ReplicaApp:
     """The ASGI application of a replica."""
 
+    of_process: ClassVar[ReplicaApp | None] = None  # a replica is a process
+
     def __init__(self, role: Role, settings: Settings) -> None:
         self._role, self._failures = role, list[Exception]()
+        ReplicaApp.of_process = self
         set_limits(**{"download_bytes": settings.limits.upload_bytes} | dict(settings.image_limits))
         if role != "jobs":  # a folder belongs to one process
             self._folder = tempfile.TemporaryDirectory(prefix="vitruvian-serve-")
@@ -178,6 +198,10 @@ class ReplicaApp:
         wait = _LOCK_SECONDS if role == "jobs" else 0
         self._app = _create_app(settings, self._failures, time.monotonic() + wait)
         self._service: Service = self._app.state.service
+        if role == "videos":
+            self._service.start_job = _start_job
+            for task in set(self._service.queues) - {"segment"}:  # of prompts; other tasks are jobs
+                del self._service.queues[task]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; routes are those of the whole server, not below the prefix of this application."""
@@ -212,6 +236,34 @@ class ReplicaApp:
             await asyncio.sleep(_POLL_SECONDS)
         if self._failures:
             raise self._failures[0]
+
+    async def create_job(
+        self, video: Sequence[Any], name: str, task: str, owner: str | None, arguments: Sequence[str]
+    ) -> Job:
+        """Copy a video from the object store, and create a job with it."""
+        service = self._service
+        async with service.video_folder() as folder:
+            with folder.open_file() as file:
+                for chunk in video:
+                    await asyncio.to_thread(file.write, await chunk)
+            await asyncio.to_thread(folder.add_upload, name, "")
+            return await service.start_job(open_upload(folder, owner), task, owner, arguments)
+
+
+async def _start_job(video: StoredVideo, task: str, owner: str | None, arguments: Sequence[str]) -> Job:
+    """Start a job with a stored video in the replica of jobs. Its bytes pass through Ray's object store."""
+    ray = import_ray()
+    handle = import_serve().get_app_handle(_APPLICATIONS["jobs"][0])
+
+    def put() -> list[Any]:
+        with video.path.open("rb") as file:
+            return [ray.put(chunk) for chunk in iter(lambda: file.read(_CHUNK), b"")]
+
+    chunks = await asyncio.to_thread(put)
+    try:
+        return await handle.create_job.remote(chunks, video.name, task, owner, arguments)
+    except ray.exceptions.RayTaskError as error:
+        raise getattr(error, "cause", error) from None
 
 
 def _create_app(settings: Settings, failures: list[Exception], deadline: float) -> Any:

@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from vitruvian.results import Result
 from vitruvian.serving.batching import ModelQueue, Ticket
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
 from vitruvian.serving.images import EncodeImage, StoredImage, segment_stored
+from vitruvian.serving.job_store import Job
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions, TrackPromptFields, TrackRequest
@@ -40,6 +41,7 @@ from vitruvian.serving.videos import StoredVideo, video_store
 from vitruvian.tasks import PLOTS, TASKS, find_task
 
 AnswerT = TypeVar("AnswerT")
+JobStarter = Callable[[StoredVideo, str, str | None, Sequence[str]], Awaitable[Job]]  # video, task, owner, arguments
 _SHORT_TASK_THREADS = 2
 _SWEEP_SECONDS = 60.0
 _JOB_STATES = ("queued", "running", "done", "failed", "cancelled")
@@ -61,6 +63,7 @@ class Service:
         )
         self.videos, self.jobs = video_store(limits), Jobs(settings)
         self.uploads = UploadReader(settings.limits, allow_urls=settings.allow_urls)
+        self.start_job: JobStarter = self._start_job_here  # `serve --ray` has the jobs in another process
         self.stopping = asyncio.Event()
         self.temporary, self._video_root = settings.data / "tmp", settings.data / "videos"
         for folder in (self.temporary, self._video_root):
@@ -255,6 +258,12 @@ class Service:
         finally:
             if video_id not in self.videos:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _start_job_here(self, video: StoredVideo, task: str, owner: str | None, arguments: Sequence[str]) -> Job:
+        """Start a job with a stored video, of which it gets a link."""
+        async with self.jobs.new_folder() as folder:
+            folder.add_link(video.path, video.name)
+            return self.jobs.create(folder, task, owner, arguments)
 
     def _submit_short_task(self, work: Callable[[], AnswerT]) -> Future[AnswerT]:
         """Run a short piece of work in a thread."""

@@ -40,6 +40,7 @@ def test_placement(machines: Any, workers: int | None, gpus: float | None, expec
         (5, None, 0.4, "workers: expected at most 4"),
         (None, None, 1.5, "gpus_per_worker: expected a fraction"),
         (0, None, None, "workers: expected at least 1"),
+        (None, 0.0, 0.0, "cpus_per_worker: expected more than 0"),
         (3, 16.0, 0.0, "workers: expected at most 2"),
     ],
 )

@@ -9,7 +9,6 @@ from fastapi import FastAPI, Path, Request, Response
 from pydantic import BaseModel, Field
 
 from vitruvian.serving.content import choose_kind
-from vitruvian.serving.job_store import Job
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_request, file_response, task_answer
@@ -44,7 +43,7 @@ class FramePromptRequest(TrackPromptFields, TaskOptions):
 
 def add_videos(app: FastAPI, service: Service) -> None:
     """Add the routes of stored videos."""
-    videos, jobs = service.videos, service.jobs
+    videos = service.videos
 
     def info(video: StoredVideo) -> VideoInfo:
         prompts = [prompt for _, prompt in sorted(video.prompts.items())]
@@ -137,7 +136,5 @@ def add_videos(app: FastAPI, service: Service) -> None:
             fields = {"prompts": [one.model_dump() for _, one in sorted(video.prompts.items())]} | fields
         options = JOB_OPTIONS[task].read(fields)
         options.check_prompts(service.settings.limits.prompts)
-        async with jobs.new_folder() as folder:
-            folder.add_link(video.path, video.name)
-            job: Job = jobs.create(folder, task, request.state.owner, options.arguments())
+        job = await service.start_job(video, task, request.state.owner, options.arguments())
         return job_info(service, job)
