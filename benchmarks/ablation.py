@@ -62,7 +62,10 @@ OPERATIONS = {
     "pose_pipeline": ("crop", "heatmap_peaks"),
 }
 # names of operations with a version for the CPU, as `use_cpu` takes them
-CPU_OPERATIONS = {"sapiens2": ("swiglu", "winograd", "pointwise_conv"), "sam2_video": ("narrow_value_attention",)}
+CPU_OPERATIONS = {
+    "sapiens2": ("swiglu", "winograd", "pointwise_conv"),
+    "sam2_video": ("narrow_value_attention", "axial_key_attention"),
+}
 GRAPHS, OPTIMIZE, NOTHING = "CUDA graphs", "optimize()", "nothing"
 
 

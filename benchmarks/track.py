@@ -1,13 +1,15 @@
-"""SAM 2 in videos next to the reference: frames a second with several objects, and memory of long videos.
+r"""SAM 2 in videos next to the reference: frames a second with several objects, and memory of long videos.
 
     .venv-bench/bin/python benchmarks/track.py --frames 10000 --out track.json          # on a GPU
-    .venv-bench/bin/python benchmarks/track.py --device cpu --model tiny --objects 1 --frames 20 --section 5
+    .venv-bench/bin/python benchmarks/track.py --device cpu --model tiny --objects 1 --frames 0 --warmup 2 \
+        --fill-memory --section 1                                                        # on a CPU
 
 Both models have the same random weights and read the same prepared frames from memory, one at a time. Objects are
 prompted with a click in the first frame. Sections of frames are timed alternately, after as many frames as fill the
-memory of the model. Our sessions drop what the model does not read any more; those of the reference keep everything, so
-its memory is measured for 200 frames at most. The difference of the masks is that of the logits after the warmup,
-relative to the largest logit, with weights for which every object is visible.
+memory of the model; with --fill-memory the memory of one frame is copied instead. Our sessions drop what the model does
+not read any more; those of the reference keep everything, so its memory is measured for 200 frames at most. The
+difference of the masks is that of the logits after the warmup, relative to the largest logit, with weights for which
+every object is visible.
 
 Prints, for each model and number of objects, milliseconds a frame and frames a second of both, our share of the
 reference's time, the difference of the masks, and memory on the device and of the process after 100 frames and at the
@@ -44,6 +46,7 @@ from vitruvian.pipelines import Failure
 
 _VIDEO_WARMUP = 40  # frames of a file; by then kernels are compiled and CUDA graphs captured
 _EARLY = 100  # frames after which memory is first measured
+_MEMORY_FRAMES = 16  # frames whose object pointers the model reads; more than those whose memories it reads
 _REFERENCE_FRAMES = 200  # most frames of the reference, which keeps all of them
 
 
@@ -72,11 +75,19 @@ class Stream:
         with torch.inference_mode():
             for _ in range(count):
                 frame = self._frames[self._next % len(self._frames)]
-                masks = self._model(inference_session=self._session, frame=frame).pred_masks
+                masks = self._model(inference_session=self._session, frame=frame, frame_idx=self._next).pred_masks
                 self._next += 1
         if synchronize:
             _synchronize(masks.device)
         return masks
+
+    def fill_memory(self) -> None:
+        """Copy the memory of the last frame to as many frames after it as the model reads, instead of running them."""
+        last = self._next - 1
+        for outputs in self._session.output_dict_per_obj.values():
+            tracked = outputs["non_cond_frame_outputs"]
+            tracked |= {last + 1 + number: tracked[last] for number in range(_MEMORY_FRAMES)}
+        self._next += _MEMORY_FRAMES
 
     def seconds(self, count: int) -> float:
         """Return the seconds of a frame, the mean of so many."""
@@ -132,6 +143,10 @@ def measure_speed(models: dict[str, Any], objects: int, frames: Tensor, options:
     """Return the milliseconds of a frame of each implementation, and the difference of their masks."""
     streams = {whose: open_stream(models, whose, objects, frames) for whose in models}
     last = {whose: stream.run(options.warmup) for whose, stream in streams.items()}
+    if options.fill_memory:
+        for stream in streams.values():
+            stream.fill_memory()
+        last = {whose: stream.run(1) for whose, stream in streams.items()}
     taken: dict[str, list[float]] = {whose: [] for whose in models}
     for _ in range(options.rounds):
         for whose, stream in streams.items():
@@ -302,6 +317,7 @@ def main() -> None:
     parser.add_argument(
         "--warmup", type=int, default=20, help="frames before; 17 fill the memory, 7 all of it but object pointers"
     )
+    parser.add_argument("--fill-memory", action="store_true", help="copy memories after the warmup, at least 2 frames")
     parser.add_argument("--rounds", type=int, default=3, help="timed sections of each implementation")
     parser.add_argument("--video-frames", type=int, default=0, help="frames of a 1080p file for the pipeline; 0: none")
     parser.add_argument("--profile", action="store_true", help="print the time of each stage of our model")

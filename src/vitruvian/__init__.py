@@ -62,7 +62,7 @@ _PUBLIC_NAMES: dict[str, tuple[str, ...]] = {
     "vitruvian.models.sam2.video_processing": ("Sam2VideoProcessor", "Sam2VideoVideoProcessor"),
     "vitruvian.models.sam2.options": ("TrackingOptions",),
     "vitruvian.models.sam2.video_session": ("Sam2VideoInferenceSession",),
-    "vitruvian.models.sam2.vision": ("Sam2VisionEncoderOutput", "Sam2VisionModel"),
+    "vitruvian.models.sam2.vision_encoder": ("Sam2VisionEncoderOutput", "Sam2VisionModel"),
     "vitruvian.models.sapiens2.configuration": ("Sapiens2Config", "Sapiens2HeadConfig"),
     "vitruvian.models.sapiens2.modeling": (
         "Sapiens2Backbone", "Sapiens2ForAlbedoEstimation", "Sapiens2ForImageMatting", "Sapiens2ForNormalEstimation",

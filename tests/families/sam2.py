@@ -10,7 +10,7 @@ from tests.families.case import FamilyCase
 from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.models.sam2.vision import Sam2VisionModel
+from vitruvian.models.sam2.vision_encoder import Sam2VisionModel
 
 SIDE = 64
 

@@ -21,7 +21,7 @@ from vitruvian.models.sam2.configuration import (
 )
 from vitruvian.models.sam2.hiera import Sam2HieraDetModel
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.models.sam2.vision import Sam2VisionModel
+from vitruvian.models.sam2.vision_encoder import Sam2VisionModel
 
 reference = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference

@@ -21,6 +21,7 @@ if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
 
+LOG2_E = math.log2(math.e)
 _CPU_BLOCK = 1024  # queries, and keys, whose scores are computed at a time: 4 MiB
 
 
@@ -39,27 +40,48 @@ def narrow_value_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: s
 
 
 def _narrow_value_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend from a part of the queries to a part of the keys at a time, with a running maximum of the scores.
+    """Attend from a part of the queries to a part of the keys at a time.
 
     torch has no fused kernel for these shapes on the CPU.
     """
-    (batch, queries, channels), keys = q.shape, k.shape[1]
-    out, buffer = q.new_empty(batch, queries, v.shape[2]), q.new_empty(_CPU_BLOCK * _CPU_BLOCK)
-    for one, start in itertools.product(range(batch), range(0, queries, _CPU_BLOCK)):
-        part, mean = q[one, start : start + _CPU_BLOCK], out[one, start : start + _CPU_BLOCK].zero_()
-        highest, total = q.new_full((len(part), 1), -math.inf), q.new_zeros(len(part), 1)
-        for first in range(0, keys, _CPU_BLOCK):
-            block = k[one, first : first + _CPU_BLOCK]
-            weights = buffer[: len(part) * len(block)].view(len(part), len(block))
-            torch.addmm(weights, part, block.T, beta=0, alpha=channels**-0.5, out=weights)
-            new_highest = torch.maximum(highest, weights.amax(dim=1, keepdim=True))
-            weights.sub_(new_highest).exp_()
-            factor = highest.sub_(new_highest).exp_()
-            total.mul_(factor).add_(weights.sum(dim=1, keepdim=True))
-            mean.mul_(factor).addmm_(weights, v[one, first : first + _CPU_BLOCK])
-            highest = new_highest
-        mean.div_(total)
+    out, buffer = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(_CPU_BLOCK * _CPU_BLOCK)
+    scaled = q * (LOG2_E * q.shape[2] ** -0.5)
+    for one, start in itertools.product(range(len(q)), range(0, q.shape[1], _CPU_BLOCK)):
+        part = scaled[one, start : start + _CPU_BLOCK].T  # [D, n]
+        mean = RunningMean(part.shape[1], v)
+        for first in range(0, k.shape[1], _CPU_BLOCK):
+            block = k[one, first : first + _CPU_BLOCK]  # [m, D]
+            scores = buffer[: len(block) * part.shape[1]].view(len(block), -1)
+            mean.add_(torch.mm(block, part, out=scores), v[one, first : first + _CPU_BLOCK])
+        out[one, start : start + _CPU_BLOCK] = mean.result()
     return out
+
+
+class RunningMean:
+    """The mean of values that n queries weight by the softmax of scores, over keys that come in parts.
+
+    Args:
+        queries: n.
+        values: A tensor with the channels [..., E], data type and device of the values.
+    """
+
+    def __init__(self, queries: int, values: Tensor) -> None:
+        self._sum = values.new_zeros(values.shape[-1], queries)  # [E, n]
+        self._total = values.new_zeros(queries)
+        self._highest = values.new_full((queries,), -math.inf)
+
+    def add_(self, scores: Tensor, values: Tensor) -> None:
+        """Add keys with base-2 scores [m, n], which are overwritten, and values [m, E]."""
+        highest = torch.maximum(self._highest, scores.amax(dim=0))
+        weights = scores.sub_(highest).exp2_()  # several times as fast as exp on the CPU
+        factor = self._highest.sub_(highest).exp2_()
+        self._total.mul_(factor).add_(weights.sum(dim=0))
+        self._sum.mul_(factor).addmm_(values.T, weights)
+        self._highest = highest
+
+    def result(self) -> Tensor:
+        """Return the mean [n, E]."""
+        return (self._sum / self._total).T
 
 
 # ---------------------------------------------------------------------------------------------------------- Triton
@@ -78,7 +100,7 @@ def _narrow_value_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v, parts, log_sums, N, M, split_size, B * N, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         channels=D, padded=max(16, triton.next_power_of_2(D)),
         value_channels=E, padded_values=max(16, triton.next_power_of_2(E)),
-        block_rows=block_rows, block_columns=block_columns, scale=math.log2(math.e) / math.sqrt(D),
+        block_rows=block_rows, block_columns=block_columns, scale=LOG2_E / math.sqrt(D),
         num_warps=block_rows // 16, num_stages=stages,
     )  # fmt: skip
     return (parts[0] if splits == 1 else merge_splits(parts, log_sums, q.dtype)).view(B, N, E)
@@ -129,24 +151,13 @@ def _narrow_value_attention_kernel(  # type: ignore[no-untyped-def]
             v = tl.load(v_start + start * v_token)
         else:
             v = tl.load(v_start + start * v_token, mask=(e < value_channels)[None, :], other=0.0)
-        scores = tl.dot(q, k)
-        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
-        p = tl.math.exp2(scores * scale - new_highest[:, None])
-        factor = tl.math.exp2(highest - new_highest)
-        total = total * factor + tl.sum(p, 1)
-        out = tl.dot(p.to(v.dtype), v, out * factor[:, None])
-        highest = new_highest
+        out, total, highest = _add_keys(tl.dot(q, k), v, out, total, highest, scale)
     if whole < last:
         inside = whole + n < last
         k = tl.load(k_start + whole * k_token, mask=inside[None, :] & (c < channels)[:, None], other=0.0)
         v = tl.load(v_start + whole * v_token, mask=inside[:, None] & (e < value_channels)[None, :], other=0.0)
         scores = tl.where(inside[None, :], tl.dot(q, k), float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
-        p = tl.math.exp2(scores * scale - new_highest[:, None])
-        factor = tl.math.exp2(highest - new_highest)
-        total = total * factor + tl.sum(p, 1)
-        out = tl.dot(p.to(v.dtype), v, out * factor[:, None])
-        highest = new_highest
+        out, total, highest = _add_keys(scores, v, out, total, highest, scale)
     row = split * total_rows + batch * queries + m
     target = parts_ptr + row[:, None] * value_channels + e[None, :]
     tl.store(
@@ -154,3 +165,12 @@ def _narrow_value_attention_kernel(  # type: ignore[no-untyped-def]
         mask=in_queries[:, None] & (e < value_channels)[None, :],
     )  # fmt: skip
     tl.store(log_sums_ptr + row, highest + tl.log2(total), mask=in_queries)
+
+
+@triton_jit
+def _add_keys(scores, v, out, total, highest, scale: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add keys with scores [n, m] and values [m, E] to the running sum of values, sum of weights and maximum."""
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
+    p = tl.math.exp2(scores * scale - new_highest[:, None])
+    factor = tl.math.exp2(highest - new_highest)
+    return tl.dot(p.to(v.dtype), v, out * factor[:, None]), total * factor + tl.sum(p, 1), new_highest

@@ -112,7 +112,7 @@ def rotate_pairs(x: Tensor, rotation: RopeTables, *, heads: int, plain_tokens: i
         return _rotate_pairs_cpu(x, rotation, heads=heads, plain_tokens=plain_tokens)
     split = unflatten(x, 2, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
     cells = split.shape[2] - plain_tokens
-    rotated = _rotate_neighbors(unflatten(split[:, :, :cells], 2, (-1, len(rotation[0]))), rotation).flatten(2, 3)
+    rotated = rotate_neighbors(unflatten(split[:, :, :cells], 2, (-1, len(rotation[0]))), rotation).flatten(2, 3)
     return torch.cat((rotated, split[:, :, cells:]), dim=2) if plain_tokens else rotated
 
 
@@ -132,7 +132,7 @@ def _as_complex(x: Tensor, cells: int) -> Tensor:
     return torch.view_as_complex(unflatten(unflatten(x, -1, (-1, 2)), 2, (-1, cells)))
 
 
-def _rotate_neighbors(x: Tensor, rotation: RopeTables) -> Tensor:
+def rotate_neighbors(x: Tensor, rotation: RopeTables) -> Tensor:
     """Rotate pairs of neighboring channels of [..., M, D]; in float32, as the model was trained."""
     cos, sin = rotation
     even, odd = unflatten(x.float(), -1, (-1, 2)).unbind(-1)  # [..., M, D/2] each

@@ -17,8 +17,8 @@ from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import per_object
 from vitruvian.ops.attention import attention
+from vitruvian.ops.axial_key_attention import axial_key_attention
 from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum
-from vitruvian.ops.narrow_value_attention import narrow_value_attention
 from vitruvian.ops.rope import RopeTables, axial_rope_tables, rotate_pairs
 
 _POSITION_SCALE = 0.1  # of the sine positions that are added to the features
@@ -52,7 +52,7 @@ class MemoryAttention(nn.Module):
         rotation = axial_rope_tables(grid_hw, self.head_dim, self.theta, x.device)
         branch: Tensor | None = None
         for layer in self.layers:
-            x, branch = layer(x, branch, keys, memory, rotation, pointer_tokens)
+            x, branch = layer(x, branch, keys, memory, rotation, grid_hw, pointer_tokens)
         if branch is not None:
             x = layer_norm_of_sum(x, branch, self.layer_norm)
         return unflatten(x.transpose(1, 2), 2, grid_hw)  # [O, C, h, w]
@@ -75,13 +75,20 @@ class MemoryAttentionLayer(nn.Module):
         self.dropout = config.memory_attention_dropout
 
     def forward(
-        self, x: Tensor, branch: Tensor | None, keys: Tensor, memory: Tensor, rotation: RopeTables, pointer_tokens: int
+        self,
+        x: Tensor,
+        branch: Tensor | None,
+        keys: Tensor,
+        memory: Tensor,
+        rotation: RopeTables,
+        grid_hw: tuple[int, int],
+        pointer_tokens: int,
     ) -> tuple[Tensor, Tensor]:
         """Map x + branch [O | B, M, C] to a sum of two [O, M, C]."""
         x, normed = add_layer_norm(x, branch, self.layer_norm1)
-        attended = self.self_attn(normed, normed, normed, rotation, pointer_tokens=0)
+        attended = self.self_attn(normed, normed, normed, rotation, grid_hw)
         x, normed = add_layer_norm(x, self._dropout(attended), self.layer_norm2)
-        attended = self.cross_attn_image(normed, keys, memory, rotation, pointer_tokens=pointer_tokens)  # [O, M, C]
+        attended = self.cross_attn_image(normed, keys, memory, rotation, grid_hw, pointer_tokens)  # [O, M, C]
         x, normed = add_layer_norm(per_object(x, len(attended)), self._dropout(attended), self.layer_norm3)
         hidden = self._dropout(self.act(self.linear1(normed)))
         return x, self._dropout(self.linear2(hidden))
@@ -106,17 +113,32 @@ class RotaryAttention(nn.Module):
         self.v_proj = nn.Linear(source_channels, inner)
         self.o_proj = nn.Linear(inner, channels)
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, rotation: RopeTables, *, pointer_tokens: int) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        rotation: RopeTables,
+        grid_hw: tuple[int, int],
+        pointer_tokens: int = 0,
+    ) -> Tensor:
         """Attend from [O | B, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""
         q = per_object(rotate_pairs(self.q_proj(x), rotation, heads=self.heads), len(keys))  # [O, A, M, D]
-        k = rotate_pairs(self.k_proj(keys), rotation, heads=self.heads, plain_tokens=pointer_tokens)
-        if self.heads == 1 and not self.training and values.shape[2] < k.shape[3]:
+        if self.heads == 1 and not self.training and values.shape[2] < q.shape[3]:
             # The projection of values to more channels commutes with attention.
-            mean = narrow_value_attention(
-                q[:, 0], k[:, 0], values, implementation=self.attn_implementation
+            mean = axial_key_attention(
+                q[:, 0],
+                keys,
+                values,
+                self.k_proj,
+                rotation,
+                grid_hw=grid_hw,
+                plain_tokens=pointer_tokens,
+                implementation=self.attn_implementation,
             )  # [O, M, C']
             attended: Tensor = self.o_proj(self.v_proj(mean))
             return attended
+        k = rotate_pairs(self.k_proj(keys), rotation, heads=self.heads, plain_tokens=pointer_tokens)
         v = unflatten(self.v_proj(values), 2, (self.heads, -1)).transpose(1, 2)  # [O, A, K·M + N, D]
         out, _ = attention(
             q, k, v, implementation=self.attn_implementation, dropout=self.dropout if self.training else 0.0

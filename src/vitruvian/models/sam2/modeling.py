@@ -29,7 +29,7 @@ from vitruvian.models.sam2.prompt_encoder import (
     as_mask_logits,
     check_labels,
 )
-from vitruvian.models.sam2.vision import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
+from vitruvian.models.sam2.vision_encoder import Sam2VisionEncoderOutput, Sam2VisionModel, build_uninitialized
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs

@@ -27,12 +27,12 @@ from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import Sam2MLP
 from vitruvian.models.sam2.mask_cleanup import fill_holes_and_remove_islands, without_overlap
 from vitruvian.models.sam2.memory_attention import MemoryAttention
+from vitruvian.models.sam2.memory_bank import find_memories, join_frames, join_pointers
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
+from vitruvian.models.sam2.object_steps import ObjectStep, plan_steps
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT
-from vitruvian.models.sam2.video_memories import find_memories, join_frames, join_pointers
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
-from vitruvian.models.sam2.video_steps import ObjectStep, plan_steps
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
 from vitruvian.tensor_cache import constant

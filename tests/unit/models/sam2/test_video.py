@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
-from vitruvian.models.sam2 import history_files
+from vitruvian.models.sam2 import video_session
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.memory_bank import _closest
 from vitruvian.models.sam2.options import TrackingOptions
-from vitruvian.models.sam2.video_memories import _closest
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
@@ -143,6 +143,8 @@ def test_conditioning_frames_that_are_attended_to() -> None:
     assert _closest([0, 3, 5, 7], 4, 2) == {3, 5}
     assert _closest([0, 3, 5, 7], 8, 2) == {5, 7}
     assert _closest([0, 3, 5, 7], 4, 3) == {3, 5, 7}
+    assert _closest([0, 3, 6, 7], 4, 1) == {3}
+    assert _closest([0, 1, 6, 7], 4, 1) == {6}
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -167,7 +169,7 @@ def test_flat_memory_gives_the_same_masks() -> None:
 
 
 def test_history_in_files_gives_the_same_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_files, "_FILE_BYTES", 1 << 17)  # several files
+    monkeypatch.setattr(video_session, "_FILE_BYTES", 1 << 17)  # several files
     full, spilled = session(streaming=True), session(streaming=True, history_folder=tmp_path)
     for state in (full, spilled):
         add(state, 0, 1, POINT_A, ONE, original_size=(SIDE, SIDE))
@@ -260,6 +262,23 @@ def test_independent_objects_are_not_changed_by_prompts_of_others() -> None:
         assert same == independent
 
 
+def test_a_prompt_does_not_turn_the_other_objects_around() -> None:
+    def backwards(*, prompted: bool, **options: Any) -> Tensor:
+        """The second object in frame 4, tracked backwards, where the first may get a prompt."""
+        state = session(**options)
+        add(state, 6, [1, 2], [[POINT_A[0][0], POINT_B[0][0]]], [[[1], [1]]])
+        MODEL(state, frame_idx=6)
+        track(state, start_frame_idx=6, max_frame_num_to_track=1, reverse=True)
+        track(state, start_frame_idx=1, max_frame_num_to_track=2)  # memories before frame 4 too
+        if prompted:
+            add(state, 4, 1, POINT_B, ONE)
+        return masks(MODEL(state, frame_idx=4, reverse=True))[1]
+
+    want = backwards(prompted=False)
+    close(backwards(prompted=True, independent_objects=True), want)
+    assert not torch.allclose(backwards(prompted=True), want, atol=1e-4)
+
+
 def test_objects_start_at_their_first_prompt() -> None:
     state = clicked(objects_start_at_prompt=True)
     add(state, 3, 2, POINT_B, ONE)
@@ -328,6 +347,61 @@ def test_objects_can_be_removed() -> None:
     assert masks(MODEL(state, frame_idx=1)).shape[0] == 2
     with pytest.raises(InputError, match="got 2"):
         state.remove_object(2)
+
+
+def test_prompts_can_be_removed() -> None:
+    state = clicked(corrections_as_conditioning=True, objects_start_at_prompt=True)
+    before = track(state)
+    add(state, 4, 1, POINT_B, ONE)
+    MODEL(state, frame_idx=4)
+    assert not torch.allclose(masks(track(state)[6]), masks(before[6]), atol=1e-4)
+    state.remove_prompts(1, 4)
+    after = track(state)
+    for index, output in before.items():
+        close(masks(after[index]), masks(output))
+    state.remove_prompts(1, 0)
+    assert (masks(MODEL(state, frame_idx=3)) == -1024).all()
+    with pytest.raises(InputError, match=r"expected one of \[1\], got 7"):
+        state.remove_prompts(7, 0)
+
+
+def test_the_list_of_the_caller_is_not_changed() -> None:
+    state, ids = session(), [4, 2]
+    add(state, 0, ids, [[POINT_A[0][0], POINT_B[0][0]]], [[[1], [1]]])
+    MODEL(state, frame_idx=0)
+    assert ids == [4, 2]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_few_object_pointers(limit: int) -> None:
+    model, state = build(max_object_pointers_in_encoder=limit), session()
+    add(state, 0, 1, POINT_A, ONE)
+    for output in model.propagate_in_video_iterator(state, start_frame_idx=0):
+        assert masks(output).isfinite().all()
+        assert output.object_score_logits is not None
+        assert output.object_score_logits.isfinite().all()
+
+
+def test_features_that_were_used_last_are_cached() -> None:
+    state, encoded = session(), []
+
+    def encode(pixels: Tensor) -> list[Tensor]:
+        encoded.append(pixels)
+        return [pixels]
+
+    for index in (5, 4, 4, 3, 3):  # backwards
+        assert torch.equal(state.features(index, encode)[0][0], FRAMES[index])
+    assert len(encoded) == 3
+
+
+def test_masks_and_memories_are_on_the_device_of_the_state() -> None:
+    state = Sam2VideoInferenceSession(FRAMES, SIDE, SIDE, inference_state_device="meta")
+    add(state, 0, 1, input_masks=torch.ones(SIDE, SIDE))
+    with pytest.raises((NotImplementedError, RuntimeError)):  # masks of another device cannot be read back here
+        MODEL(state, frame_idx=0)
+    stored = state.output_dict_per_obj[0][CONDITIONING][0]
+    on_state = {name for name, value in stored.items() if value.device.type == "meta"}
+    assert on_state == {"pred_masks", "maskmem_features"}
 
 
 # ---------------------------------------------------------------------------------------------------- videos, refusals

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.object_steps import ObjectStep
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
-from vitruvian.models.sam2.video_steps import ObjectStep
 
 
 class Memories(NamedTuple):
@@ -75,11 +75,10 @@ def join_pointers(memories: list[Memories], features: Tensor, limit: int) -> tup
 
 def _closest(frames: Iterable[int], frame_idx: int, limit: int) -> set[int]:
     """Select up to `limit` frames (-1 for all): the last before, the first at or after, then the closest others."""
-    remaining = list(frames)
-    if limit == -1 or len(remaining) <= limit:
-        return set(remaining)
-    before = [frame for frame in remaining if frame < frame_idx]
-    after = [frame for frame in remaining if frame >= frame_idx]
-    first = ([max(before)] if before else []) + ([min(after)] if after else [])
-    others = sorted((frame for frame in remaining if frame not in first), key=lambda frame: abs(frame - frame_idx))
-    return set((first + others)[: max(limit, len(first))])
+    by_distance = sorted(frames, key=lambda frame: abs(frame - frame_idx))
+    if limit == -1 or len(by_distance) <= limit:
+        return set(by_distance)
+    before = [frame for frame in by_distance if frame < frame_idx][:1]
+    after = [frame for frame in by_distance if frame >= frame_idx][:1]
+    neighbors = sorted(before + after, key=by_distance.index)
+    return set([*neighbors, *(frame for frame in by_distance if frame not in neighbors)][:limit])
