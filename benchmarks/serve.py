@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py                                     # CPU: a small pose model, images of 720p
     python benchmarks/serve.py --device cuda --model pose-0.4b --size 1080x1920 --seconds 15
+    python benchmarks/serve.py --model tiny                        # what the server itself costs
     python benchmarks/serve.py --soak 1200                         # mixed requests for 20 minutes
 
 Poses of whole images, with random weights. The pipeline runs over the same JPEG files in memory and makes the same
@@ -61,7 +62,9 @@ def write_inputs(root: Path, options: argparse.Namespace) -> None:
 
     from vitruvian.benchmarking.workloads import Workload, benchmark_model
 
-    if options.model == "small":
+    if options.model == "tiny":
+        model = small_sapiens2("pose", (128, 96))
+    elif options.model == "small":
         model = small_sapiens2("pose", (256, 192), channels=(32, 32), hidden_size=256, layers=6, intermediate_size=1024)
     else:
         one = benchmark_model(f"sapiens2-{options.model}")
@@ -354,7 +357,7 @@ def wait_for_job(clients: SoakClients, job: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="small", help="small, or a Sapiens2 pose model: pose-0.4b, pose-1b")
+    parser.add_argument("--model", default="small", help="tiny, small, or a Sapiens2 pose model: pose-0.4b, pose-1b")
     parser.add_argument("--size", default="720x1280", help="height x width of the images")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--client-processes", type=int, default=4)
