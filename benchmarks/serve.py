@@ -6,16 +6,17 @@
     python benchmarks/serve.py --soak 1200                         # mixed requests for 20 minutes
 
 Poses of whole images, with random weights. The pipeline runs over the same JPEG files in memory and makes the same
-JSON, in a process of its own: over a stream of images, and over one image after another, which is what one client
-asks for. Clients run in processes of their own and send one request after another. LitServe
-decodes with Pillow and runs the processor, the model and the post-processing of transformers in batches; it is skipped
-with a reason where litserve, transformers or torchvision are not installed.
+JSON, in a process of its own: over a stream of images, and over one image after another, which is what one client asks
+for. Clients run in processes of their own and send one request after another. LitServe decodes with Pillow and runs the
+processor, the model and the post-processing of transformers in batches; it is skipped with a reason where litserve,
+transformers or torchvision are not installed.
 
 Prints the rate of the pipeline, and for each server and number of clients requests per second, their share of the
-pipeline's rate (goal: 0.85; for one client, of its rate with one image at a time), the median and 99th percentile of the latency, and the CPU time of an answer, which
-depends less on other work of the machine. Our server adds the mean size of its batches and the mean time of each stage.
-With --rounds everything is measured so many times in turn, and the medians are compared. With --soak it prints
-statuses, and the server's memory over time. Writes all of it to --out as JSON.
+pipeline's rate (goal: 0.85; for one client, of its rate with one image at a time), the median and 99th percentile of
+the latency, and the CPU time of an answer, which depends less on other work of the machine. Our server adds the mean
+size of its batches and the mean time of each stage. With --rounds everything is measured so many times in turn, and the
+medians are compared. With --soak it prints statuses, and the server's memory over time. Writes all of it to --out as
+JSON.
 """
 
 from __future__ import annotations
@@ -107,10 +108,11 @@ def run_pipeline(root: Path, options: argparse.Namespace) -> dict[str, float]:
         count += 1
     rate, cpu_each = count / (time.perf_counter() - start), (time.process_time() - cpu) / count
     pipe(images[0])  # warmup
-    start = time.perf_counter()
-    for single, image in enumerate(source(options.seconds / 2), 1):
+    start, count = time.perf_counter(), 0
+    for image in source(options.seconds / 2):
         save(pipe(image))
-    return {"rate": rate, "cpu": cpu_each, "single": single / (time.perf_counter() - start)}
+        count += 1
+    return {"rate": rate, "cpu": cpu_each, "single": count / (time.perf_counter() - start)}
 
 
 def run_litserve(root: Path, options: argparse.Namespace) -> None:
