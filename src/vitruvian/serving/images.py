@@ -37,12 +37,10 @@ class StoredImage(StoredItem):
 
     Attributes:
         body: The file.
-        size_hw: Height and width of the upright image.
         embedding: Its SAM 2 embedding, if there is a model.
     """
 
     body: bytes
-    size_hw: tuple[int, int]
     embedding: ImageEmbedding | None = None
 
     @property

@@ -18,12 +18,14 @@ class StoredItem:
 
     Attributes:
         name: What the client calls it.
+        size_hw: Height and width of the upright image or frame.
         owner: Name of the API key that it was uploaded with.
         id: Its id.
         expires: Monotonic time at which it is removed.
     """
 
     name: str
+    size_hw: tuple[int, int]
     owner: str | None
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     expires: float = 0.0
@@ -57,7 +59,7 @@ class LruStore(Generic[ItemT]):
         seconds: int,
         on_remove: Callable[[ItemT], object] = lambda _: None,
     ) -> None:
-        self._kind, self._max_items, self._max_bytes, self.seconds = kind, max_items, max_bytes, seconds
+        self.kind, self._max_items, self._max_bytes, self.seconds = kind, max_items, max_bytes, seconds
         self._on_remove = on_remove
         self._items: OrderedDict[str, ItemT] = OrderedDict()  # the oldest use first
 
@@ -75,7 +77,7 @@ class LruStore(Generic[ItemT]):
     def add(self, item: ItemT) -> None:
         """Store an item; others are evicted for it."""
         if item.nbytes > self._max_bytes:
-            raise too_large(self._kind, self._max_bytes, "bytes to store it", f"{item.nbytes:,}")
+            raise too_large(self.kind, self._max_bytes, "bytes to store it", f"{item.nbytes:,}")
         self.remove_expired()
         self._items[item.id] = item
         self._touch(item)
@@ -87,8 +89,8 @@ class LruStore(Generic[ItemT]):
         self.remove_expired()
         item = self._items.get(item_id)
         if item is None or item.owner != owner:
-            hint = f"It may have expired: upload it again with POST /v1/{self._kind}s."
-            raise not_found(self._kind, repr(item_id[:40]), hint)
+            hint = f"It may have expired: upload it again with POST /v1/{self.kind}s."
+            raise not_found(self.kind, repr(item_id[:40]), hint)
         self._touch(item)
         return item
 

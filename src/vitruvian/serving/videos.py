@@ -32,7 +32,6 @@ class StoredVideo(StoredItem):
     Attributes:
         path: The file, in a folder of its own.
         file_bytes: Its size.
-        size_hw: Height and width of an upright frame.
         frames: Number of frames, if known.
         rate: Frames per second.
         prompts: Prompts by frame and object.
@@ -41,7 +40,6 @@ class StoredVideo(StoredItem):
 
     path: Path
     file_bytes: int
-    size_hw: tuple[int, int]
     frames: int | None
     rate: float
     prompts: dict[tuple[int, int], TrackPromptFields] = field(default_factory=dict)

@@ -157,7 +157,8 @@ class BatchQueue(Generic[OwnerT]):
         graphs: Where the model stores its CUDA graphs, if it has any.
         warmup: Whether the first batches are small, so that the first result does not wait for a whole one to load.
             Batches that a CUDA graph replays are whole from the start.
-        partial: Whether partial batches are usual: those are captured too, at powers of two.
+        partial: Whether partial batches are usual. Batches are then powers of two, each of which is captured: five
+            inputs run as four and one, in less time than as eight with padding.
     """
 
     def __init__(
@@ -201,10 +202,11 @@ class BatchQueue(Generic[OwnerT]):
         first = [self._inputs.popleft() for _ in range(min(self.next_size, len(self._inputs)))]
         self._warmup = min(2 * self._warmup, self._size.size)
         rows = [row for row in first if row.shape == first[0].shape]
-        self._inputs.extendleft(row for row in reversed(first) if row not in rows)
         graph_size = self.graph_size
-        if graph_size and self._partial:
-            graph_size = min(graph_size, 1 << (len(rows) - 1).bit_length())
+        if graph_size and self._partial and len(rows) < graph_size:
+            graph_size = 1 << (len(rows).bit_length() - 1)
+            rows = rows[:graph_size]
+        self._inputs.extendleft(row for row in reversed(first) if row not in rows)
         return Batch(rows, graph_size=graph_size)
 
     def complete(self, batch: Batch[OwnerT]) -> list[tuple[OwnerT, int, Any]]:

@@ -1,21 +1,81 @@
-"""What routes have in common: types of parameters, descriptions for /openapi.json, and answers with files."""
+"""What routes have in common: stored images and videos, descriptions for /openapi.json, and answers with files."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from fastapi import Path, Response
+from fastapi import FastAPI, Path, Request, Response
+from pydantic import BaseModel, Field
 
 from vitruvian.serving.content import MEDIA_TYPES, kinds_of
 from vitruvian.serving.errors import ErrorBody, RequestError
 from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.schemas import result_schemas
+from vitruvian.serving.stores import ItemT, LruStore
 from vitruvian.tasks import file_extension
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{22}$")]
 BINARY = {"type": "string", "format": "binary"}
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Done."}, **ERRORS}
+
+
+class StoredInfo(BaseModel):
+    """A stored image or video."""
+
+    id: str
+    name: str
+    size_hw: list[int] = Field(description="Height and width of the upright image or frame.")
+    bytes: int
+    expires_in: int = Field(description="Seconds without use after which it is removed.")
+
+
+def stored_fields(item: ItemT, store: LruStore[ItemT]) -> dict[str, Any]:
+    """Return the fields of `StoredInfo` for an item."""
+    return {
+        "id": item.id,
+        "name": item.name,
+        "size_hw": list(item.size_hw),
+        "bytes": item.nbytes,
+        "expires_in": store.seconds,
+    }
+
+
+def add_stored(
+    app: FastAPI,
+    store: LruStore[ItemT],
+    receive: Callable[[Request], Awaitable[ItemT]],
+    describe: Callable[[ItemT], StoredInfo],
+    schema: type[StoredInfo],
+    *,
+    summary: str,
+) -> None:
+    """Add the routes that store an item, show it and remove it; `receive` reads it from a request."""
+    kind = store.kind
+    path = f"/v1/{kind}s"
+    form = {"schema": {"type": "object", "properties": {kind: BINARY}}}
+    content = {f"{kind}/*": {"schema": BINARY}, "multipart/form-data": form}
+
+    @app.post(
+        path,
+        status_code=201,
+        summary=summary,
+        responses=ERRORS,
+        response_model=schema,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
+    async def store_item(request: Request) -> StoredInfo:
+        return describe(await receive(request))
+
+    @app.get(f"{path}/{{item_id}}", summary=f"A stored {kind}.", responses=ERRORS, response_model=schema)
+    async def show_item(request: Request, item_id: Id) -> StoredInfo:
+        return describe(store.get(item_id, request.state.owner))
+
+    @app.delete(f"{path}/{{item_id}}", status_code=204, summary=f"Remove a stored {kind}.", responses=NO_CONTENT)
+    async def remove_item(request: Request, item_id: Id) -> Response:
+        store.remove(item_id, request.state.owner)
+        return Response(status_code=204)
 
 
 def require_image(body: bytes) -> None:
@@ -33,13 +93,6 @@ def file_response(body: bytes, kind: str, name: str, task: str) -> Response:
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in stem)
     headers = {"Content-Disposition": f'inline; filename="{safe}_{task}{file_extension(kind)}"', "Vary": "Accept"}
     return Response(body, media_type=MEDIA_TYPES[kind], headers=headers)
-
-
-def file_request(kind: str) -> dict[str, Any]:
-    """Return the OpenAPI description of a request with a file: an "image" or a "video", as the body or in a form."""
-    form = {"schema": {"type": "object", "properties": {kind: BINARY}}}
-    content = {f"{kind}/*": {"schema": BINARY}, "multipart/form-data": form}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 def task_answer(task: str) -> dict[str, Any]:

@@ -6,12 +6,21 @@ import asyncio
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from vitruvian.serving.content import choose_kind
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
-from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_request, file_response, task_answer
+from vitruvian.serving.routes.shared import (
+    BINARY,
+    ERRORS,
+    Id,
+    StoredInfo,
+    add_stored,
+    file_response,
+    stored_fields,
+    task_answer,
+)
 from vitruvian.serving.service import Service
 from vitruvian.serving.upload_folder import receive_files
 from vitruvian.serving.uploads import read_options
@@ -20,17 +29,12 @@ from vitruvian.serving.videos import StoredVideo, open_upload
 FrameNumber = Annotated[int, Path(ge=0)]
 
 
-class VideoInfo(BaseModel):
+class VideoInfo(StoredInfo):
     """A stored video."""
 
-    id: str
-    name: str
-    size_hw: list[int] = Field(description="Height and width of an upright frame.")
     frames: int | None = Field(description="Number of frames, if known.")
     rate: float = Field(description="Frames per second.")
     prompts: list[TrackPromptFields] = Field(description="What marks objects, by frame.")
-    bytes: int
-    expires_in: int = Field(description="Seconds without use after which it is removed.")
 
 
 class FramePromptRequest(TrackPromptFields, TaskOptions):
@@ -45,41 +49,19 @@ def add_videos(app: FastAPI, service: Service) -> None:
     """Add the routes of stored videos."""
     videos = service.videos
 
-    def info(video: StoredVideo) -> VideoInfo:
-        prompts = [prompt for _, prompt in sorted(video.prompts.items())]
-        return VideoInfo(
-            id=video.id,
-            name=video.name,
-            size_hw=list(video.size_hw),
-            frames=video.frames,
-            rate=video.rate,
-            prompts=prompts,
-            bytes=video.nbytes,
-            expires_in=videos.seconds,
-        )
-
-    @app.post(
-        "/v1/videos",
-        status_code=201,
-        summary="Store a video, to prompt its frames and to process it.",
-        responses=ERRORS,
-        openapi_extra=file_request("video"),
-    )
-    async def store(request: Request) -> VideoInfo:
+    async def receive(request: Request) -> StoredVideo:
         async with service.video_folder() as folder:
             TaskOptions.read(await receive_files(request, folder))
             video = await asyncio.to_thread(open_upload, folder, request.state.owner)
             videos.add(video)
-            return info(video)
+            return video
 
-    @app.get("/v1/videos/{video_id}", summary="A stored video and its prompts.", responses=ERRORS)
-    async def show(request: Request, video_id: Id) -> VideoInfo:
-        return info(videos.get(video_id, request.state.owner))
+    def describe(video: StoredVideo) -> VideoInfo:
+        prompts = [prompt for _, prompt in sorted(video.prompts.items())]
+        return VideoInfo(**stored_fields(video, videos), frames=video.frames, rate=video.rate, prompts=prompts)
 
-    @app.delete("/v1/videos/{video_id}", status_code=204, summary="Remove a stored video.", responses=NO_CONTENT)
-    async def remove(request: Request, video_id: Id) -> Response:
-        videos.remove(video_id, request.state.owner)
-        return Response(status_code=204)
+    summary = "Store a video, to prompt its frames and to process it."
+    add_stored(app, videos, receive, describe, VideoInfo, summary=summary)
 
     @app.get(
         "/v1/videos/{video_id}/frames/{frame}",
@@ -119,7 +101,7 @@ def add_videos(app: FastAPI, service: Service) -> None:
     ) -> VideoInfo:
         video = videos.get(video_id, request.state.owner)
         video.remove_prompts(object_id, frame)
-        return info(video)
+        return describe(video)
 
     @app.post(
         "/v1/videos/{video_id}/{task}",

@@ -299,14 +299,14 @@ function toPair([x, y]) {
   return [x, y];
 }
 
-/** People over a color or another picture. @implements {Layer} */
+/** People over a color or another image. @implements {Layer} */
 export class MatteLayer {
   /**
    * @param {ImageBitmap} cutout  with alpha
    */
   constructor(cutout) {
     this.cutout = cutout;
-    /** @type {string | ImageBitmap | null} a CSS color, a picture, or null for a checkerboard */
+    /** @type {string | ImageBitmap | null} a CSS color, an image, or null for a checkerboard */
     this.background = null;
     const canvas = makeCanvas(cutout.width, cutout.height);
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { willReadFrequently: true }));
@@ -320,7 +320,7 @@ export class MatteLayer {
     const { width, height } = this.cutout;
     if (this.background instanceof ImageBitmap) {
       const fit = Math.max(width / this.background.width, height / this.background.height);
-      const [w, h] = [width / fit, height / fit]; // the middle of the picture that has the shape of the photo
+      const [w, h] = [width / fit, height / fit]; // the middle of the image that has the shape of the photo
       const [x, y] = [(this.background.width - w) / 2, (this.background.height - h) / 2];
       context.drawImage(this.background, x, y, w, h, 0, 0, width, height);
     } else {

@@ -263,6 +263,7 @@ class Page {
     this.renderStatus();
     this.renderResult();
     this.showLayers();
+    if (this.space && task === "pointmap") this.showSpace(true); // with the new points
   }
 
   // ------------------------------------------------------------------------------------------ prompts
@@ -571,7 +572,7 @@ class Page {
       this.showDetails();
     }
     if (run.task === "pointmap" && run.layer) parts.push(this.spaceButton());
-    if (run.layer || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
+    if ((run.layer && !this.space) || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
     return parts;
   }
 

@@ -126,7 +126,7 @@ function backgroundControls(layer, options, onChange) {
   });
   const custom = /** @type {HTMLInputElement} */ (make("input", { type: "color", value: "#7c5cff", "aria-label": "Another color" }));
   custom.addEventListener("input", () => choose(custom.value, null));
-  const file = /** @type {HTMLInputElement} */ (make("input", { type: "file", accept: "image/*", hidden: true, id: "background-file", "aria-label": "Picture behind people", tabindex: -1 }));
+  const file = /** @type {HTMLInputElement} */ (make("input", { type: "file", accept: "image/*", hidden: true, id: "background-file", "aria-label": "Image behind people", tabindex: -1 }));
   file.addEventListener("change", async () => {
     if (file.files?.[0]) choose(await createImageBitmap(file.files[0]), null);
   });
@@ -137,8 +137,8 @@ function backgroundControls(layer, options, onChange) {
     for (const one of swatches) one.setAttribute("aria-pressed", String(one === pressed));
     onChange();
   };
-  const picture = button({ icon: "image", text: "Picture…", kind: "small", onclick: () => file.click() });
-  return section("Background", make("div.colors", {}, ...swatches, custom), make("div.row", {}, picture, file));
+  const image = button({ icon: "image", text: "Image…", kind: "small", onclick: () => file.click() });
+  return section("Background", make("div.colors", {}, ...swatches, custom), make("div.row", {}, image, file));
 }
 
 /**

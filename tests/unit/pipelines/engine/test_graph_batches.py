@@ -76,14 +76,16 @@ class TestPadding:
         assert forward(task, 3, batch, graphs) == [0, 10, 20]
         assert task.calls == [([0, 1, 2], only)]
 
-    @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (5, 8), (9, 12), (12, 12)])
-    def test_where_partial_batches_are_usual_powers_of_two_are_captured(self, count: int, size: int) -> None:
+    @pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [2, 1]), (7, [4, 2, 1]), (8, [8]), (25, [12, 12, 1])])
+    def test_where_partial_batches_are_usual_they_are_powers_of_two(self, count: int, sizes: list[int]) -> None:
         task, batch = Recorder(), BatchSize(12, fixed=True)
         queue: BatchQueue[None] = BatchQueue(task, batch, GraphCache(max_batch=4), partial=True)  # type: ignore[arg-type]
         queue.add(None, inputs(count))
-        with queue.take() as taken:
-            task.forward(taken.inputs())
-        assert [(len(ran), only) for ran, only in task.calls] == [(size, size)]
+        while queue:
+            with queue.take() as taken:
+                task.forward(taken.inputs())
+        assert [(len(ran), only) for ran, only in task.calls] == [(size, size) for size in sizes]
+        assert [number for ran, _ in task.calls for number in ran] == list(range(count))
 
     def test_padding_follows_a_reduced_batch_size(self) -> None:
         graphs, batch, task = GraphCache(max_batch=2), BatchSize(12, fixed=False), Recorder()
