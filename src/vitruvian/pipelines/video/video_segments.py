@@ -145,7 +145,7 @@ class SegmentFolder:
         return start
 
     def adopt(self, kept: Path, *, before: int) -> None:
-        """Start from segments that an earlier run kept: those that end at or before a frame.
+        """Copy the segments of an earlier run that end at or before a frame.
 
         Does nothing if this output was begun already.
         """
