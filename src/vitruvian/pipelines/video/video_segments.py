@@ -36,7 +36,7 @@ from vitruvian.files.video import (
     open_container,
 )
 from vitruvian.json_files import json_text, read_json, write_json
-from vitruvian.pipelines.video.smoothing import State
+from vitruvian.pipelines.video.state import State
 
 _PLAN = "plan.json"
 _VERSION = 6
