@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 # `boxes`, `K and fov`, `boxes[0]`: a subject that names arguments, not a file
 _ARGUMENTS = re.compile(r"[A-Za-z_]\w*(\[\d+\])?((, | and )[A-Za-z_]\w*(\[\d+\])?)*")
@@ -122,6 +122,11 @@ def replace_control_characters(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def escape_surrogates(text: str) -> str:
+    """Escape bytes of file names that are not UTF-8 (lone surrogates), so that the text can be encoded."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def one_line(text: object, *, limit: int = 160) -> str:
     """Return `text` on one line of at most `limit` characters, for a message."""
     line = " ".join(str(text).split())
@@ -132,3 +137,10 @@ def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     """Return ``" Did you mean a, b?"`` for spellings at least as close as `cutoff`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+def check_choice(name: str, value: object, known: Collection[str]) -> None:
+    """Raise `InputError` unless `value` is one of `known`."""
+    if value not in known:
+        near = near_matches(str(value), known)
+        raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}.{near}")

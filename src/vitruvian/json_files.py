@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.atomic import write_text
-from vitruvian.errors import CheckpointError, InputError, VitruvianError
+from vitruvian.errors import CheckpointError, InputError, VitruvianError, escape_surrogates
 from vitruvian.limits import get_limits, read_bounded
 
 JsonObject = dict[str, Any]  # an object in a JSON file: a configuration, a table, fields of a constructor
@@ -55,8 +55,7 @@ def json_text(data: object) -> str:
     Bytes of file names that are not UTF-8 (lone surrogates) are escaped, so that the text can be encoded.
     """
     try:
-        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+        return escape_surrogates(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
     except (TypeError, ValueError) as error:
         raise InputError(f"data: expected lists, dicts, finite numbers and text, got {error}.") from error
 

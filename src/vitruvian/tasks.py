@@ -13,6 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
+Convention = Literal["opencv", "opengl"]  # camera axes of normals and points; see `vitruvian.results.camera`
 PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # file formats with the drawing of a result
 
 
@@ -27,7 +28,7 @@ class Task:
         sapiens2_head: What Sapiens2 checkpoints call it (`facebook/sapiens2-HEAD-0.4b`); None where Sapiens2 does not
             do it.
         auto_key: The key of its model classes in `vitruvian.auto`.
-        result: Its result class in `vitruvian.results`; None for tasks that are only trained.
+        result: Its result class in `vitruvian.results`; None for tasks without a pipeline.
         options: Its class in `vitruvian.pipelines.options`.
         output: Its class in `vitruvian.pipelines.output_options`.
         image_files: The file formats that are written for an image by default.

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitruvian.cli.options import MessageGroup
-from vitruvian.errors import VitruvianError, replace_control_characters
+from vitruvian.errors import VitruvianError, escape_surrogates, replace_control_characters
 
 DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)  # one for all, so that bars and lines do not mix
@@ -36,8 +36,7 @@ _ITEM = re.compile(r"(\w+)\[(\d+)\]")  # boxes[0]
 
 def printable(text: str) -> str:
     """Return a text that any terminal takes, on one line: bytes that are not UTF-8 are escaped, controls replaced."""
-    one_line = replace_control_characters(re.sub(r"[\t\n\r]+", " ", text))
-    return one_line.encode("utf-8", "backslashreplace").decode("utf-8")
+    return escape_surrogates(replace_control_characters(re.sub(r"[\t\n\r]+", " ", text)))
 
 
 def error_text(error: BaseException | str, names: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -64,7 +63,7 @@ def json_line(values: object, *, indent: int | None = None) -> str:
     """Return JSON that any output takes; bytes that are not UTF-8 are escaped, and what terminals interpret."""
     text = json.dumps(values, ensure_ascii=False, indent=indent, default=str)
     text = re.sub("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda found: f"\\u{ord(found[0]):04x}", text)
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return escape_surrogates(text)
 
 
 def print_json(values: object) -> None:

@@ -70,7 +70,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     """
 
     task: ClassVar[str]
-    on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector returns no one
+    on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector finds no people
     # Options that `forward` reads; inputs of calls that agree on them can share a batch. None: `forward` reads others.
     forward_options: ClassVar[tuple[str, ...] | None] = None
 
@@ -250,7 +250,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         return call
 
     def _prepare_model(self, options: OptionsT) -> None:
-        """Optimize the model if that is to be done and is not done yet, and open the upload stream of its device."""
+        """Optimize the model once, if the options ask for it, and open the upload stream of its device."""
         if not self.model.optimized and (
             options.optimize is True or (options.optimize == "auto" and _can_auto_optimize(self.model))
         ):
@@ -268,7 +268,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         return self._auto_batch
 
     def choose_detector(self, options: OptionsT) -> PeopleDetector | None:
-        """Return the people detector for these options; None if no one is to be detected."""
+        """Return the people detector for these options; None if the options need no detector."""
         if not isinstance(options, PeopleOptions):
             return None
         own = self.model.config.name_or_path if "people" in self.checkpoint_tasks else None

@@ -18,6 +18,7 @@ from vitruvian.config import Range
 from vitruvian.errors import InputError, near_matches
 from vitruvian.limits import MAX_TILE_OVERLAP
 from vitruvian.models.sam2.options import MAX_CROP_LAYERS, AutomaticMaskOptions, TrackingOptions
+from vitruvian.tasks import Convention
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -31,7 +32,6 @@ OptionsT = TypeVar("OptionsT", bound="Options")
 Errors = Literal["keep", "raise"]
 BoxFormat = Literal["xyxy", "xywh"]
 OnEmpty = Literal["whole", "none", "error"]
-Convention = Literal["opencv", "opengl"]
 Background = Literal["mask", "keep"]
 _CONVENTION_HELP = "opencv: x right, y down, z away; opengl: x right, y up, z toward the viewer."
 _HOLE_HELP, _ISLAND_HELP = "Fill holes up to this number of pixels.", "Remove islands up to this number of pixels."
@@ -215,7 +215,7 @@ class PeopleOptions(Options):
             "whole" to process the whole image without detection. By default the model itself if it detects people,
             else the built-in detector.
         detect_threshold: Lowest score of a person; by default the detector's. Ignored for detectors that are open.
-        on_empty: What to do if the detector returns no one: "whole" processes the whole image, "none" returns an empty
+        on_empty: What to do if the detector finds no people: "whole" processes the whole image, "none" returns an empty
             result, "error" raises. By default "none" for poses, "whole" for maps. See `people.note` of the result.
         max_people: Maximum number of people, by score.
     """

@@ -12,7 +12,7 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self, TypeVar, overload
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
 from vitruvian.files.labels import write_png_zip
@@ -301,10 +301,3 @@ def check_array(name: str, value: object, *, dtype: type[np.generic], shape: tup
         isinstance(side, int) and side != length for side, length in zip(shape, value.shape, strict=True)
     ):
         raise InputError(f"{name}: expected {wanted}, got the shape {list(value.shape)}. Does it belong to this image?")
-
-
-def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise `InputError` unless `value` is one of `known`."""
-    if value not in known:
-        near = near_matches(str(value), known)
-        raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}.{near}")

@@ -7,13 +7,13 @@ projects to column fx·x/z + cx and row fy·y/z + cy, where whole numbers are ce
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Self, get_args
 
 import numpy as np
 
-from vitruvian.results.base import Result, check_choice
-
-Convention = Literal["opencv", "opengl"]
+from vitruvian.errors import check_choice
+from vitruvian.results.base import Result
+from vitruvian.tasks import Convention
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

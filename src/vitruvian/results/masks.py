@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from vitruvian.draw import class_colors, draw_boxes, draw_masks, draw_points
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, check_choice
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.files.labels import write_lines, yolo_segment_lines
@@ -25,7 +25,6 @@ from vitruvian.results.base import (
     array_of,
     box_window,
     check_array,
-    check_choice,
     rounded_list,
 )
 from vitruvian.results.supervision import to_detections

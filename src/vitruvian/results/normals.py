@@ -14,7 +14,8 @@ from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.json_files import JsonObject
 from vitruvian.results.base import array_of
-from vitruvian.results.camera import CameraMap, Convention
+from vitruvian.results.camera import CameraMap
+from vitruvian.tasks import Convention
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -14,13 +14,13 @@ from PIL import Image
 from torch.nn import functional as F
 
 from vitruvian.draw import add_depth_bar, color_depth
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, check_choice
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
 from vitruvian.images.types import RgbImage
 from vitruvian.json_files import JsonObject
-from vitruvian.results.base import array_of, check_choice, with_format
+from vitruvian.results.base import array_of, with_format
 from vitruvian.results.camera import CameraMap
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated", "assumed"]

@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from vitruvian.errors import escape_surrogates
 from vitruvian.scale.filesystems import import_pyarrow
 
 if TYPE_CHECKING:
@@ -69,14 +70,9 @@ def rows_to_table(rows: Sequence[Row], kinds: Sequence[str]) -> pa.Table:
     for row in rows:
         for name in ("source_size", "source_mtime_ns", "status", "height", "width"):
             columns[name].append(getattr(row, name))
-        columns["source"].append(_utf8(row.source))
-        columns["error"].append(None if row.error is None else _utf8(row.error))
+        columns["source"].append(escape_surrogates(row.source))
+        columns["error"].append(None if row.error is None else escape_surrogates(row.error))
         for kind in kinds:
             content = row.files.get(kind)
             columns[kind].append(content.decode() if kind == "json" and content is not None else content)
     return pa.table(columns, schema=schema)
-
-
-def _utf8(text: str) -> str:
-    """Return a text that Arrow takes: bytes of file names that are not UTF-8 are escaped."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -92,8 +92,8 @@ def _scale_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float
 class Objective(nn.Module):
     """The weighted sum of the losses of several tasks.
 
-    A batch is a mapping of views to images: a view trains every task whose ground truth its images have. The loss of a
-    task is called as the task, or ``VIEW_TASK`` if there is a weight of that name.
+    A batch is a mapping of views to images: a view trains every task whose ground truth its images have. A loss has
+    the name of its task, or ``VIEW_TASK`` if a weight of that name exists.
 
     Args:
         model: The tasks over one encoder.

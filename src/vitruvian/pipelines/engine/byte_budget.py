@@ -57,7 +57,7 @@ class ByteBudget:
             self._changed.notify_all()
 
     def release(self, index: int) -> None:
-        """Free the bytes of the oldest image, which leaves the run."""
+        """Release the bytes of the oldest image."""
         with self._changed:
             self._bytes.pop(index, None)
             self._oldest = index + 1

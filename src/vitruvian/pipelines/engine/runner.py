@@ -264,7 +264,7 @@ class InferenceEngine(Generic[ResultT]):
         return future
 
     def _submit_remote(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a function in a thread of its own, which takes no worker from other images and does not delay the end."""
+        """Run a function in its own thread, so that a slow download blocks neither workers nor shutdown."""
         future, wakeup = Future[T](), self.wakeup
 
         def run() -> None:

@@ -30,7 +30,7 @@ from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import encode_masks
 from vitruvian.pipelines.video.object_tracker import FrameMasks, ObjectTracker, frame_number
-from vitruvian.pipelines.video.smoothing import State
+from vitruvian.pipelines.video.state import State
 from vitruvian.pipelines.video.track_prompt import TrackPrompt
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track

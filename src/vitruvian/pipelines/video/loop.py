@@ -29,7 +29,8 @@ from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.person_tracking import TrackedDetector
-from vitruvian.pipelines.video.smoothing import ResultSmoother, State, prefixed, substate
+from vitruvian.pipelines.video.smoothing import ResultSmoother
+from vitruvian.pipelines.video.state import State, prefixed, substate
 from vitruvian.pipelines.video.video_segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.results import Result
 

@@ -18,7 +18,7 @@ from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, restore_session, session_state
 from vitruvian.pipelines.sources import Frame
-from vitruvian.pipelines.video.smoothing import State, prefixed, substate
+from vitruvian.pipelines.video.state import State, prefixed, substate
 from vitruvian.pipelines.video.track_prompt import TrackPrompt
 from vitruvian.results.base import People
 

@@ -20,7 +20,8 @@ from vitruvian.images.boxes import box_iou
 from vitruvian.images.types import RgbImage
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
-from vitruvian.pipelines.video.smoothing import UNTRACKED, SceneCuts, State, Stateful
+from vitruvian.pipelines.video.smoothing import UNTRACKED, SceneCuts
+from vitruvian.pipelines.video.state import State, Stateful
 from vitruvian.results.base import People
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +24,11 @@ from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.resize import resize
 from vitruvian.images.types import RgbImage
+from vitruvian.pipelines.video.state import State, Stateful, prefixed, substate
 from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 Floats = NDArray[np.float64]
-State = dict[str, NDArray[np.generic]]
 UNTRACKED = -1  # identity of boxes whose score is too low
 _MIN_CONFIDENCE = 1e-3
 # Of keypoints: cutoffs in hertz, and the increase of the cutoff per body size a second.
@@ -42,43 +42,6 @@ _CELL = 8  # side in pixels of the cells in which motion is measured
 # Of scene cuts: the minimum mean difference in gray levels, and its minimum ratio to the average difference.
 _CUT_DIFFERENCE, _CUT_RATIO = 18.0, 3.0
 _CUT_GRID_HW = (18, 32)
-
-
-class Stateful:
-    """Stores its state as arrays: the attributes in `state_fields`, those that are `Stateful` themselves nested."""
-
-    state_fields: ClassVar[tuple[str, ...]]
-
-    def state(self) -> State:
-        """Return the state, for `restore`."""
-        state: State = {}
-        for name in self.state_fields:
-            value = getattr(self, name)
-            if isinstance(value, Stateful):
-                state |= prefixed(f"{name}.", value.state())
-            elif value is not None:
-                state[name] = np.array(value)
-        return state
-
-    def restore(self, state: State) -> None:
-        """Continue from what `state` returned."""
-        for name in self.state_fields:
-            value = getattr(self, name)
-            if isinstance(value, Stateful):
-                value.restore(substate(f"{name}.", state))
-            else:
-                array = state.get(name)
-                setattr(self, name, array.item() if array is not None and array.ndim == 0 else array)
-
-
-def prefixed(prefix: str, state: State) -> State:
-    """Return a state with a prefix before the names of its entries."""
-    return {prefix + name: value for name, value in state.items()}
-
-
-def substate(prefix: str, state: State) -> State:
-    """Return the entries whose names start with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 class OneEuroFilter(Stateful):

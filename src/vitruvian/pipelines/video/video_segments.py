@@ -36,7 +36,7 @@ from vitruvian.files.video import (
     open_container,
 )
 from vitruvian.json_files import json_text, read_json, write_json
-from vitruvian.pipelines.video.smoothing import State
+from vitruvian.pipelines.video.state import State
 
 _PLAN = "plan.json"
 _VERSION = 6
@@ -151,7 +151,7 @@ class SegmentFolder:
         return start
 
     def adopt(self, kept: Path, *, before: int) -> None:
-        """Start from segments that an earlier run kept: those that end at or before a frame.
+        """Copy the segments of an earlier run that end at or before a frame.
 
         Does nothing if this output was begun already.
         """

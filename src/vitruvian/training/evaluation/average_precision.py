@@ -18,10 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, check_choice
 from vitruvian.images.boxes import box_areas, box_iou
 from vitruvian.images.rle import encode_rles, rle_area, rle_iou
-from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.metric import (
     Array,
     Bools,

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitruvian.errors import check_choice
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.models.sapiens2.person_detection import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
-from vitruvian.results.base import check_choice
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import IGNORED_PART, LabeledImages, normalize, to_model_axes

@@ -33,8 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
-from vitruvian.results.base import check_choice
+from vitruvian.errors import InputError, check_choice
 from vitruvian.training.evaluation.metric import (
     Array,
     Averages,

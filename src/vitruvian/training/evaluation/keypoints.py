@@ -20,9 +20,8 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, check_choice
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
-from vitruvian.results.base import check_choice
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
 from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row
 
