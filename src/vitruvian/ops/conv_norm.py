@@ -46,7 +46,7 @@ def conv_norm_silu(
             [conv.weight] if bias is None else [conv.weight, bias],
             lambda: WinogradConv(conv.weight, bias, transposed=transposed, shuffle=shuffle),
         )
-        return convolve(maps, batch=batch)
+        return convolve(maps, eps=eps, batch=batch)
     if not shuffle and suits_pointwise(maps, conv):
         return pointwise_conv_norm(maps, conv.weight, eps=eps)
     x = maps.activated(conv.weight.dtype, inplace=True)
