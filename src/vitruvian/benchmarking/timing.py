@@ -30,7 +30,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples: list[float]) -> Timing:
-        """Summarise samples."""
+        """Summarize samples."""
         return cls(statistics.median(samples), min(samples), max(samples), len(samples))
 
     def __str__(self) -> str:

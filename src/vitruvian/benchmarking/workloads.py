@@ -213,7 +213,7 @@ class Measurement:
 
     Attributes:
         times: Timing of each variant: ``optimized``, ``plain`` (without `optimize()`), ``reference`` and others.
-        difference: Largest relative difference and relative distance of the optimised results to the reference's.
+        difference: Largest relative difference and relative distance of the optimized results to the reference's.
         to_float32: The same of both to the reference in float32.
         tflop: Arithmetic of a call.
         ceiling: TFLOP/s of a large matrix product.
