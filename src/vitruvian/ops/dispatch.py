@@ -11,14 +11,18 @@ the CPU, which splits the work into parts that stay in the cache; `use_cpu` deci
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 IS_INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
@@ -105,3 +109,20 @@ def is_wrapped(tensor: Tensor) -> bool:
     Such a weight supports the calls of its layer, and few other operations.
     """
     return hasattr(tensor, "__tensor_flatten__")
+
+
+def no_compile(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function eagerly, also when a compiled model calls it.
+
+    The decorator `torch.compiler.disable` does the same, but imports the compiler: more than a second for each program
+    that opens a model, most of which never compile it. Here it is imported only while a model is compiled.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            eager: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            return eager(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
