@@ -43,6 +43,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 # Methods that are a shorter way to something in a later layer, imported when they are called.
 SHORTCUTS = {("pipelines.base", "scale.ray_pipeline.RayPipeline")}  # TaskPipeline.on_ray
+# Operations decide which version runs; a kernel that is no operation of models does so beside them.
+KERNELS_OUTSIDE_OPS = {"training.synthetic.rasterizer"}
 # The families that a model family may import beside itself.
 _MASK_PARTS = {"swin", "resnet", "mask_classification"}
 SHARED_FAMILIES = {"maskformer": _MASK_PARTS, "mask2former": _MASK_PARTS, "mask_classification": {"swin", "resnet"}}
@@ -78,6 +80,9 @@ def violation(importer: str, target: str) -> str | None:
         return None if other == "__version__" else f"{importer} imports {target}, which is not in LAYERS"
     if layer != other and DEPTH[other] >= DEPTH[layer]:
         return f"{importer} imports {target}, which is not above it"
+    asks_version = target == "ops.dispatch" or target.startswith("ops.dispatch.use_")
+    if asks_version and layer != "ops" and importer not in KERNELS_OUTSIDE_OPS:
+        return f"{importer} imports {target}: an operation in ops decides which of its versions runs"
     if layer == other == "models" and "." in importer and "." in target:
         family, other_family = importer.split(".")[1], target.split(".")[1]
         if family != other_family and other_family not in SHARED_FAMILIES.get(family, set()):
@@ -182,6 +187,11 @@ class TestChecks:
             ("layers.mlp", "tensor_cache.cached_tensors", True),
             ("layers.mlp", "images.resize", False),
             ("layers.mlp", "model.Model", False),
+            ("layers.mlp", "ops.dispatch.use_triton", False),
+            ("models.sam2.modeling", "ops.dispatch.use_cpu", False),
+            ("models.sam2.modeling", "ops.dispatch", False),
+            ("models.sam2.modeling", "ops.dispatch.wants_grad", True),
+            ("ops.rope", "ops.dispatch.use_triton", True),
             ("config", "hub.find_file", True),
             ("hub", "config.read_config_dict", False),
             ("outputs", "hub.find_file", False),

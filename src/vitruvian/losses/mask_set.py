@@ -45,8 +45,8 @@ from vitruvian.losses.point_sampling import (
 )
 from vitruvian.losses.terms import LossTerms, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign
+from vitruvian.ops.dispatch import no_compile
 from vitruvian.ops.interpolate import bilinear
-from vitruvian.ops.no_compile import no_compile
 
 _MAX_PIXELS = 1 << 22  # of a step of the dense loss, to bound temporary memory
 

@@ -46,7 +46,7 @@ def conv_norm_silu(
             [conv.weight] if bias is None else [conv.weight, bias],
             lambda: WinogradConv(conv.weight, bias, transposed=transposed, shuffle=shuffle),
         )
-        return convolve(maps, batch=batch)
+        return convolve(maps, eps=eps, batch=batch)
     if not shuffle and suits_pointwise(maps, conv):
         return pointwise_conv_norm(maps, conv.weight, eps=eps)
     x = maps.activated(conv.weight.dtype, inplace=True)
@@ -68,6 +68,11 @@ def fastest_memory_format(
         winograd and _suits_winograd(x, conv, batch=batch, transposed=transposed)
     )
     return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def fastest_weight_format(weight: Tensor) -> torch.memory_format:
+    """Return the memory format of a weight in which `conv_norm_silu` is fastest on its device."""
+    return torch.channels_last if weight.is_cuda else torch.preserve_format
 
 
 def _suits_winograd(x: Tensor, conv: Conv, *, batch: int, transposed: bool) -> bool:

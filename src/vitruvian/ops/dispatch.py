@@ -1,8 +1,9 @@
 """Which version of an operation runs: Triton on CUDA devices in inference, plain torch everywhere else.
 
 Every operation asks `use_triton`. It returns True where Triton is installed, all tensors are on a CUDA device in a data
-type that the kernel reads, autograd records nothing and no tracer records the call. A few operations have a version for
-the CPU, which splits the work into parts that stay in the cache; `use_cpu` decides by the same conditions.
+type that the kernel reads, autograd records nothing and no tracer records the call. `use_cuda` is the same for versions
+of other torch functions. A few operations have a version for the CPU, which splits the work into parts that stay in the
+cache; `use_cpu` decides by the same conditions. Models do not ask: they call an operation, or a `suits_*` function.
 
     VITRUVIAN_NO_TRITON=1                                 switches all of these versions off
     VITRUVIAN_NO_TRITON=window_attention,layer_norm       switches those of these operations off
@@ -11,14 +12,18 @@ the CPU, which splits the work into parts that stay in the cache; `use_cpu` deci
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 IS_INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
@@ -35,7 +40,12 @@ def use_triton(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (t
         tensors: Everything that the kernel reads: inputs and weights.
         dtypes: Data types that the kernel reads.
     """
-    if not HAS_TRITON or not _is_enabled(name, tensors):
+    return HAS_TRITON and use_cuda(name, *tensors, dtypes=dtypes)
+
+
+def use_cuda(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)) -> bool:
+    """Return whether the version for CUDA devices of an operation runs that needs no Triton. See `use_triton`."""
+    if not _is_enabled(name, tensors):
         return False
     return _interpreting or all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
 
@@ -105,3 +115,20 @@ def is_wrapped(tensor: Tensor) -> bool:
     Such a weight supports the calls of its layer, and few other operations.
     """
     return hasattr(tensor, "__tensor_flatten__")
+
+
+def no_compile(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function eagerly, also when a compiled model calls it.
+
+    The decorator `torch.compiler.disable` does the same, but imports the compiler: more than a second for each program
+    that opens a model, most of which never compile it. Here it is imported only while a model is compiled.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            eager: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            return eager(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call

@@ -80,6 +80,12 @@ def upscale_masks(
     return masks.permute(0, 1, 2, 3, 5, 7, 4, 6, 8).reshape(B, P, K, 4 * grid_hw[0], 4 * grid_hw[1])
 
 
+def peak_copies(cells: Tensor) -> int:
+    """Return how many times the memory of its cells [M, C] a prompt needs in two-way attention and `upscale_masks`."""
+    has_kernels = use_triton("two_way_attention", cells) and use_triton("mask_upscaling", cells)
+    return 3 if has_kernels else 6  # kernels need no intermediate tensors
+
+
 def pixels_by_cell(level: Tensor, grid_hw: tuple[int, int], conv: nn.ConvTranspose2d) -> Tensor:
     """Sort the pixels of a feature level [B, C, h·2ⁿ, w·2ⁿ] by cell and add the bias of `conv`: [B, M·4ⁿ, C]."""
     n = (level.shape[2] // grid_hw[0]).bit_length() - 1

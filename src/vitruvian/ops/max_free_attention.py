@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.tensor_cache import WeightCache
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -21,6 +22,19 @@ if HAS_TRITON or TYPE_CHECKING:
 
 _MAX_SCORE = 100.0  # as a power of two; float32 and bfloat16 hold 2^±126
 _MAX_SCORE_FLOAT16 = 14.0  # float16 holds 2^±15 with full precision
+
+
+def suits_max_free(q: Tensor, q_weight: Tensor, k_weight: Tensor, bounded: WeightCache[bool]) -> bool:
+    """Return whether `max_free_attention` is faster than `attention`, and safe after RMS norms with weights [D].
+
+    Args:
+        q: Queries of the call.
+        q_weight: Weight of the norm of queries.
+        k_weight: Weight of the norm of keys.
+        bounded: Cache of `has_bounded_scores` for these weights.
+    """
+    weights = q_weight, k_weight
+    return use_triton("max_free_attention", q, q_weight) and bounded.get(weights, lambda: has_bounded_scores(*weights))
 
 
 def has_bounded_scores(q_weight: Tensor, k_weight: Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import use_cpu, use_triton
+from vitruvian.ops.dispatch import use_cpu, use_cuda
 from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
 
 _PIXELS = 768  # of a thread at a time
@@ -53,7 +53,7 @@ def pointwise_conv(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor | None = None
     if out is not None and suits_pointwise(maps, conv):
         return _pointwise_conv_cpu(maps, conv, out)
     x = maps.activated(conv.weight.dtype, inplace=True).to(conv.weight.dtype)
-    if out is None or not use_triton("pointwise_conv", x):
+    if out is None or not use_cuda("pointwise_conv", x):
         planes: Tensor = conv(x)
         return planes if out is None else out.copy_(planes)
     # As a matrix product, any number of outputs (308) is fast and planes are contiguous.

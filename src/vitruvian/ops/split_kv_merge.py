@@ -1,7 +1,7 @@
 """Attention with keys split among Triton programs: how many splits to take, and how to merge their results.
 
 Each program attends to its share of the keys and writes a mean of the values, weighted by softmax over that share,
-together with log2 of the sum of its exponentials. Two-way attention and masked attention use it.
+together with log2 of the sum of its exponentials.
 """
 
 from __future__ import annotations

@@ -59,6 +59,11 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.silu(both[..., 0::2]) * both[..., 1::2]
 
 
+def prefers_joined(weight: Tensor) -> bool:
+    """Return whether `gated_linear` with joined weights is faster than `swiglu` on the device of a weight."""
+    return weight.is_cuda
+
+
 # ---------------------------------------------------------------------------------------------------------- Triton
 
 

@@ -38,7 +38,6 @@ _MIN_BATCH = 4  # the same for transposed convolutions
 _MIN_CPU_CHANNELS = 256  # on the CPU, with fewer channels the transforms cost more than the products they save
 _CPU_TILES = 400  # at a time on the CPU: they stay in the cache, and share the time to read the weights
 _WEIGHT_NORM = 1 / 16  # of a channel of the weight: products then stay within the range of float16
-_EPS = 1e-5  # of the instance norm
 
 
 @dataclass(frozen=True)
@@ -147,10 +146,13 @@ class WinogradConv:
             phases = bias.detach().float().view(-1, self.upsample_factor**2).t()  # [s², C']
             self.bias = (phases / self.unit).flatten()  # [s²·C']
 
-    def __call__(self, maps: FeatureMaps, *, batch: int | None = None) -> FeatureMaps:
+    def __call__(self, maps: FeatureMaps, *, eps: float = 1e-5, batch: int | None = None) -> FeatureMaps:
         """Convolve maps [B, C, H, W] to [B, C', s·H, s·W], with their instance norm and SiLU deferred.
 
-        `batch` is the number of images of the whole batch, which limits temporary memory.
+        Args:
+            maps: The maps.
+            eps: Epsilon of the norm.
+            batch: Number of images of the whole batch, which limits temporary memory.
         """
         x, s = maps.values, self.upsample_factor
         B, _, H, W = x.shape
@@ -161,11 +163,11 @@ class WinogradConv:
         row_bytes = self.weight.element_size() * columns * len(self.weight) * sum(self.weight.shape[1:])
         max_rows = max(1, _bytes_at_a_time(self.weight.nbytes, batch or B) // row_bytes)
         if use_triton("winograd", x):
-            return self._convolve_triton(maps, out, _rows_at_a_time(B * rows, columns, max_rows=max_rows))
+            return self._convolve_triton(maps, out, _rows_at_a_time(B * rows, columns, max_rows=max_rows), eps)
         statistics = MapStatistics()
         for image in range(B):
             self._convolve_torch(maps, image, out[image].permute(1, 2, 0), statistics, max(1, _CPU_TILES // columns))
-        return FeatureMaps(out, *statistics.merge(self.unit, eps=_EPS))
+        return FeatureMaps(out, *statistics.merge(self.unit, eps=eps))
 
     def _convolve_torch(self, maps: FeatureMaps, image: int, out: Tensor, statistics: MapStatistics, step: int) -> None:
         """Convolve one image to [s·H, s·W, C'], `step` rows of tiles at a time, which stay in the cache of a CPU."""
@@ -202,7 +204,7 @@ class WinogradConv:
             target.copy_(pixels)
             statistics.add(image, pixels)
 
-    def _convolve_triton(self, maps: FeatureMaps, out: Tensor, step: int) -> FeatureMaps:
+    def _convolve_triton(self, maps: FeatureMaps, out: Tensor, step: int, eps: float) -> FeatureMaps:
         """Convolve `step` rows of tiles at a time; rows are numbered through all images."""
         B, H, W = len(out), *maps.values.shape[2:]
         tiles_hw = _tiles_hw((H, W), self.taps)
@@ -216,7 +218,7 @@ class WinogradConv:
             products = torch.bmm(points, self.weight.mT)  # [t², tiles, s²·C']
             del points
             self._transform_output_triton(products, out, statistics, tiles_hw=tiles_hw, first=first, rows=rows)
-        merged = merge_statistics(statistics.mean, statistics.square, statistics.count, self.unit, eps=_EPS)
+        merged = merge_statistics(statistics.mean, statistics.square, statistics.count, self.unit, eps=eps)
         return FeatureMaps(out, *merged)
 
     def _transform_output_triton(

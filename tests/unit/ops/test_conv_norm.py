@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -17,10 +19,13 @@ from vitruvian.tensor_cache import WeightCache
 
 @every_version
 @pytest.mark.parametrize("kind", ["pointwise", "plain", "transposed", "shuffle"])
+@pytest.mark.parametrize("eps", [1e-5, 0.5])
 @pytest.mark.parametrize("use_winograd", [True, False])
-def test_block(version: str, kind: str, use_winograd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block(version: str, kind: str, use_winograd: bool, eps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_MIN_TILES", 1), ("_MIN_BATCH_TILES", 1), ("_MIN_BATCH", 2), ("_MIN_CPU_CHANNELS", 16)):
         monkeypatch.setattr(winograd, name, value)
+    transforms = {taps: dataclasses.replace(one, min_intensity=1) for taps, one in winograd._TRANSFORMS.items()}
+    monkeypatch.setattr(winograd, "_TRANSFORMS", transforms)
     x = randn(2, 64, 6, 5, version=version, seed=1)
     conv: nn.Conv2d | nn.ConvTranspose2d = nn.Conv2d(64, 64, 1) if kind == "pointwise" else nn.Conv2d(64, 64, 3, 1, 1)
     if kind == "transposed":
@@ -28,7 +33,7 @@ def test_block(version: str, kind: str, use_winograd: bool, monkeypatch: pytest.
     for seed, parameter in enumerate(conv.parameters(), start=2):
         parameter.data = randn(*parameter.shape, version=version, seed=seed) * 0.05
     plain = conv(x).float()
-    want = F.silu(F.instance_norm(F.pixel_shuffle(plain, 2) if kind == "shuffle" else plain))
+    want = F.silu(F.instance_norm(F.pixel_shuffle(plain, 2) if kind == "shuffle" else plain, eps=eps))
     transposed, shuffle = kind == "transposed", kind == "shuffle"
     cache = WeightCache[WinogradConv]() if use_winograd else None
     maps = FeatureMaps(
@@ -36,8 +41,19 @@ def test_block(version: str, kind: str, use_winograd: bool, monkeypatch: pytest.
             memory_format=fastest_memory_format(x, conv, batch=2, transposed=transposed, winograd=use_winograd)
         )
     )
-    out = conv_norm_silu(maps, conv, eps=1e-5, batch=2, transposed=transposed, shuffle=shuffle, winograd=cache)
+    out = conv_norm_silu(maps, conv, eps=eps, batch=2, transposed=transposed, shuffle=shuffle, winograd=cache)
     assert_close(out.activated(x.dtype), want, tolerance=5e-2 if version == "triton" else 1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("eps", [1e-5, 0.5])
+def test_block_of_the_version_for_the_cpu(eps: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "_MIN_CPU_CHANNELS", 16)
+    torch.manual_seed(0)
+    conv, x, cache = nn.Conv2d(16, 16, 3, padding=1), torch.randn(2, 16, 6, 5), WeightCache[WinogradConv]()
+    out = conv_norm_silu(FeatureMaps(x), conv, eps=eps, batch=2, winograd=cache)
+    assert out.mean is not None  # deferred, as that of WinogradConv is
+    assert_close(out.activated(x.dtype), F.silu(F.instance_norm(conv(x), eps=eps)))
 
 
 def test_gradients_reach_the_weights() -> None:

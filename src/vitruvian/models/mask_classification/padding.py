@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.ops.no_compile import no_compile
+from vitruvian.ops.dispatch import no_compile
 
 PADDING_LOGIT = -20.0  # mask logit of pixels in the padding
 

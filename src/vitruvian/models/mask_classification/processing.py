@@ -457,7 +457,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         ]
 
     def _legacy_inputs(self, queries: QueryLogits, target_sizes: object) -> list[JsonObject]:
-        """Return the arguments of a `reference_*` function for each image."""
+        """Return the arguments of a `legacy_*` function for each image."""
         sizes: Sequence[SizeHW | None] = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
         return [
             {"class_logits": classes, "mask_logits": masks, "grid_hw": self.legacy_grid_hw, "target_hw": target_hw}

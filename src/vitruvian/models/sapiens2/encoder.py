@@ -20,7 +20,7 @@ from vitruvian.layers.norm import RMSNorm
 from vitruvian.layers.residual import DropPath, LayerScale
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import is_tracing, use_triton, wants_grad
+from vitruvian.ops.dispatch import is_tracing, wants_grad
 from vitruvian.ops.fp8 import (
     FP8_MAX,
     Fp8Rows,
@@ -30,9 +30,10 @@ from vitruvian.ops.fp8 import (
     linear_fp8,
     quantize_rows,
 )
-from vitruvian.ops.max_free_attention import has_bounded_scores, max_free_attention, query_scale
+from vitruvian.ops.max_free_attention import max_free_attention, query_scale, suits_max_free
 from vitruvian.ops.rms_norm import add_rms_norm
 from vitruvian.ops.rope import RopeTables, augment_centers, patch_centers, rms_norm_rope, rope_tables
+from vitruvian.ops.swiglu import prefers_joined
 from vitruvian.tensor_cache import WeightCache, cached_tensors
 
 
@@ -137,9 +138,9 @@ class Sapiens2Encoder(nn.Module):
         self.layer = nn.ModuleList(Sapiens2Layer(config, kv_heads=h, hidden=config.intermediate_size) for h in heads)
 
     def optimize_weights(self) -> None:
-        """Join the weights of all layers on CUDA."""
+        """Join the weights of all layers where that is faster."""
         for layer in self.layer:
-            if isinstance(layer, Sapiens2Layer) and layer.norm1.weight.is_cuda:
+            if isinstance(layer, Sapiens2Layer) and prefers_joined(layer.norm1.weight):
                 layer.join_weights()
 
     def quantize(self) -> None:
@@ -296,10 +297,9 @@ class Sapiens2Attention(nn.Module):
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
             return False
-        if not use_triton("max_free_attention", q, q_norm.weight) or (self.training and self.dropout):
+        if self.training and self.dropout:
             return False
-        weights = q_norm.weight, k_norm.weight
-        return self._has_bounded_scores.get(weights, lambda: has_bounded_scores(*weights))
+        return suits_max_free(q, q_norm.weight, k_norm.weight, self._has_bounded_scores)
 
 
 def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: RopeTables | None, *, scale: float = 1.0) -> Tensor:

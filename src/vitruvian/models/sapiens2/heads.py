@@ -11,7 +11,7 @@ from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import ChannelRMSNorm
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
-from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format
+from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format, fastest_weight_format
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.instance_norm import FeatureMaps
 from vitruvian.ops.interpolate import bilinear
@@ -95,7 +95,7 @@ class DecodeHead(nn.Module):
         return 2 if largest > _LARGE_MAP else 4
 
     def optimize_weights(self) -> None:
-        """Allow Winograd convolutions, whose weights take memory, and on CUDA store weights with channels last."""
+        """Allow Winograd convolutions, whose weights take memory, and store weights in the fastest memory format."""
         for block in self._blocks():
             block.allow_winograd()
 
@@ -157,12 +157,12 @@ class ConvBlock(nn.Module):
 
     @torch.no_grad()
     def allow_winograd(self) -> None:
-        """Allow Winograd, and on CUDA store the weight with channels last; its shape and values stay."""
+        """Allow Winograd, and store the weight in the fastest memory format; its shape and values stay."""
         self.winograd = WeightCache()
         weight = self.convolution.weight
-        if weight.is_cuda and isinstance(self.norm, nn.InstanceNorm2d):
+        if isinstance(self.norm, nn.InstanceNorm2d):
             with torch.inference_mode(weight.is_inference()):
-                weight.data = weight.detach().contiguous(memory_format=torch.channels_last)
+                weight.data = weight.detach().to(memory_format=fastest_weight_format(weight))
 
 
 class ScaleHead(nn.Module):

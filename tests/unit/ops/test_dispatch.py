@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvian.ops.no_compile import no_compile
+from vitruvian.ops.dispatch import no_compile
 
 
 @no_compile
