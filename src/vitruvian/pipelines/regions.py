@@ -200,7 +200,7 @@ class RegionBlender:
     def _weighted(self, values: Tensor) -> Tensor:
         """Check a map, and append the weight of each pixel: float32 [C + 1, h, w], zero where it is not finite.
 
-        Resampling the products and dividing later keeps pixels without weight out of their neighbours.
+        Resampling the products and dividing later keeps pixels without weight out of their neighbors.
         """
         maps = values.detach().float().to(self.device)
         if maps.ndim != 3 or len(maps) != self._channels or 0 in maps.shape:
