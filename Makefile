@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
-demo: setup  ## Detect people in two images, run all people tasks, write out/demo/sheet.png, and draw one sheet: out/demo/sheet.png.
+demo: setup  ## Run all people tasks on two images and draw the results on one sheet: out/demo/sheet.png.
 	$(BIN)/vitruvian demo --out out/demo
 
 test: setup lint  ## Lint, type-check and run the tests.

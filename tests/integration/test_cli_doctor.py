@@ -31,7 +31,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     monkeypatch.setenv("VITRUVIAN_MAX_QUEUE", "7")
     assert cli.run(["doctor", "--no-speed"]) == 0
     printed = capsys.readouterr().out
-    assert "All is well." in printed
+    assert "No problems found." in printed
     assert re.search(r"queue +7   \(by default 64\)", printed)
     for limits in (Limits(), ServerLimits()):
         assert all(re.search(rf"\b{name} +[\d,]+", printed) for name in dataclasses.asdict(limits))

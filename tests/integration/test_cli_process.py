@@ -87,7 +87,7 @@ def test_ctrl_c_leaves_what_is_done_whole(tmp_path: Path, capsys: pytest.Capture
         (tmp_path / "in" / f"{number:03d}.jpg").unlink()
     assert command("normals", tmp_path / "in", "-o", out, "--save", "png,npz") == 0
     text = capsys.readouterr().err
-    assert "skipped, already done" in text
+    assert "skipped (already done" in text
     assert f"{20 - min(20, len(proven))} done" in text
 
 

@@ -219,7 +219,7 @@ def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command("pose", *sources, "-o", tmp_path / "out", "--save", "json") == 1
     captured = capsys.readouterr().err
     assert "1 done, 3 failed" in captured
-    assert f"{tmp_path / 'none.jpg'}: expected an image file, got no such file" in captured
+    assert f"{tmp_path / 'none.jpg'}: file not found" in captured
     assert "got no files" in captured
     assert "no file matches" in captured
 

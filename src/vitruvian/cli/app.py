@@ -137,9 +137,14 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(error, "format_message"):  # a usage error of click
             context = getattr(error, "ctx", None)
             path = "vitruvian" if context is None else context.command_path
-            return _print_error(error, arguments, f"{error.format_message().rstrip('.')}. See {path} --help.")
+            return _print_error(error, arguments, f"{_sentence(error.format_message())} See {path} --help.")
         text = f"{type(error).__name__}: {error}".rstrip(": .")
         return _print_error(error, arguments, f"unexpected {text}. This is a bug: report it with what --debug prints.")
+
+
+def _sentence(text: str) -> str:
+    """Return text with a full stop at its end, unless it ends a sentence already."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def _with_task_name(arguments: Sequence[str]) -> list[str]:

@@ -91,7 +91,7 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     if able := _commands_for(named):
         raise InputError(
             f"{name}: expected a checkpoint for {task.name}, got {named[0]}, which is for {', '.join(able)}. "
-            f"`vitruvian models list --task {task.name}` names some."
+            f"`vitruvian models list --task {task.name}` lists some."
         )
 
 

@@ -200,7 +200,7 @@ class RunReport:
         if self.changed_count:
             counts[0] += f" ({self.changed_count} redone: input or settings changed)"
         if self.skipped_count:
-            counts.append(f"{self.skipped_count} skipped, already done (--overwrite redoes them)")
+            counts.append(f"{self.skipped_count} skipped (already done; --overwrite processes them again)")
         if self.failures:
             counts.append(f"{self.failed_count} failed")
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"

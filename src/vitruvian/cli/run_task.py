@@ -59,7 +59,7 @@ def run_task(command: TaskCommand) -> None:
 
         run_on_cluster(command)
     if command.split_seconds is not None:
-        raise InputError("--split-seconds: expected --ray with it, got none. One machine resumes videos as they are.")
+        raise InputError("--split-seconds: requires --ray.")
     code, following = _run_command(command)
     for other in following:
         code = max(code, _run_command(other)[0])
@@ -259,7 +259,7 @@ class TaskRun:
             raise InputError(f"{item.name}: {named} is for videos. Add a format for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
-                raise InputError(f"{path}: would also be the result of {other.name}. Rename one of the two inputs.")
+                raise InputError(f"{path}: is also the result of {other.name}. Rename one of the two inputs.")
         return self._journal_state(item, result_paths(files))
 
     def _journal_state(self, item: Input, paths: Sequence[Path]) -> str:

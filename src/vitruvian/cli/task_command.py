@@ -36,11 +36,13 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
     """A command that runs a task on images and videos, with the values of its options.
 
     A subclass has the name of the task, an `example` that works, further options as fields or inherited groups, and
-    the help as docstring.
+    the help as docstring. `files` and `video_files` are the formats of `--save`, for the help.
     """
 
     name: ClassVar[str]
     example: ClassVar[str]
+    files: ClassVar[str]
+    video_files: ClassVar[str] = "also mp4, webm, mov"
 
     @property
     def task(self) -> Task:
@@ -138,7 +140,8 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
             "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, show_all]
         )
     )
-    run.__doc__ = _joined_lines(command.__doc__ or "")
+    drawings = f", plot, plot.jpg; for videos {command.video_files}" if TASKS[command.name].takes_images else ""
+    run.__doc__ = f"{_joined_lines(command.__doc__ or '')}\n\n--save takes {command.files}{drawings}."
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

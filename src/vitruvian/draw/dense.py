@@ -117,7 +117,7 @@ def _depth_range(depths: Floats, near: float | None, far: float | None) -> tuple
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"{name}: expected a distance over 0, got {value}. Leave it out for the default.")
     if near is not None and far is not None and near >= far:
-        raise InputError(f"near, far: expected near before far, got {near} and {far}. Swap them.")
+        raise InputError(f"near, far: expected near below far, got {near} and {far}. Swap them.")
     sample = depths[:: max(1, len(depths) // _SAMPLE)] if len(depths) else np.ones(1)
     low, high = np.percentile(sample, (1, 99)).tolist()
     first, last = low if near is None else near, high if far is None else far

@@ -1,7 +1,7 @@
 """Poses: skeletons whose lines follow the size of the person, hands by finger, faces as fine lines and dots.
 
 Line widths follow from the size of the person (its box, or the extent of its points) and of the image. In hands and
-faces a dot never fills more than a part of the gap to its neighbours, so that the 238 points of a face stay apart. They
+faces a dot never fills more than a part of the gap to its neighbors, so that the 238 points of a face stay apart. They
 are painted from large to small: bones, joints, feet, fingers, face.
 
 A layout states which of the 308 points each of its points comes from, so one table of colors serves all layouts. Faces
@@ -225,7 +225,7 @@ def _person_geometry(
 
 
 def _median_neighbor_distance(points: _Points) -> float:
-    """Return the median distance of points [N, 2] to their nearest neighbours; 0 for fewer than two points."""
+    """Return the median distance of points [N, 2] to their nearest neighbors; 0 for fewer than two points."""
     if len(points) < 2:
         return 0.0
     distance = np.hypot(*(points[:, None] - points[None]).transpose(2, 0, 1))  # [N, N]
@@ -251,7 +251,7 @@ def _draw_person(canvas: RgbImage, person: _PersonGeometry, anatomy: _Anatomy) -
 
 
 def _add_bones(strokes: Strokes, person: _PersonGeometry, anatomy: _Anatomy, bones: list[_DrawnBone]) -> None:
-    """Add bones: first the dark rims of all, then the colors, so that no rim crosses a neighbour."""
+    """Add bones: first the dark rims of all, then the colors, so that no rim crosses a neighbor."""
     for rim in (True, False):
         for kind, color, start, end in bones:
             width, opacity = person.width * _BONE_WIDTHS[kind], 1.0

@@ -108,7 +108,7 @@ class VideoReader:
         self.damaged = 0
         self._times: list[int] | None = None
         if not self.path.is_file():
-            raise ImageError(f"{self.path}: expected a video file, got no such file. Check the name.")
+            raise ImageError(f"{self.path}: file not found. Check the path.")
         with self._open() as (container, stream):
             first = next(self._decoded(container, stream), None)
             if first is None:

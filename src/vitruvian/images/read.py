@@ -170,9 +170,9 @@ def _no_such_file(path: str) -> ImageError:
     """Return the error for a file that does not exist, with names in its folder that are close."""
     folder = Path(path).parent
     if not folder.is_dir():
-        return ImageError(f"{one_line(path)}: expected an image file, got a path to a missing folder. Check the path.")
+        return ImageError(f"{one_line(path)}: file not found: its folder does not exist. Check the path.")
     near = near_matches(Path(path).name, (entry.name for entry in folder.iterdir()))
-    return ImageError(f"{one_line(path)}: expected an image file, got no such file. Check the path.{near}")
+    return ImageError(f"{one_line(path)}: file not found. Check the path.{near}")
 
 
 def _read_file_object(source: IO[bytes], *, subject: str) -> bytes:

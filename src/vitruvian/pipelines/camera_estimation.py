@@ -65,7 +65,7 @@ def estimated_camera(focal: float, canonical: float, size_hw: tuple[int, int]) -
         return Camera(_centered_matrix(focal, size_hw), "estimated")
     note = (
         f"the estimated field of view, {degrees:.0f}°, is outside of {low:.0f}° to {high:.0f}°; the camera is assumed, "
-        "and points are not in metres"
+        "and points are not in meters"
     )
     return Camera(_centered_matrix(canonical, size_hw), "assumed", note)
 

@@ -445,7 +445,7 @@ class TrackOptions(Options, TrackingOptions):
     prompts: "TrackPrompt | Sequence[TrackPrompt] | None" = None
     detect: "DetectorSpec | None" = None
     detect_every: int = option(
-        0, "With everyone, detect new people every N frames; 0: stop detecting after the first frame with people.", ge=0
+        0, "With everyone: detect new people every N frames; 0 stops after the first frame with people.", ge=0
     )
     max_people: int | None = option(None, "Maximum number of detected people, by score.", ge=1)
     interactive: bool = True
@@ -509,5 +509,5 @@ class PanopticOptions(QueryThresholdOptions):
     panel = "Objects"
 
     label_ids_to_fuse: list[int] | None = option(
-        None, "Class id whose segments are merged, e.g. sky. Several are allowed.", name="fuse"
+        None, "Id of a class whose segments are merged into one, such as that of sky. Repeat for more.", name="fuse"
     )

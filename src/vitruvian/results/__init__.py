@@ -1,6 +1,6 @@
-"""What tasks return: frozen dataclasses, checked on construction, in the pixels of the source image.
+"""The results of tasks: frozen dataclasses in pixels of the source image, validated on construction.
 
-Each has `plot()` (an image to look at), `save(path)` (the suffix selects the format) and `to_dict()` (ready for JSON).
+Each has `plot()` (a visualization), `save(path)` (the extension selects the format) and `to_dict()` (ready for JSON).
 """
 
 from vitruvian.results.albedo import Albedo

@@ -74,7 +74,7 @@ class Masks(Result):
         count = len(self.rles)
         if self.label_names is not None and (self.label_ids is None or len(self.label_names) != count):
             raise InputError(
-                f"label_names: expected one for each of the {count} masks beside label_ids, "
+                f"label_names: expected {count} names (one per mask) and label_ids, "
                 f"got {len(self.label_names)}{'' if self.label_ids is not None else ' and no label_ids'}."
             )
 
@@ -123,7 +123,7 @@ class Masks(Result):
     def index_map(self) -> NDArray[np.uint16]:
         """Return 1 + index of each pixel's mask, the smallest where they overlap, 0 for none: uint16 [H, W]."""
         if len(self) > 65535:
-            raise InputError(f"masks: expected at most 65535 for one map of numbers, got {len(self)}.")
+            raise InputError(f"masks: expected at most 65535 for one map of mask numbers, got {len(self)}.")
         numbers = np.zeros(self.size_hw, np.uint16)
         for index in np.argsort(-self.areas, kind="stable"):
             numbers[self.mask(int(index))] = index + 1

@@ -24,7 +24,7 @@ from vitruvian.results.base import array_of, with_format
 from vitruvian.results.camera import CameraMap
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated", "assumed"]
-_EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two metres
+_EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two meters
 _NO_COLOR = 200
 
 
@@ -37,7 +37,7 @@ class Pointmap(CameraMap):
     | "opencv" | right | down | away from the camera | z |
     | "opengl" | right | up | to the camera | −z |
 
-    `points` are in metres where `metric` is true, else in an unknown unit. They are the points of the model's canonical
+    `points` are in meters where `metric` is true, else in an unknown unit. They are the points of the model's canonical
     camera divided by `scale`.
 
     Attributes:
@@ -46,7 +46,7 @@ class Pointmap(CameraMap):
         intrinsics: The camera, float32 [3, 3], in source pixels.
         intrinsics_from: Their origin: "given", "exif", "field of view", "estimated" from the points, or "assumed" where
             the estimate is not plausible: the canonical camera of the model.
-        metric: Whether points are in metres.
+        metric: Whether points are in meters.
         scale: What the points of the model were divided by, or None.
         note: Why the camera is assumed, or None.
         convention: The axes.
@@ -136,7 +136,7 @@ class Pointmap(CameraMap):
         | .mesh.glb | the surface |
         | .exr | R, G, B: x, y, z; Z: depth; A: the mask |
         | .png | depth in colors |
-        | .16.png | depth in millimetres (thousandths of the unit where not metric), 0 for none, at most 65535 |
+        | .16.png | depth in millimeters (thousandths of the unit where not metric), 0 for none, at most 65535 |
         | .npz | everything |
         | .json | the camera |
 
@@ -151,7 +151,7 @@ class Pointmap(CameraMap):
         if mesh and extension != ".glb":
             raise InputError(f"mesh: expected a name that ends in .glb, got {target.name}.")
         if mesh and (edge_threshold is None or max_points is not None):
-            raise InputError("mesh: expected an edge_threshold and no max_points, got the options of a cloud.")
+            raise InputError("mesh: needs an edge_threshold, and max_points is for point clouds. Leave both out for the defaults.")
         if extension == ".ply":
             cloud = self.cloud(edge_threshold=edge_threshold, max_points=max_points)
             write_ply(target, *cloud, comments=self._describe())
@@ -212,14 +212,14 @@ class Pointmap(CameraMap):
         return np.full((*self.size_hw, 3), _NO_COLOR, np.uint8) if self.image is None else self.image
 
     def _describe(self) -> str:
-        unit = "metres" if self.metric else "an unknown unit"
+        unit = "meters" if self.metric else "an unknown unit"
         return f"points x, y, z in {self.convention} camera axes, in {unit}"
 
 
 def _depth_edges(depth: NDArray[np.float32], usable: NDArray[np.bool_], *, threshold: float) -> NDArray[np.bool_]:
     """Return the pixels [H, W] at depth discontinuities, where points lie between foreground and background.
 
-    That is where the depths of its usable 3×3 neighbours differ by more than `threshold` times the nearest of them.
+    That is where the depths of its usable 3×3 neighbors differ by more than `threshold` times the nearest of them.
     """
     far = _max_3x3(np.where(usable, depth, -np.inf))
     near = -_max_3x3(np.where(usable, -depth, -np.inf))

@@ -328,7 +328,7 @@ def read_training_config(path: str | Path, changes: Iterable[str] = ()) -> Train
     """Read a configuration from a .toml or .json file, and apply changes such as ``optimizer.lr=1e-3``."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise InputError(f"{file}: expected a training configuration, got no such file.")
+        raise InputError(f"{file}: file not found. Check the path of the configuration.")
     if file.suffix == ".json":
         values = read_json_object(file)
     elif file.suffix == ".toml":

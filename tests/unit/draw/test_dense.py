@@ -91,7 +91,7 @@ def test_the_color_map_is_smooth_and_distinct() -> None:
 
 
 def test_depth_refuses_what_it_cannot_show() -> None:
-    with pytest.raises(InputError, match="near before far"):
+    with pytest.raises(InputError, match="near below far"):
         color_depth(np.ones((2, 2)), near=3, far=2)
     with pytest.raises(InputError, match="near: expected a distance"):
         color_depth(np.ones((2, 2)), near=-1)

@@ -125,7 +125,7 @@ class TestWhatIsNoVideo:
             VideoReader(tmp_path / "a.mp4")
 
     def test_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ImageError, match="got no such file"):
+        with pytest.raises(ImageError, match="file not found"):
             VideoReader(tmp_path / "a.mp4")
 
     def test_sound_alone(self, tmp_path: Path) -> None:

@@ -147,9 +147,9 @@ def test_lists_pass_options_on():
 
 def test_missing_file_names_its_neighbors(image_path):
     text = message(image_path.with_name("imag.png"))
-    assert "got no such file" in text
+    assert "file not found" in text
     assert "Did you mean image.png?" in text
-    assert "missing folder" in message(image_path.parent / "nowhere" / "image.png")
+    assert "its folder does not exist" in message(image_path.parent / "nowhere" / "image.png")
 
 
 def test_folder_empty_file_and_empty_string(tmp_path):
@@ -201,7 +201,7 @@ def test_broken_data_addresses():
 
 
 def test_text_that_is_base64_but_no_picture_is_a_missing_file():
-    assert "got no such file" in message(base64.b64encode(b"this is not an image at all").decode())
+    assert "file not found" in message(base64.b64encode(b"this is not an image at all").decode())
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")

@@ -145,7 +145,7 @@ class TestOneImage:
         (found,) = open_source(folder / "frame_0009.png")
         assert isinstance(found, Failure)
         assert isinstance(found.error, ImageError)
-        assert "no such file" in str(found.error)
+        assert "file not found" in str(found.error)
 
     @pytest.mark.parametrize("source", ["", None, 1.5, object()])
     def test_unsupported_sources_are_errors(self, source: Any) -> None:
@@ -238,7 +238,7 @@ class TestVideo:
         assert [round(float(frame.image.mean()) / 30) for frame in found] == list(range(7))
 
     def test_a_missing_video(self, tmp_path: Path) -> None:
-        with pytest.raises(ImageError, match="no such file"):
+        with pytest.raises(ImageError, match="file not found"):
             open_source(tmp_path / "gone.mp4")
 
     @pytest.mark.parametrize("source", [97, "camera:97"])

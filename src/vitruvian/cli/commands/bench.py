@@ -15,7 +15,7 @@ EXAMPLE = "vitruvian bench --model sapiens2-pose-0.4b --batch 1"
 def bench(
     model: Annotated[
         list[str] | None,
-        typer.Option(help="What to measure, such as builtin or sam2-tiny-encoder. Repeat for more."),
+        typer.Option(help="Model to measure, such as builtin or sam2-tiny-encoder. Repeat for more."),
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Images in a batch. Repeat for a curve.", min=1)] = None,
     size: Annotated[list[str] | None, typer.Option(help="Height and width of images. Repeat for a curve.")] = None,
@@ -31,7 +31,7 @@ def bench(
     graphs: Annotated[bool, typer.Option(help="Capture calls with small batches as CUDA graphs.")] = True,
     cold: Annotated[bool, typer.Option("--cold", help="Flush the GPU's cache before each sample.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
-    available: Annotated[bool, typer.Option("--list", help="List what can be measured and exit.")] = False,
+    available: Annotated[bool, typer.Option("--list", help="List the models that can be measured, and exit.")] = False,
 ) -> None:
     """Benchmark models (random weights) against Transformers, and compare the outputs."""
     import functools

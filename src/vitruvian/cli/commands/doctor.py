@@ -196,7 +196,7 @@ def _show(facts: _Facts) -> None:
     section("Devices")
     for one in facts["devices"]:
         memory = f", {decimal(one['free'])} of {decimal(one['memory'])} free" if "memory" in one else ""
-        threads = f", {one['cores']} cores, {one['threads']} threads" if "cores" in one else ""
+        threads = f", cores: {one['cores']}, threads: {one['threads']}" if "cores" in one else ""
         row(one["device"], f"{one['name']}{memory}{threads}", True)
     section("Extras")
     for name, extra in facts["extras"].items():
@@ -224,4 +224,4 @@ def _show(facts: _Facts) -> None:
     for problem in facts["problems"]:
         typer.secho(printable(f"Problem: {problem}"), fg="red")
     if not facts["problems"]:
-        typer.secho("All is well.", fg="green")
+        typer.secho("No problems found.", fg="green")

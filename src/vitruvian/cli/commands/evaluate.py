@@ -29,7 +29,7 @@ def evaluate(
     details: Annotated[bool, typer.Option("--details", help="Show every class and keypoint.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write all scores to this file.")] = None,
 ) -> None:
-    """Evaluate a checkpoint: PCK, OKS-AP, IoU, errors of normals, depth, points, mattes and albedo, box precision."""
+    """Evaluate a checkpoint: PCK, OKS-AP, IoU, errors of normals, depth, points, mattes and albedo, box AP."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -24,7 +24,7 @@ def export(
     size: Annotated[str | None, typer.Option(help="Height and width of images, such as 1024x768.")] = None,
     check: Annotated[bool, typer.Option(help="Compare the file with torch after writing.")] = True,
 ) -> None:
-    """Export a model to ONNX and compare it with torch; with --int8 for OpenVINO, and print the error."""
+    """Export a model to ONNX, or with --int8 to int8 for OpenVINO, and print how far its outputs are from torch."""
     import tempfile
 
     from vitruvian.auto import AutoProcessor, auto_class, read_model_config, saved_class
@@ -37,7 +37,7 @@ def export(
     from vitruvian.tasks import find_task
 
     if int8 and calibrate is None:
-        raise InputError("--int8: needs images to calibrate with. Add --calibrate FOLDER.")
+        raise InputError("--int8: requires images for calibration. Add --calibrate FOLDER.")
     if calibrate is not None and not int8:
         raise InputError("--calibrate requires --int8.")
     opener = (

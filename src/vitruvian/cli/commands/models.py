@@ -131,7 +131,7 @@ def convert(
     image_size: Annotated[str, typer.Option(help="Input size of the model (height×width).")] = "1024x768",
     debug: Debug = False,
 ) -> None:
-    """Turn an original checkpoint into a folder that `from_pretrained` opens."""
+    """Convert an original checkpoint to a folder that `from_pretrained` opens."""
     image_hw = read_size("--image-size", image_size, example="1024x768")
     if family == "sam2":
         from vitruvian.models.sam2.convert import convert_checkpoint
@@ -149,7 +149,7 @@ def convert(
 
 @app.command(epilog="Example: vitruvian models licenses")
 def licenses(as_json: Json = False, debug: Debug = False) -> None:
-    """Summarize the weight licenses."""
+    """Print the licenses of the published weights."""
     from vitruvian.cli.known_checkpoints import LICENSES
 
     if as_json:

@@ -24,40 +24,37 @@ from vitruvian.pipelines.output_options import (
     PromptedMasksOutput,
 )
 
+_MASK_FILES = "json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut out)"
+
 
 @task_command
 class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Estimate 308 keypoints of each person: body, hands, feet and face (Sapiens2).
-
-    --save takes json, npz, png, jpg, jpeg, webp, txt (YOLO pose labels), crops.zip (an image of each person), plot,
-    plot.jpg; for videos also mp4, webm, mov.
-    """
+    """Estimate 308 keypoints of each person: body, hands, feet and face (Sapiens2)."""
 
     name = "pose"
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
+    files = (
+        "json, npz, png, jpg, jpeg and webp (the drawing), txt (YOLO pose labels), crops.zip (an image of each person)"
+    )
 
 
 @task_command
 class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
-    """Segment people into 29 classes: body parts, clothes and background (Sapiens2).
-
-    --save takes png (indexed, class ids), npz, json (areas and masks), parts.zip (a mask of each part), plot,
-    plot.jpg; for videos also mp4, webm, mov.
-    """
+    """Segment people into 29 classes: body parts, clothes and background (Sapiens2)."""
 
     name = "parts"
     example = "vitruvian parts photo.jpg --model facebook/sapiens2-seg-0.4b --save png,plot"
+    files = "png (indexed, class ids), npz, json (areas and masks), parts.zip (a mask of each part)"
 
 
 @task_command
 class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the surface normal of each pixel (Sapiens2).
-
-    --save takes png (normals as colors), 16.png, npz, exr, plot, plot.jpg; for videos also mp4, webm, mov, json.
-    """
+    """Estimate the surface normal of each pixel (Sapiens2)."""
 
     name = "normals"
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
+    files = "png (normals as colors), 16.png, npz, exr"
+    video_files = "also mp4, webm, mov, json"
 
 
 @task_command
@@ -65,13 +62,14 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     """Estimate a 3D point for each pixel: point clouds, depth, meshes and the focal length (Sapiens2).
 
     Points are in meters if the camera is known or the model predicts the scale.
-
-    --save takes ply, glb, mesh.glb (the surface), npz, exr, png (depth as colors), 16.png (depth in millimeters), json
-    (the camera), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
+    files = (
+        "ply, glb, mesh.glb (the surface), npz, exr, png (depth as colors), 16.png (depth in millimeters), "
+        "json (the camera)"
+    )
     panel = "Camera"
     basic: ClassVar[tuple[str, ...]] = ("intrinsics",)
 
@@ -93,14 +91,12 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @task_command
 class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Cut people out: alpha and foreground color of each pixel (Sapiens2).
-
-    --save takes png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out), plot,
-    plot.jpg; for videos webm and mov (with alpha), mp4 (over a background), json.
-    """
+    """Cut people out: alpha and foreground color of each pixel (Sapiens2)."""
 
     name = "matte"
     example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
+    files = "png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out)"
+    video_files = "webm and mov (with alpha), mp4 (over a background), json"
     panel = "Matte"
     basic: ClassVar[tuple[str, ...]] = ("over",)
 
@@ -135,25 +131,24 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
 @task_command
 class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
-    """Estimate the color of surfaces without lighting and shadows (Sapiens2).
-
-    --save takes png, npz, exr (linear), plot, plot.jpg; for videos also mp4, webm, mov, json.
-    """
+    """Estimate the color of surfaces without lighting and shadows (Sapiens2)."""
 
     name = "albedo"
     example = "vitruvian albedo photo.jpg --model my-albedo-model --save png"
+    files = "png, npz, exr (linear)"
+    video_files = "also mp4, webm, mov, json"
 
 
 @task_command
 class EmbedCommand(BatchGroup, TaskCommand):
     """Compute feature vectors: one per image and one per patch (the encoder of Sapiens2).
 
-    Any Sapiens2 checkpoint works. --save takes npz (all vectors), json (the vector of the image), plot, plot.jpg; for
-    videos also mp4, webm, mov.
+    Any Sapiens2 checkpoint works.
     """
 
     name = "embed"
     example = "vitruvian embed photo.jpg --model facebook/sapiens2-pretrain-0.4b --save npz,plot"
+    files = "npz (all vectors), json (the vector of the image)"
 
 
 @task_command
@@ -161,13 +156,11 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
     """Segment objects from points and boxes (SAM 2).
 
     Points and boxes are in pixels of the upright image, and are used for every image and frame.
-
-    --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
-    out), plot, plot.jpg; for videos also mp4, webm, mov.
     """
 
     name = "segment"
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
+    files = _MASK_FILES
     panel = "Prompts and masks"
     basic: ClassVar[tuple[str, ...]] = ("points", "boxes")
 
@@ -205,49 +198,38 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 
 @task_command
 class MasksCommand(CocoGroup, TaskCommand):
-    """Segment all objects in an image, without prompts (SAM 2).
-
-    --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
-    out), plot, plot.jpg; for videos also mp4, webm, mov.
-    """
+    """Segment all objects in an image, without prompts (SAM 2)."""
 
     name = "masks"
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
+    files = _MASK_FILES
 
 
 @task_command
 class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
-    """Predict a class for each pixel (Mask2Former or MaskFormer).
-
-    --save takes png (class numbers), npz, json (areas and masks), plot, plot.jpg; for videos also mp4, webm, mov.
-    """
+    """Predict a class for each pixel (Mask2Former or MaskFormer)."""
 
     name = "semantic"
     example = "vitruvian semantic photo.jpg --model facebook/mask2former-swin-small-ade-semantic --save png,plot"
+    files = "png (class numbers), npz, json (areas and masks)"
 
 
 @task_command
 class InstancesCommand(BatchGroup, CocoGroup, TaskCommand):
-    """Segment objects: a mask, a class and a score for each (Mask2Former or MaskFormer).
-
-    --save takes json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut
-    out), plot, plot.jpg; for videos also mp4, webm, mov.
-    """
+    """Segment objects: a mask, a class and a score for each (Mask2Former or MaskFormer)."""
 
     name = "instances"
     example = "vitruvian instances photo.jpg --model facebook/mask2former-swin-small-coco-instance --save json,plot"
+    files = _MASK_FILES
 
 
 @task_command
 class PanopticCommand(BatchGroup, CocoGroup, TaskCommand):
-    """Panoptic segmentation: objects (things) and regions such as sky (stuff), with Mask2Former or MaskFormer.
-
-    --save takes png (COCO's panoptic ids), json (the segments), npz, plot, plot.jpg; for videos also mp4, webm,
-    mov.
-    """
+    """Panoptic segmentation: objects (things) and regions such as sky (stuff), with Mask2Former or MaskFormer."""
 
     name = "panoptic"
     example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
+    files = "png (COCO's panoptic ids), json (the segments), npz"
 
 
 def _read_intrinsics(text: str) -> list[list[float]]:

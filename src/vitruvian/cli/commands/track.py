@@ -32,14 +32,15 @@ class TrackCommand(TaskCommand):
     A prompt is ID@FRAME:values. Objects are numbered from 1 and frames from 0: 1@0:220,120 is a point on object 1
     in frame 0. Prompts on later frames correct an object, or add a new one. After a run with --keep-state, --refine
     adds prompts to a finished video without computing it again from the start.
-
-    --save takes mp4, webm, mov (masks over the video), json (a line for each frame, masks as COCO RLE), png (a
-    folder of images whose pixels are object numbers, as in DAVIS), crops (a folder of cut-out images, one for each
-    object and frame), npz (a folder of arrays), vis.json (a YouTube-VIS file).
     """
 
     name = "track"
     example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
+    files = (
+        "mp4, webm, mov (masks over the video), json (a line for each frame, masks as COCO RLE), png (a folder of "
+        "images whose pixels are object numbers, as in DAVIS), crops (a folder of cut-out images, one for each object "
+        "and frame), npz (a folder of arrays), vis.json (a YouTube-VIS file)"
+    )
     panel = "Prompts and masks"
     basic: ClassVar[tuple[str, ...]] = ("points", "box", "everyone", "cutout")
 

@@ -131,7 +131,7 @@ def _read_rows(path: Path) -> Iterator[_Row]:
             return _csv_rows(read_text(path, encoding="utf-8-sig"), path.name)
         values = read_json(path, encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputError(f"{path}: expected a file of boxes, got no such file. Check the path.") from None
+        raise InputError(f"{path}: file not found. Check the path of the boxes.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a text file of boxes, got {type(error).__name__}.") from error
     if isinstance(values, list):

@@ -145,7 +145,7 @@ def _open_session(path: Path, device: Device) -> Any:
     except ImportError as error:
         raise MissingExtraError("onnxruntime", "detect", "ONNX detectors") from error
     if not path.is_file():
-        raise CheckpointError(f"{path}: expected an ONNX file, got no such file. Check the path.")
+        raise CheckpointError(f"{path}: file not found. Check the path of the ONNX file.")
     available = onnxruntime.get_available_providers()
     kind = None if device is None else torch.device(device).type
     if kind not in (None, "cpu", "cuda", "mps"):

@@ -35,7 +35,7 @@ class TrackFile:
                     limits.check("json_bytes", len(line), subject=f"{self.path}, line {number}", error=InputError)
                     self._read(line, number, threshold)
         except FileNotFoundError:
-            raise InputError(f"{self.path}: expected records of tracked objects, got no such file.") from None
+            raise InputError(f"{self.path}: file not found. Check the path of the tracked objects.") from None
         except OSError as error:
             raise InputError(f"{self.path}: expected records of tracked objects, got {error.strerror}.") from error
 

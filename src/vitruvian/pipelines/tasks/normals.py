@@ -20,7 +20,7 @@ class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
     blend = "unit"
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
-        """Return unit vectors [3, h, w], so that neither resizing nor blending favours long ones."""
+        """Return unit vectors [3, h, w], so that neither resizing nor blending favors long ones."""
         return list(normalize_vectors(out["normals"].float(), dim=1))
 
     def full_map(self, prepared: Prepared, maps: list[Tensor]) -> FullMap:

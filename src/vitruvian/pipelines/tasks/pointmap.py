@@ -1,7 +1,7 @@
 """Pointmaps with Sapiens2: a 3D point for each pixel.
 
 The model predicts points for a canonical camera: at the distance they would have if an image was taken with its focal
-length. A known camera (`K`, a field of view, EXIF) turns them into metres; otherwise the scale that the model predicts
+length. A known camera (`K`, a field of view, EXIF) turns them into meters; otherwise the scale that the model predicts
 does. All points of an image are scaled alike, so they project to the same pixels. Without a known camera, its focal
 length is estimated from the points and the scale. An estimate that no usual lens has is not used: then the camera is
 the canonical one, and points are not metric.
@@ -46,7 +46,7 @@ class _Scene(NamedTuple):
         mask: Where there are points [H, W].
         camera: The camera.
         scale: What the predicted points were divided by.
-        metric: Whether they are in metres.
+        metric: Whether they are in meters.
     """
 
     points: Floats

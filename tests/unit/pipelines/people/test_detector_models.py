@@ -421,7 +421,7 @@ class TestFiles:
             boxes_file(tmp_path, values, name)
 
     def test_missing_and_binary_files(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="no such file"):
+        with pytest.raises(InputError, match="file not found"):
             BoxesFile(tmp_path / "none.json")
         (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00\x80")
         with pytest.raises(InputError, match="expected JSON"):

@@ -101,7 +101,7 @@ class TestOpening:
         path.write_text('{"a.jpg": [[1, 2, 3, 4, 0.3], [5, 6, 7, 8]]}')
         assert len(open_detector(path).detect(IMAGE)) == 2
         assert len(open_detector(str(path), threshold=0.5).detect(IMAGE)) == 1
-        with pytest.raises(OSError, match="no such file"):
+        with pytest.raises(OSError, match="file not found"):
             open_detector(tmp_path / "none.onnx")
 
 
