@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.atomic import atomic_write, check_writable, remove_temporary_files, sync_to_disk
+from vitruvian.atomic import (
+    atomic_write,
+    check_writable,
+    find_temporary_files,
+    remove_temporary_files,
+    sync_to_disk,
+)
 from vitruvian.errors import InputError
 
 
@@ -70,9 +76,12 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None
     others = [".b.txt.0123abcd.part", ".a.txt.part", ".a.txt.0123abcx.part", "a.txt.0123abcd.part", "a.txt"]
     for name in own + others:
         (tmp_path / name).touch()
-    remove_temporary_files(tmp_path / "a.txt")
-    assert {path.name for path in tmp_path.iterdir()} == set(others)
-    remove_temporary_files(tmp_path)  # of all files in a folder
+    found = find_temporary_files(tmp_path)
+    assert {target: {path.name for path in paths} for target, paths in found.items()} == {
+        "a.txt": set(own),
+        "b.txt": {others[0]},
+    }
+    remove_temporary_files(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(others[1:])
 
 

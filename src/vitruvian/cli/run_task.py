@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
+from vitruvian.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.command_digest import command_digest
@@ -110,6 +110,7 @@ class TaskRun:
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
         self.following: list[TaskCommand] = []  # of videos that are done
         self._read_journal = functools.cache(Journal)
+        self._temporary_files = functools.cache(find_temporary_files)
         if command.preview is not None:
             Preview(command.preview)
         if command.model is not None:  # wrong options show before any work
@@ -291,13 +292,20 @@ class TaskRun:
             self.journal.refresh()
             self._journal_state(item, paths)
             origin = self.journal.begin(item, paths, self.digest)
-            for path in paths:
-                remove_temporary_files(path)
+            self._remove_temporary_files(paths)
         except BaseException:
             lock.release()
             raise
         self._locks[item.identity] = lock, origin
         return files
+
+    def _remove_temporary_files(self, paths: Sequence[Path]) -> None:
+        """Remove what a killed process left of results that this one has locked. A folder is listed once in a run."""
+        for path in paths:
+            if path.is_dir():
+                remove_temporary_files(path)
+            for entry in self._temporary_files(path.parent).pop(path.name, []):
+                entry.unlink(missing_ok=True)
 
     def planned_files(self, item: Input) -> dict[str, Path]:
         """Return the file of each format for an input."""
