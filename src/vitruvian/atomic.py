@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,14 +59,16 @@ def write_errors(path: str | Path) -> Iterator[None]:
 def check_writable(folder: Path) -> None:
     """Raise `InputError` unless 128 KiB can be written to a folder, or where the folder will be created."""
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    _, temporary = temporary_path(existing / "probe")
     try:
-        with write_errors(folder), temporary.open("wb") as file:
+        with (
+            write_errors(folder),
+            tempfile.TemporaryFile(dir=existing) as file,
+        ):  # without a name: a kill leaves nothing
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
-    finally:
-        temporary.unlink(missing_ok=True)
+    except NotADirectoryError as error:
+        raise InputError(f"{folder}: expected a folder to write in, got {error.strerror}. Choose another.") from error
 
 
 def find_temporary_files(folder: Path) -> dict[str, list[Path]]:
