@@ -125,6 +125,8 @@ class TaskRun:
         for lock, _origin in self._locks.values():
             lock.release()
         self._locks.clear()
+        if self.dataset is not None:
+            self.dataset.release()
         remove_unused_locks(self.plan.folder)
 
     @cached_property
@@ -177,6 +179,8 @@ class TaskRun:
     def process(self, inputs: Sequence[Input]) -> None:
         """Process all inputs that are not done yet, and compare what lies on disk with what was planned."""
         remaining, changed = self.plan_inputs(inputs)
+        if self.dataset is not None:
+            self.dataset.leave_out({item.file_name for item in remaining})
         images = [item for item in remaining if item.kind in ("image", "stdin")]
         videos = [item for item in remaining if item.kind not in ("image", "stdin")]
         if images:
@@ -270,7 +274,7 @@ class TaskRun:
         state = self.journal.state(item, paths, self.digest)
         if state != "done":
             return state
-        if item.kind == "stdin" or (self.dataset is not None and item.file_name not in self.dataset.names):
+        if item.kind == "stdin" or (self.dataset is not None and not self.dataset.has(item.file_name, self.digest)):
             return "new"
         if isinstance(self.command, TrackCommand) and self.command.lacks_state(self._files[item.identity], self.digest):
             return "new"
@@ -368,7 +372,8 @@ class TaskRun:
                         if isinstance(writer, _StdoutWriter):
                             writer.print(index)
                         if self.dataset is not None:
-                            self.dataset.add(self.command.output.convert(result), images[index].file_name)
+                            converted = self.command.output.convert(result)
+                            self.dataset.add(converted, images[index].file_name, self.digest)
                         report_done(index)
                     bar.update(index + 1)
         finally:
