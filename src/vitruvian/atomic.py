@@ -63,7 +63,7 @@ def check_writable(folder: Path) -> None:
         with (
             write_errors(folder),
             tempfile.TemporaryFile(dir=existing) as file,
-        ):  # without a name: a kill leaves nothing
+        ):  # which has no name
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
