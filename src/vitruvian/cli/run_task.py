@@ -122,9 +122,8 @@ class TaskRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for lock, _origin in self._locks.values():
-            lock.release()
-        self._locks.clear()
+        while self._locks:  # after Ctrl-C, worker threads may still be at work
+            self._locks.popitem()[1][0].release()
         if self.dataset is not None:
             self.dataset.release()
         remove_unused_locks(self.plan.folder)
@@ -326,8 +325,9 @@ class TaskRun:
 
     def release(self, item: Input) -> None:
         """Unlock the outputs of an input."""
-        if item.identity in self._locks:
-            self._locks.pop(item.identity)[0].release()
+        held = self._locks.pop(item.identity, None)
+        if held is not None:
+            held[0].release()
 
     def _compare_with_disk(self) -> None:
         """Report results that this pass has written and that are missing or changed since."""
