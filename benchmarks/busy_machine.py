@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBGOMP_SPIN = 300_000  # the default of libgomp
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends with this process
 
 
 def seconds(arguments: list[str], setting: dict[str, str]) -> float:
@@ -60,7 +61,7 @@ def main() -> None:
     print("|---|" + "---|---|" * len(settings))
     quiet: dict[str, float] = {}
     for count in options.busy:
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+        busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
         try:
             times: dict[str, list[float]] = {name: [] for name in settings}
             for _ in range(options.repeat):

@@ -1,6 +1,6 @@
 """Atomic file writes, to a temporary file beside the target, which replaces the target when it is complete.
 
-A process that is killed leaves its temporary file behind; `remove_temporary_files` removes those of a target.
+A process that is killed leaves its temporary file behind; `remove_temporary_files` removes those in a folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,25 +59,31 @@ def write_errors(path: str | Path) -> Iterator[None]:
 def check_writable(folder: Path) -> None:
     """Raise `InputError` unless 128 KiB can be written to a folder, or where the folder will be created."""
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    _, temporary = temporary_path(existing / "probe")
     try:
-        with write_errors(folder), temporary.open("wb") as file:
+        with (
+            write_errors(folder),
+            tempfile.TemporaryFile(dir=existing) as file,
+        ):  # which has no name
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
-    finally:
-        temporary.unlink(missing_ok=True)
+    except NotADirectoryError as error:
+        raise InputError(f"{folder}: expected a folder to write in, got {error.strerror}. Choose another.") from error
 
 
-def remove_temporary_files(path: Path) -> None:
-    """Remove the temporary files that killed processes left of a file, or of all files in a folder.
-
-    The caller holds the lock of `path`, so that no other process is writing it.
-    """
-    folder, name = (path, None) if path.is_dir() else (path.parent, path.name)
+def find_temporary_files(folder: Path) -> dict[str, list[Path]]:
+    """List the temporary files in a folder by the name of their target: of processes that write, or were killed."""
+    found: dict[str, list[Path]] = {}
     for entry in folder.glob(".*.part"):
-        match = _TEMPORARY.fullmatch(entry.name)
-        if match and name in (None, match[1]):
+        if match := _TEMPORARY.fullmatch(entry.name):
+            found.setdefault(match[1], []).append(entry)
+    return found
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in a folder, which no other process is writing to."""
+    for entries in find_temporary_files(folder).values():
+        for entry in entries:
             entry.unlink(missing_ok=True)
 
 

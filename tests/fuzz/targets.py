@@ -403,7 +403,10 @@ def _read_boxes(path: Path) -> None:
 
 def _extend_dataset(path: Path) -> None:
     dataset = Dataset(path, overwrite=False)
-    dataset.close()
+    try:
+        dataset.leave_out(())
+    finally:
+        dataset.close()
 
 
 def _read_camera(path: Path) -> None:

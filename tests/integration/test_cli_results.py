@@ -19,6 +19,8 @@ import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, save_images, wait_until
 from tests.tiny_checkpoints import working_in
 from tests.unit.pipelines.case import sample_image
+from vitruvian.atomic import find_temporary_files
+from vitruvian.cli import run_task
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 
@@ -294,6 +296,25 @@ def test_names_that_look_alike_in_a_pattern(pattern: str, tmp_path: Path) -> Non
         assert len(list(results)) == 4
     expected = {pattern.format(stem=stem, frame=0) for stem in ("a  b", "a b", "c_d", "c_e")}
     assert files(tmp_path / "out") == expected
+
+
+def test_temporary_files_of_killed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the results that are written again are removed; the output folder is listed once for all images."""
+    save_images(tmp_path / "in", 4)
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in (".000_normals.npz.0123abcd.part", ".other_normals.npz.0123abcd.part"):
+        (out / name).touch()
+    listed = []
+
+    def find(folder: Path) -> dict[str, list[Path]]:
+        listed.append(folder)
+        return find_temporary_files(folder)
+
+    monkeypatch.setattr(run_task, "find_temporary_files", find)
+    assert command("normals", tmp_path / "in", "-o", out, "--save", "npz", "--workers", "1") == 0
+    assert [path.name for path in out.glob(".*.part")] == [".other_normals.npz.0123abcd.part"]
+    assert listed == [out]
 
 
 # ------------------------------------------------------------------------------------------------ locks (item 4)

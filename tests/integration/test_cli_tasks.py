@@ -20,6 +20,7 @@ from tests.unit.pipelines.case import sample_image, write_clip
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.files.locks import OutputLock
 from vitruvian.tasks import TASKS
 
 SCHEMA = Path(__file__).parents[2] / "docs/schemas/result-1.json"
@@ -173,6 +174,27 @@ def test_a_dataset_is_added_to(tmp_path: Path) -> None:
     stamp = (tmp_path / "all.json").stat().st_mtime_ns
     assert command("instances", tmp_path, *arguments) == 0  # nothing new
     assert (tmp_path / "all.json").stat().st_mtime_ns == stamp
+
+
+def test_a_dataset_has_no_results_of_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, coco = tmp_path / "out", tmp_path / "all.json"
+    for number in range(3):
+        Image.fromarray(sample_image(number, SIZE)).save(tmp_path / f"{number}.png")
+    arguments = ("instances", tmp_path, "--save", "json", "-q")
+    few = ("--threshold", "0.3")
+    assert command(*arguments, *few, "-o", tmp_path / "other", "--coco", tmp_path / "expected.json") == 0
+    expected = json.loads((tmp_path / "expected.json").read_text())
+    assert command(*arguments, "-o", out, "--coco", coco) == 0
+    before = json.loads(coco.read_text())
+    assert before["annotations"] != expected["annotations"]
+    assert command(*arguments, *few, "-o", out) == 0  # the files are done, the dataset has not changed
+    assert command(*arguments, *few, "-o", out, "--coco", coco) == 0
+    assert json.loads(coco.read_text()) == expected
+    lock = OutputLock(tmp_path, {coco.name: coco})
+    assert command("instances", tmp_path / "0.png", "-o", out, "--coco", coco) == 2
+    assert "all.json: is being written by process" in capsys.readouterr().err
+    lock.release()
+    assert command("instances", tmp_path / "0.png", "-o", out, "--coco", coco, "-q") == 0
 
 
 # ------------------------------------------------------------------------------------------------ examples and options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
+from vitruvian.files.locks import OutputLock
 from vitruvian.json_files import read_json
 from vitruvian.results import Result
 
@@ -28,6 +30,7 @@ class _RecordedImage:
     time: float | None
     annotations: list[_Record]
     categories: list[_Record]
+    settings: str | None
 
     def to_coco(self, *, image_id: int, first_id: int) -> list[_Record]:
         """Return the annotations with new numbers; panoptic ones have none of their own."""
@@ -44,40 +47,67 @@ class _RecordedImage:
 class Dataset:
     """A COCO dataset; results are added in order by a background thread, to those that are in the file.
 
-    Attributes:
-        names: The images in it.
+    It is locked until it is closed. The record of an image has the digest of the settings that its result depends on.
+
+    Args:
+        path: The .json file.
+        overwrite: Whether to leave out what is in the file.
+
+    Raises:
+        InputError: Another process adds to it, or it is not a dataset.
     """
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:
-        self.names: set[str] = set()
         self._writer = CocoWriter(path, results=path.with_name(f"{path.stem}_results.json"))
+        self._lock = OutputLock(path.parent, {path.name: path})
         self._added = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="coco")
         self._pending: deque[Future[int]] = deque()
-        for one in _read_dataset(path) if path.exists() and not overwrite else ():
-            self._writer.add(one)
-            self.names.add(one.source)
+        try:
+            recorded = _read_dataset(path) if path.exists() and not overwrite else []
+        except BaseException:
+            self.release()
+            raise
+        self._settings = {one.source: one.settings for one in recorded}
+        self._recorded: list[_RecordedImage] | None = recorded
 
-    def add(self, result: Result, name: str) -> None:
+    def has(self, name: str, settings: str) -> bool:
+        """Return whether the result of an image with these settings is in it."""
+        return self._settings.get(name) == settings
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Drop images that were there before, whose new results will be added. Only the first call has an effect."""
+        for one in self._recorded or ():
+            if one.source not in names:
+                self._writer.add(one, facts={} if one.settings is None else {"settings": one.settings})
+        self._recorded = None
+
+    def add(self, result: Result, name: str, settings: str) -> None:
         """Add a result; frames of a video share a name."""
-        self.names.add(name)
+        self.leave_out(())
+        self._settings[name] = settings
         self._added += 1
         while len(self._pending) >= _MAX_PENDING:
             self._pending.popleft().result()
         coco: Any = result.without_image()
-        self._pending.append(self._worker.submit(self._writer.add, coco, file_name=name))
+        facts = {"settings": settings}
+        self._pending.append(self._worker.submit(self._writer.add, coco, file_name=name, facts=facts))
 
     def close(self) -> None:
         """Write the file, unless nothing was added."""
         try:
             for future in self._pending:
                 future.result()
+            if self._added:
+                self._writer.close()
         finally:
-            self._worker.shutdown()
-        if self._added:
-            self._writer.close()
-        else:
-            self._writer.discard()
+            self.release()
+
+    def release(self) -> None:
+        """Unlock the file, without writing it."""
+        self._worker.shutdown()
+        self._writer.discard()
+        self._lock.release()
 
 
 def _read_dataset(path: Path) -> list[_RecordedImage]:
@@ -96,6 +126,7 @@ def _read_dataset(path: Path) -> list[_RecordedImage]:
                 time=image.get("time"),
                 annotations=annotations[image["id"]],
                 categories=list(categories.values()),
+                settings=image.get("settings"),
             )
             for image in values["images"]
         ]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitruvian.atomic import check_writable, remove_temporary_files, sync_to_disk
+from vitruvian.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco import Dataset
 from vitruvian.cli.command_digest import command_digest
@@ -110,6 +110,7 @@ class TaskRun:
         self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
         self.following: list[TaskCommand] = []  # of videos that are done
         self._read_journal = functools.cache(Journal)
+        self._temporary_files = functools.cache(find_temporary_files)
         if command.preview is not None:
             Preview(command.preview)
         if command.model is not None:  # wrong options show before any work
@@ -121,9 +122,10 @@ class TaskRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for lock, _origin in self._locks.values():
-            lock.release()
-        self._locks.clear()
+        while self._locks:  # after Ctrl-C, worker threads may still be at work
+            self._locks.popitem()[1][0].release()
+        if self.dataset is not None:
+            self.dataset.release()
         remove_unused_locks(self.plan.folder)
 
     @cached_property
@@ -176,6 +178,8 @@ class TaskRun:
     def process(self, inputs: Sequence[Input]) -> None:
         """Process all inputs that are not done yet, and compare what lies on disk with what was planned."""
         remaining, changed = self.plan_inputs(inputs)
+        if self.dataset is not None:
+            self.dataset.leave_out({item.file_name for item in remaining})
         images = [item for item in remaining if item.kind in ("image", "stdin")]
         videos = [item for item in remaining if item.kind not in ("image", "stdin")]
         if images:
@@ -269,7 +273,7 @@ class TaskRun:
         state = self.journal.state(item, paths, self.digest)
         if state != "done":
             return state
-        if item.kind == "stdin" or (self.dataset is not None and item.file_name not in self.dataset.names):
+        if item.kind == "stdin" or (self.dataset is not None and not self.dataset.has(item.file_name, self.digest)):
             return "new"
         if isinstance(self.command, TrackCommand) and self.command.lacks_state(self._files[item.identity], self.digest):
             return "new"
@@ -291,13 +295,20 @@ class TaskRun:
             self.journal.refresh()
             self._journal_state(item, paths)
             origin = self.journal.begin(item, paths, self.digest)
-            for path in paths:
-                remove_temporary_files(path)
+            self._remove_temporary_files(paths)
         except BaseException:
             lock.release()
             raise
         self._locks[item.identity] = lock, origin
         return files
+
+    def _remove_temporary_files(self, paths: Sequence[Path]) -> None:
+        """Remove what a killed process left of results that this one has locked. A folder is listed once in a run."""
+        for path in paths:
+            if path.is_dir():
+                remove_temporary_files(path)
+            for entry in self._temporary_files(path.parent).pop(path.name, []):
+                entry.unlink(missing_ok=True)
 
     def planned_files(self, item: Input) -> dict[str, Path]:
         """Return the file of each format for an input."""
@@ -314,8 +325,9 @@ class TaskRun:
 
     def release(self, item: Input) -> None:
         """Unlock the outputs of an input."""
-        if item.identity in self._locks:
-            self._locks.pop(item.identity)[0].release()
+        held = self._locks.pop(item.identity, None)
+        if held is not None:
+            held[0].release()
 
     def _compare_with_disk(self) -> None:
         """Report results that this pass has written and that are missing or changed since."""
@@ -360,7 +372,8 @@ class TaskRun:
                         if isinstance(writer, _StdoutWriter):
                             writer.print(index)
                         if self.dataset is not None:
-                            self.dataset.add(self.command.output.convert(result), images[index].file_name)
+                            converted = self.command.output.convert(result)
+                            self.dataset.add(converted, images[index].file_name, self.digest)
                         report_done(index)
                     bar.update(index + 1)
         finally:

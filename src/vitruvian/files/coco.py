@@ -13,7 +13,7 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import IO, Protocol, runtime_checkable
 
@@ -184,8 +184,16 @@ class CocoWriter(Writer):
         self._lock = threading.Lock()
         self._open = True
 
-    def add(self, result: _CocoResult, *, file_name: str | None = None) -> int:
-        """Add a result and return the id of its image. `file_name` is `result.source` by default."""
+    def add(
+        self, result: _CocoResult, *, file_name: str | None = None, facts: Mapping[str, object] | None = None
+    ) -> int:
+        """Add a result and return the id of its image.
+
+        Args:
+            result: The result.
+            file_name: Name of the image; `result.source` by default.
+            facts: More values for the record of the image.
+        """
         with self._lock:
             if not self._open:
                 raise InputError(f"{self.path.name}: expected an open writer, got a closed one. Open a new one.")
@@ -202,6 +210,7 @@ class CocoWriter(Writer):
             image: JsonObject = {"id": image_id, "file_name": name, "height": height, "width": width}
             image |= {} if result.frame is None else {"frame": result.frame}
             image |= {} if result.time is None else {"time": round(result.time, 6)}
+            image |= facts or {}
             lines = [json_text(record) for record in records]
             self._put("images", self.images, [json_text(image)])
             self._put("annotations", self.annotations, lines)

@@ -125,8 +125,10 @@ class PathPattern:
                 self._by_path[source] = stem
             self._by_index[index] = stem
 
-    def path(self, index: int, frame: int) -> Path:
-        """Return where the result that is number `index` goes. Call it once for each."""
+    def path(self, source: str, index: int, frame: int) -> Path:
+        """Return where the result that is number `index` goes; announces it where that was not done."""
+        if index not in self._by_index:
+            self.announce(source, index)
         with self._lock:
             stem = self._by_index.pop(index)
         name = self._format(stem, frame)

@@ -68,6 +68,6 @@ def open_writer(
             yield loader
 
     def write(result: Result, index: int) -> None:
-        result.save(paths.path(index, result.frame or 0))
+        result.save(paths.path(str(result.source or "array"), index, result.frame or 0))
 
     return write, replace(source, loaders=loaders)

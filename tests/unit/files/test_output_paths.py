@@ -75,35 +75,27 @@ class TestPatterns:
         paths = PathPattern(str(tmp_path / "{stem}.png"))
         for index, source in enumerate(("a/x.jpg", "b/x.jpg", "https://a.org/y.jpg?x=/z", "array", "q?.png")):
             paths.announce(source, index)
-        assert paths.path(1, 0) == tmp_path / "x_2.png"
-        assert paths.path(0, 0) == tmp_path / "x.png"
-        assert paths.path(2, 0) == tmp_path / "y.png"
-        assert paths.path(3, 0) == tmp_path / "array.png"
-        assert paths.path(4, 0) == tmp_path / "q_.png"
+        assert paths.path("b/x.jpg", 1, 0) == tmp_path / "x_2.png"
+        assert paths.path("a/x.jpg", 0, 0) == tmp_path / "x.png"
+        assert paths.path("https://a.org/y.jpg?x=/z", 2, 0) == tmp_path / "y.png"
+        assert paths.path("array", 3, 0) == tmp_path / "array.png"
+        assert paths.path("q?.png", 4, 0) == tmp_path / "q_.png"
 
     def test_frames_share_the_stem_of_their_video(self, tmp_path: Path) -> None:
         paths = PathPattern(tmp_path / "{stem}_{frame:03d}.png")
         for index, source in enumerate(("a/x.mp4", "a/x.mp4", "b/x.mp4")):
             paths.announce(source, index)
-        assert paths.path(2, 0) == tmp_path / "x_2_000.png"
-        assert paths.path(1, 1) == tmp_path / "x_001.png"
+        assert paths.path("b/x.mp4", 2, 0) == tmp_path / "x_2_000.png"
+        assert paths.path("a/x.mp4", 1, 1) == tmp_path / "x_001.png"
 
     def test_names_stay_short_and_inside(self, tmp_path: Path) -> None:
         paths = PathPattern(tmp_path / "{stem}" / "{stem}.npz")
-        paths.announce("/" + "x" * 400 + ".jpg", 0)
-        path = paths.path(0, 0)
+        path = paths.path("/" + "x" * 400 + ".jpg", 0, 0)
         assert all(len(part) <= 255 for part in path.parts)
-        paths = PathPattern(str(tmp_path / "{stem}" / ".." / ".." / "x"))
-        paths.announce("a", 0)
         with pytest.raises(InputError, match="outside of"):
-            paths.path(0, 0)
+            PathPattern(str(tmp_path / "{stem}" / ".." / ".." / "x")).path("a", 0, 0)
 
     @pytest.mark.parametrize("pattern", ["out/x.png", "out/{stem}_{other}.png", "out/{stem"])
     def test_patterns_that_cannot_be_meant(self, pattern: str) -> None:
         with pytest.raises(InputError, match="save"):
-            self.path_of(pattern)
-
-    def path_of(self, pattern: str) -> Path:
-        paths = PathPattern(pattern)
-        paths.announce("a.jpg", 0)
-        return paths.path(0, 0)
+            PathPattern(pattern).path("a.jpg", 0, 0)

@@ -219,7 +219,11 @@ class InferenceEngine(Generic[ResultT]):
         self._reader = threading.Thread(target=self._read_source, name="vitruvian-source", daemon=True)
 
     def __enter__(self) -> Self:
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:  # Ctrl-C while the thread starts
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -229,7 +233,8 @@ class InferenceEngine(Generic[ResultT]):
         for pool in (self._decode_pool, self._pool, self._load_pool):
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
-        self._reader.join(_SHUTDOWN_TIMEOUT)
+        if self._reader.ident is not None:  # it was started
+            self._reader.join(_SHUTDOWN_TIMEOUT)
 
     # ------------------------------------------------------------------------------------------- background threads
 

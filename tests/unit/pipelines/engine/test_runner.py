@@ -323,6 +323,22 @@ class TestThreads:
         assert threading.active_count() == before
         assert list(stream) == [2]
 
+    @pytest.mark.parametrize("after", [False, True])
+    def test_ctrl_c_while_threads_start(self, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        start, before = threading.Thread.start, threading.active_count()
+
+        def interrupted(thread: threading.Thread) -> None:
+            if after or thread.name != "vitruvian-source":
+                start(thread)
+            if thread.name == "vitruvian-source":
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        stream = run_many(Doubler(slow=0.01), open_source([solid(1)] * 50), batch=BatchSize(2, fixed=True))
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        assert threading.active_count() == before
+
     @pytest.mark.parametrize("taken", [1, 5])
     def test_closing_early_closes_the_source(self, taken: int) -> None:
         closed = threading.Event()
