@@ -289,8 +289,8 @@ def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None 
     if ray.is_initialized():
         yield ""
         return
-    # Ray gives workers a niceness of 15, with which they hardly run beside another busy program. Those of a cluster that
-    # is started here run as the plain command does.
+    # Ray gives workers a niceness of 15, with which they hardly run beside other programs. Those of a cluster that is
+    # started here run as the plain command does.
     os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
