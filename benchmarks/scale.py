@@ -55,7 +55,6 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), str(HERE)]),
     "RAY_ADDRESS": "local",  # a new cluster, also where one runs
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: other programs on the machine would take the time of workers only
 }
 
 

@@ -48,6 +48,7 @@ def cluster() -> Iterator[Any]:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # for worker processes
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # with 15 they hardly run beside other tests
         port = free_port()
         options = {
             "num_cpus": 0,

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("ray")]  # one c
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # with 15 they hardly run beside other tests
     options = {"num_cpus": 3, "object_store_memory": 80_000_000, "include_dashboard": False}
     nodes = Cluster(initialize_head=True, head_node_args=options)
     ray.init(address=nodes.address, log_to_driver=False)

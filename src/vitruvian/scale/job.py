@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -288,6 +289,9 @@ def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None 
     if ray.is_initialized():
         yield ""
         return
+    # Ray gives workers a niceness of 15, with which they hardly run beside other programs. Those of a cluster that is
+    # started here run as the plain command does.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:

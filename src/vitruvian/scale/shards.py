@@ -163,6 +163,7 @@ class ShardIndex:
         if not parts:
             return cls(names)
         sources, versions, shards, failed = (np.concatenate(column) for column in zip(*parts, strict=True))
+        parts.clear()
         order = np.argsort(sources, kind="stable")
         return cls(names, sources[order], versions[order], shards[order], failed[order])
 
