@@ -71,6 +71,24 @@ def test_refine_gives_what_all_prompts_at_once_give(tmp_path: Path, capsys: pyte
     assert "--refine: expected a folder that vitruvian track --keep-state wrote" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("prompt", "message", "complete"),
+    [
+        ("2@90:5,5", f"ends with frame {COUNT - 1}, got 90 for object 2", COUNT),
+        ("1@4:5000,5", "object 1 in frame 4, got [[5000.0, 5.0]]", 4),
+    ],
+)
+def test_prompts_that_do_not_fit_keep_the_frames_before(
+    prompt: str, message: str, complete: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    want = tmp_path / "want"
+    assert run(["track", "clip.mp4", *MODEL, "--points", POINT, "--save", "json", "-o", str(want)]) == 0
+    arguments = ["--points", POINT, "--points", prompt, "--save", "json", "-o", str(tmp_path)]
+    assert run(["track", "clip.mp4", *MODEL, *arguments]) == 1
+    assert message in capsys.readouterr().err
+    assert records(tmp_path) == records(want)[:complete]
+
+
 def test_no_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["track", "clip.mp4", *MODEL, "--everyone", "--detect-every", "50", "-o", str(tmp_path)]
     assert run([*arguments, "--save", "json,crops,vis.json"]) != 0
