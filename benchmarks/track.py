@@ -13,8 +13,9 @@ every object is visible.
 
 Prints, for each model and number of objects, milliseconds a frame and frames a second of both, our share of the
 reference's time, the difference of the masks, and memory on the device and of the process after 100 frames and at the
-end. With --video-frames also the frames a second of the whole pipeline on a file. With --profile also the time of each
-stage of our model: on the device between its first and last kernel, and of the host until the call returns.
+end. With --drift also the difference of the masks of as many frames. With --video-frames also the frames a second of
+the whole pipeline on a file. With --profile also the time of each stage of our model: on the device between its first
+and last kernel, and of the host until the call returns.
 """
 
 from __future__ import annotations
@@ -182,6 +183,14 @@ def measure_memory(models: dict[str, Any], objects: int, frames: Tensor, options
     return found
 
 
+def measure_drift(models: dict[str, Any], frames: Tensor, count: int) -> dict[str, float]:
+    """Return the difference of the masks of one object, relative to the largest logit: in parts of so many frames."""
+    streams = [open_stream(models, whose, 1, frames) for whose in ("ours", "reference")]
+    differences = [relative_difference(*(stream.run(1) for stream in streams))[0] for _ in range(count)]
+    tenth = max(1, count // 10)
+    return {f"{first}–{first + tenth - 1}": max(differences[first : first + tenth]) for first in range(0, count, tenth)}
+
+
 def measure_video(model: Sam2VideoModel, options: argparse.Namespace) -> dict[str, Any]:
     """Return the frames a second of the pipeline on a 1080p file, with one object: from decoding to encoded masks."""
     size = {"height": options.size, "width": options.size}
@@ -310,7 +319,7 @@ def print_case(name: str, objects: int, found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=["tiny", "large"], help="tiny, small, base-plus, large")
-    parser.add_argument("--objects", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--objects", nargs="*", type=int, default=[1, 4, 16])
     parser.add_argument("--size", type=int, default=1024, help="height and width of the model input")
     parser.add_argument("--frames", type=int, default=300, help="frames of the measurement of memory; 0 for none")
     parser.add_argument("--section", type=int, default=30, help="frames of a timed section")
@@ -320,6 +329,7 @@ def main() -> None:
     parser.add_argument("--fill-memory", action="store_true", help="copy memories after the warmup, at least 2 frames")
     parser.add_argument("--rounds", type=int, default=3, help="timed sections of each implementation")
     parser.add_argument("--video-frames", type=int, default=0, help="frames of a 1080p file for the pipeline; 0: none")
+    parser.add_argument("--drift", type=int, default=0, help="compare the masks of so many frames; 0 for none")
     parser.add_argument("--profile", action="store_true", help="print the time of each stage of our model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", help="by default bfloat16 on a GPU, float32 on the CPU")
@@ -348,6 +358,12 @@ def main() -> None:
                 print_stages(found["profile"])
             measurements.append({"model": name, "objects": objects} | found)
             save(options, measurements)
+        if options.drift and "reference" in models:
+            drift = measure_drift(models, frames, options.drift)
+            print(
+                "  largest difference of the masks in frames", *(f"{key}: {value:.1e}" for key, value in drift.items())
+            )
+            measurements.append({"model": name, "drift": drift})
         if options.video_frames:
             found = measure_video(models["ours"], options)
             print(f"  ours       {found['fps']:7.1f} frames a second from a 1080p file, 1 object; ", end="")

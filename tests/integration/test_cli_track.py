@@ -141,6 +141,24 @@ def test_states_of_videos_whose_names_have_dots(long_clip: Path, tmp_path: Path)
     assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.state/*")}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "message", "complete"),
+    [
+        ("2@90:5,5", f"ends with frame {COUNT - 1}, got 90 for object 2", COUNT),
+        ("1@4:5000,5", "object 1 in frame 4, got [[5000.0, 5.0]]", 4),
+    ],
+)
+def test_prompts_that_do_not_fit_keep_the_frames_before(
+    prompt: str, message: str, complete: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    want = tmp_path / "want"
+    assert run(["track", "clip.mp4", *MODEL, "--points", POINT, "--save", "json", "-o", str(want)]) == 0
+    arguments = ["--points", POINT, "--points", prompt, "--save", "json", "-o", str(tmp_path)]
+    assert run(["track", "clip.mp4", *MODEL, *arguments]) == 1
+    assert message in capsys.readouterr().err
+    assert records(tmp_path) == records(want)[:complete]
+
+
 def test_no_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["track", "clip.mp4", *MODEL, "--everyone", "--detect-every", "50", "-o", str(tmp_path)]
     assert run([*arguments, "--save", "json,crops,vis.json"]) != 0

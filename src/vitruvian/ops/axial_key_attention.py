@@ -75,9 +75,9 @@ def _axial_key_attention_cpu(
     """Attend to `count` memories, K, and other tokens."""
     h, w = grid_hw
     by_column, by_row = _rotated_weights(projection, rotation, w)  # [w, E + 1, D/2], [h, E + 1, D/2]
-    rows = max(1, _CPU_KEYS // (count * w))
+    rows = min(h, max(1, _CPU_KEYS // (count * w)))
     scaled = (q * (LOG2_E * q.shape[2] ** -0.5)).transpose(1, 2).contiguous()  # [B, D, N]
-    out, buffer = q.new_empty(*q.shape[:2], values.shape[2]), q.new_empty(rows * count * w * _CPU_QUERIES)
+    out, buffers = q.new_empty(*q.shape[:2], values.shape[2]), q.new_empty(2, rows * count * w * _CPU_QUERIES)
     for one in range(len(q)):
         cells, tokens = _split_cells(keys[one], count, grid_hw)
         with_ones = torch.cat((cells, cells.new_ones(h, count, w, 1)), dim=3)  # [h, K, w, E + 1]
@@ -94,10 +94,12 @@ def _axial_key_attention_cpu(
                 mean.add_(plain_keys @ part, token_values)
             for y in range(0, h, rows):
                 block = with_ones[y : y + rows]  # [r, K, w, E + 1]
-                scores = buffer[: block[..., 0].numel() * n].view(len(block), count * w, n)
-                torch.bmm(block.flatten(1, 2), v[y : y + rows], out=scores)
-                columns = scores.view(len(block) * count, w, n).transpose(0, 1)  # [w, r·K, n]
-                columns.baddbmm_(block.flatten(0, 1).transpose(0, 1), u)
+                # Two contiguous batches of products, which run in several threads, and their sum.
+                scores, of_columns = (buffer[: block[..., 0].numel() * n] for buffer in buffers)
+                scores = torch.bmm(block.flatten(1, 2), v[y : y + rows], out=scores.view(len(block), count * w, n))
+                of_columns = of_columns.view(w, len(block) * count, n)
+                torch.bmm(block.flatten(0, 1).transpose(0, 1), u, out=of_columns)
+                scores.view(-1, w, n).add_(of_columns.transpose(0, 1))  # [r·K, w, n]
                 mean.add_(scores.flatten(0, 1), cell_values[y : y + rows].flatten(0, 2))
             out[one, start : start + n] = mean.result()
     return out
@@ -115,4 +117,4 @@ def _rotated_weights(projection: nn.Linear, rotation: RopeTables, width: int) ->
 def _split_cells(x: Tensor, count: int, grid_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Split [K·M + P, E] into cells [h, K, w, E] and other tokens [P, E]."""
     cells = count * grid_hw[0] * grid_hw[1]
-    return x[:cells].view(count, *grid_hw, -1).transpose(0, 1), x[cells:]
+    return x[:cells].reshape(count, *grid_hw, -1).transpose(0, 1), x[cells:]
