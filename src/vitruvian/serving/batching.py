@@ -42,6 +42,34 @@ _RECENT = 64  # answers from which the rate is estimated
 _MAX_RETRY_SECONDS = 60
 
 
+class FairLock:
+    """A lock that threads get in the order in which they ask for it.
+
+    `threading.Lock` is mostly taken again by the thread that released it: one busy model would starve the others.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def __enter__(self) -> None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            turn = threading.Event()
+            self._waiting.append(turn)
+        turn.wait()
+
+    def __exit__(self, *_: object) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().set()  # held by the next thread
+            else:
+                self._held = False
+
+
 class Ticket(Generic[AnswerT]):
     """A request that waits for a model.
 
@@ -99,7 +127,7 @@ class _InputOfCall(NamedTuple):
 class _SharedSteps(InferenceSteps[Any]):
     """Runs each image with its own call; see the module."""
 
-    def __init__(self, name: str, pipe: InferenceSteps[Any], lock: threading.Lock, metrics: Metrics) -> None:
+    def __init__(self, name: str, pipe: InferenceSteps[Any], lock: FairLock, metrics: Metrics) -> None:
         self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics
         self.upload_stream, self.fixed_input_size = pipe.upload_stream, pipe.fixed_input_size
 
@@ -180,7 +208,7 @@ class ModelQueue:
         open_pipeline: Callable[[], TaskPipeline[Any, Any]],
         *,
         size: int,
-        lock: threading.Lock,
+        lock: FairLock,
         metrics: Metrics,
         batch_size: int | None,
         on_failure: Callable[[Exception], object],

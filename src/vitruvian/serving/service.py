@@ -26,7 +26,7 @@ from vitruvian.pipelines.people.selection import detector_spec
 from vitruvian.pipelines.saving import encode_as
 from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
-from vitruvian.serving.batching import ModelQueue, Ticket
+from vitruvian.serving.batching import FairLock, ModelQueue, Ticket
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
 from vitruvian.serving.images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.job_store import Job
@@ -72,7 +72,7 @@ class Service:
         self._short_tasks = ThreadPoolExecutor(_SHORT_TASK_THREADS, thread_name_prefix="vitruvian-short-task")
         self._short_tasks_waiting = 0
         self._sweeper: asyncio.Task[None] | None = None
-        self._open_lock, device_lock = threading.Lock(), threading.Lock()
+        self._open_lock, device_lock = threading.Lock(), FairLock()
         self._loaded: dict[object, tuple[Any, Any]] = {}  # models and processors, by checkpoint and class
         self._encoders: dict[str, Any] = {}  # of multi-task checkpoints
         self._detectors: dict[str, PeopleDetector] = {}

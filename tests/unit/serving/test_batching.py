@@ -16,7 +16,7 @@ from tests.serve_case import jpeg, wait
 from tests.unit.pipelines.case import parts_of
 from vitruvian.errors import ImageError, InputError
 from vitruvian.pipelines.tasks.pose import PosePipeline
-from vitruvian.serving.batching import ModelQueue, Ticket
+from vitruvian.serving.batching import FairLock, ModelQueue, Ticket
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import Metrics
 
@@ -56,7 +56,7 @@ def queue(pipe: GatedPose) -> Iterator[ModelQueue]:
         "pose",
         lambda: pipe,
         size=6,
-        lock=threading.Lock(),
+        lock=FairLock(),
         metrics=Metrics(),
         batch_size=4,
         on_failure=lambda error: None,
@@ -200,7 +200,7 @@ def test_a_model_that_cannot_be_opened(tmp_path: Path) -> None:
         raise InputError("model: expected weights, got none.")
 
     queue = ModelQueue(
-        "pose", fail, size=1, lock=threading.Lock(), metrics=Metrics(), batch_size=None,
+        "pose", fail, size=1, lock=FairLock(), metrics=Metrics(), batch_size=None,
         on_failure=failures.append,
     )  # fmt: skip
     queue.start()
@@ -209,3 +209,22 @@ def test_a_model_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected weights"):
         _ = queue.pipe
     queue.close()
+
+
+def test_the_lock_of_a_device_is_handed_over_in_order() -> None:
+    lock, order = FairLock(), []
+
+    def take(name: str) -> None:
+        with lock:
+            order.append(name)
+
+    others = [threading.Thread(target=take, args=(name,)) for name in ("first", "second")]
+    with lock:
+        for count, other in enumerate(others, 1):
+            other.start()
+            wait(lambda count=count: len(lock._waiting) == count)  # type: ignore[misc]
+    with lock:  # asked for again immediately, after the others
+        order.append("again")
+    for other in others:
+        other.join()
+    assert order == ["first", "second", "again"]
