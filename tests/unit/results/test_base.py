@@ -142,7 +142,7 @@ WRONG = [
     ("instances", {"label_names": ("one",)}, "label_names: expected 3 names"),
     ("semantic", {"labels": np.full(HW, -1, np.int32)}, "labels: expected numbers from 0"),
     ("panoptic", {"segmentation": np.full(HW, 9, np.int32)}, r"got \[9\] too"),
-    ("panoptic", {"segmentation": np.full(HW, -1, np.int32)}, "from 0, got -1"),
+    ("panoptic", {"segmentation": np.full(HW, -1, np.int32)}, "0 for none, got -1"),
     ("embed", {"patches": np.zeros((2, 3, 5), np.float32)}, r"patches: .*\[h, w, 8\]"),
     ("embed", {"cls": np.zeros((1, 8), np.float32)}, "cls: "),
 ]  # fmt: skip
