@@ -2,6 +2,7 @@
 
 - The navigation has a section for each table of docs/index.md, with the pages that the table links.
 - Files outside of docs/ that a table links, such as CONTRIBUTING.md, become pages of the site.
+- Options of the command line do not break after their hyphens.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#]+)")  # the target of a Markdown link, without its heading
 HEADING_OR_ROW = re.compile(r"^## (.+)$|^\| \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
+
+INLINE_CODE = re.compile(r"<code>[^<]*</code>")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 # Shapes such as [B][N, 4] in docstrings look like references; they stay as they are.
 logging.getLogger("mkdocs.plugins.mkdocs_autorefs").setLevel(logging.ERROR)
@@ -74,3 +78,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
 
     return LINK.sub(translate, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Keep options such as --overwrite on one line."""
+    return INLINE_CODE.sub(lambda code: OPTION.sub(r'<span class="option">\g<0></span>', code[0]), html)

@@ -39,7 +39,7 @@ class Matte(Result):
     extensions = (".png", ".webp", ".npz", ".exr", ".crops.zip")
     refused_extensions = dict.fromkeys(
         (".jpg", ".jpeg"),
-        " JPEG has no alpha: choose .png. For a composite use over() in Python, --over with --save plot.jpg on the command line.",
+        " JPEG has no alpha: choose .png. For a composite, use over() in Python, or --over and --save plot.jpg.",
     )
 
     alpha: NDArray[np.float32] = field(metadata=array_of(np.float32, "H", "W"))

@@ -68,7 +68,7 @@ class Panoptic(Result):
         if len(set(ids)) != len(ids) or min(ids, default=1) < 1 or max(ids, default=1) >= 1 << 24:
             raise InputError(f"segments: expected different ids from 1 to 2²⁴ − 1, got {sorted(ids)[:8]}.")
         if self.segmentation.min() < 0:
-            raise InputError(f"segmentation: expected segment ids from 1, or 0 for no segment, got {self.segmentation.min()}.")
+            raise InputError(f"segmentation: expected ids from 1, or 0 for none, got {self.segmentation.min()}.")
         unknown = sorted(set(count_labels(self.segmentation)) - {0, *ids})
         if unknown:
             raise InputError(f"segmentation: expected only ids of the segments, got {unknown[:8]} too.")

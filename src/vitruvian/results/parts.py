@@ -50,7 +50,7 @@ class Parts(LabelMap):
         super().__post_init__()
         if self.labels.max() >= len(self.names):
             raise InputError(
-                f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Pass a name for each class."
+                f"labels: expected numbers from 0 to {len(self.names) - 1}, got {self.labels.max()}. Name each class."
             )
 
     def _names(self) -> dict[int, str]:

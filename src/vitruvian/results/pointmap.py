@@ -151,7 +151,7 @@ class Pointmap(CameraMap):
         if mesh and extension != ".glb":
             raise InputError(f"mesh: expected a name that ends in .glb, got {target.name}.")
         if mesh and (edge_threshold is None or max_points is not None):
-            raise InputError("mesh: needs an edge_threshold, and max_points is for point clouds. Leave both out for the defaults.")
+            raise InputError("mesh: needs an edge_threshold; max_points is for point clouds. Leave both out.")
         if extension == ".ply":
             cloud = self.cloud(edge_threshold=edge_threshold, max_points=max_points)
             write_ply(target, *cloud, comments=self._describe())

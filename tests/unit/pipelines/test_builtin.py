@@ -72,6 +72,22 @@ class Seen:
         return SimpleNamespace(logits=logits, sides=torch.full((1, 4, *small.shape[-2:]), 2.0))
 
 
+class PartsInBox:
+    """Stands in for a model of body parts: a share of the bottom of every image is a person, the rest background."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def eval(self) -> PartsInBox:
+        return self
+
+    def __call__(self, pixels: torch.Tensor, return_dict: bool) -> Any:
+        rows = torch.arange(pixels.shape[-2])[:, None].expand(pixels.shape[-2:]) / pixels.shape[-2]  # [h, w]
+        # The box is the middle two thirds of the crop around it.
+        person = torch.where(rows >= 1 / 6 + (1 - self.share) * 2 / 3, 9.0, -9.0)
+        return SimpleNamespace(logits=torch.stack([-person, person])[None])
+
+
 def stand_in(**options: Any) -> tuple[Sapiens2Detector, Seen]:
     model: Any = Seen()
     processor = Sapiens2ImageProcessor(do_normalize=False)
@@ -201,14 +217,22 @@ class TestDetector:
         with pytest.raises(CheckpointError, match="this installation has no built-in"):
             open_detector("builtin")
 
-    def test_calibrated_scores_of_small_boxes_are_lower(self) -> None:
+    @pytest.mark.parametrize(("share", "kept"), [(1.0, True), (0.5, True), (0.3, True), (0.1, False), (0.0, False)])
+    def test_boxes_are_confirmed_by_the_parts_inside(self, share: float, kept: bool) -> None:
         image = with_spot((384, 384), x=196, y=196)
         (plain,) = stand_in()[0].detect(image).scores
-        (same,) = stand_in(calibration=(1.0, 0.0, 0.0))[0].detect(image).scores
-        (lower,) = stand_in(calibration=(1.0, 1.0, 0.0))[0].detect(image).scores  # 32 of 384 pixels: logit - log 12
-        assert same == pytest.approx(plain)
-        assert lower == pytest.approx(1 / (1 + 12 * (1 / plain - 1)), rel=1e-4)
-        assert len(stand_in(calibration=(1.0, 1.0, -3.0))[0].detect(image)) == 0
+        detector, _ = stand_in(parts=PartsInBox(share))
+        found = detector.detect(image)
+        assert detector.threshold == 0.5
+        assert len(found) == kept
+        if kept:
+            assert found.scores[0] == pytest.approx((plain * min(1, 2 * share)) ** 0.5, rel=0.02)
+
+    def test_a_checkpoint_with_parts_confirms_its_boxes(self, inside: Path) -> None:
+        detector = open_detector("builtin", device="cpu")
+        assert isinstance(detector, Sapiens2Detector)
+        assert detector.parts is not None
+        assert detector.parts.model is detector.model.model
 
     @pytest.mark.parametrize("size_hw", [(480, 640), (640, 480), (96, 128), (1000, 1100)])
     def test_boxes_are_in_source_pixels(self, size_hw: tuple[int, int]) -> None:

@@ -139,10 +139,10 @@ WRONG = [
     ("instances", {"rles": 5}, "rles: expected a list"),
     ("instances", {"scores": np.zeros(1, np.float32)}, "scores: "),
     ("instances", {"kind": "things"}, "kind: expected one of segment, masks, instances"),
-    ("instances", {"label_names": ("one",)}, "label_names: expected one for each of the 3 masks"),
+    ("instances", {"label_names": ("one",)}, "label_names: expected 3 names"),
     ("semantic", {"labels": np.full(HW, -1, np.int32)}, "labels: expected numbers from 0"),
     ("panoptic", {"segmentation": np.full(HW, 9, np.int32)}, r"got \[9\] too"),
-    ("panoptic", {"segmentation": np.full(HW, -1, np.int32)}, "from 0, got -1"),
+    ("panoptic", {"segmentation": np.full(HW, -1, np.int32)}, "0 for none, got -1"),
     ("embed", {"patches": np.zeros((2, 3, 5), np.float32)}, r"patches: .*\[h, w, 8\]"),
     ("embed", {"cls": np.zeros((1, 8), np.float32)}, "cls: "),
 ]  # fmt: skip

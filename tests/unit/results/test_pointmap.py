@@ -107,7 +107,7 @@ class TestFiles:
         points, colors = result.cloud()
         np.testing.assert_array_equal(np.asarray(cloud.vertices, np.float32), points)
         np.testing.assert_array_equal(cloud.colors[:, :3], colors)
-        assert b"comment points x, y, z in opencv camera axes, in metres\n" in (tmp_path / "a.ply").read_bytes()
+        assert b"comment points x, y, z in opencv camera axes, in meters\n" in (tmp_path / "a.ply").read_bytes()
 
     def test_glb_stands_upright(self, tmp_path: Path) -> None:
         trimesh = pytest.importorskip("trimesh")
@@ -136,7 +136,7 @@ class TestFiles:
         with pytest.raises(InputError, match="at least one point"):
             sample("pointmap", mask=np.zeros(HW, bool)).save(tmp_path / "b.glb")
 
-    def test_depth_in_millimetres(self, tmp_path: Path) -> None:
+    def test_depth_in_millimeters(self, tmp_path: Path) -> None:
         depth = np.full(HW, 2.3456)
         depth[10, 10], depth[10, 11], depth[10, 12] = 100, np.nan, -3
         sample("pointmap", points=flat_points(depth)).save(tmp_path / "a.16.png")
@@ -150,7 +150,7 @@ class TestFiles:
         result.save(tmp_path / "a.exr")
         with exr.File(str(tmp_path / "a.exr"), separate_channels=True) as file:
             channels = {name: channel.pixels for name, channel in file.channels().items()}
-            assert "opengl camera axes, in metres" in file.header()["comments"]
+            assert "opengl camera axes, in meters" in file.header()["comments"]
         np.testing.assert_array_equal(np.stack([channels[name] for name in "RGB"], -1), result.points)
         np.testing.assert_array_equal(channels["Z"], result.depth)
         np.testing.assert_array_equal(channels["A"], 1)

@@ -1,13 +1,20 @@
 """People detector with Sapiens2: the built-in model, or any Sapiens2 with a detection head.
 
     image ── resize to a long side of 384 ── model ──▶ centers and sides ── decode_people ──▶ boxes in source pixels
+    crop around each box ── the same encoder, head of body parts ──▶ share of person pixels in the box ──▶ score
 
 Images much longer than wide (or the other way round) are processed a second time, in tiles: in the whole image, people
 are too small to detect.
+
+The detection head sees an image once, at low resolution, and takes some objects for people. If the checkpoint also has
+a head for body parts, boxes are confirmed with it: the score of a box is the geometric mean of the score of its center
+and of the share of its pixels that belong to a person, relative to the share that people usually have.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,17 +28,19 @@ from vitruvian.images import resize
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.types import RgbImage
+from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
+from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.regions import Region, plan_tiles
 from vitruvian.results.base import People
 
-_THRESHOLD = 0.3
-# The built-in model is overconfident about small boxes. Logistic regression on its boxes in annotated photographs:
-# logit(score) = 1.8 logit(center) + 1.4 log(side) + 2.5, where side is the square root of the box's share of the image.
-_CALIBRATION = (1.8, 1.4, 2.5)
-_LOWEST_CENTER = 0.05  # score of centers from which boxes are calibrated
+_THRESHOLD = 0.5
+_UNCONFIRMED_THRESHOLD = 0.3  # of a model without a head for body parts
+_CONFIRM_FROM = 0.25  # score of the center: lower ones cannot reach the default threshold, and keep their score
+_PERSON_SHARE = 0.5  # of the pixels of a person's box: people cover about half of it
+_CONTEXT = 1.5  # size of the crop that confirms a box, relative to the box
 _LONG_SIDE = 384  # of training images
 _NMS_IOU = 0.55
 _ELONGATED = 2.0  # aspect ratio from which tiles are used
@@ -45,9 +54,8 @@ class Sapiens2Detector:
     Args:
         model: The model.
         processor: Its image processor, for the normalization of pixels.
-        threshold: Lowest score of a person.
-        calibration: Factors of the logit and of the log size of a box, and a constant, that make scores probabilities
-            (see `_CALIBRATION`); by default scores are those of the model.
+        parts: A model of body parts that confirms boxes.
+        threshold: Lowest score of a person; by default 0.5, without `parts` 0.3.
         name: Its name in results.
     """
 
@@ -56,14 +64,16 @@ class Sapiens2Detector:
         model: Sapiens2ForPeopleDetection,
         processor: Sapiens2ImageProcessor,
         *,
-        threshold: float = _THRESHOLD,
-        calibration: tuple[float, float, float] | None = None,
+        parts: Sapiens2ForSemanticSegmentation | None = None,
+        threshold: float | None = None,
         name: str = BUILTIN,
     ) -> None:
+        if threshold is None:
+            threshold = _THRESHOLD if parts is not None else _UNCONFIRMED_THRESHOLD
         if not 0 <= threshold <= 1:
             raise InputError(f"threshold: expected a score from 0 to 1, got {threshold}.")
         self.model, self.processor, self.threshold, self.name = model.eval(), processor, threshold, name
-        self.calibration = calibration
+        self.parts = None if parts is None else parts.eval()
 
     @classmethod
     def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
@@ -72,8 +82,10 @@ class Sapiens2Detector:
             source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )
         name = str(source) if source == BUILTIN else Path(source).name
-        if is_builtin(source):
-            options = {"calibration": _CALIBRATION, **options}
+        if is_builtin(source) or "seg" in local_checkpoint_tasks(source):
+            parts = Sapiens2ForSemanticSegmentation.from_pretrained(source, dtype=model.dtype, device=model.device)
+            parts.model = model.model  # one encoder for both
+            options = {"parts": parts, **options}
         return cls(model, Sapiens2ImageProcessor.from_pretrained(source), name=name, **options)
 
     def detect(self, image: RgbImage, /) -> People:
@@ -84,26 +96,51 @@ class Sapiens2Detector:
             tile_boxes, tile_scores = self._detect_in_tile(pixels, tile)
             boxes, scores = torch.cat([boxes, tile_boxes]), torch.cat([scores, tile_scores])
         selected = box_nms(boxes, scores, _NMS_IOU)
+        boxes, scores = boxes[selected], scores[selected]
+        if self.parts is not None:
+            scores = self._confirm(pixels, boxes, scores)
+        order = scores.argsort(descending=True, stable=True)
+        order = order[scores[order] >= self.threshold]
         return People(
-            boxes_xyxy=boxes[selected].cpu().numpy().astype(np.float32).reshape(-1, 4),
-            scores=scores[selected].cpu().numpy().astype(np.float32),
+            boxes_xyxy=boxes[order].cpu().numpy().astype(np.float32).reshape(-1, 4),
+            scores=scores[order].cpu().numpy().astype(np.float32),
             detector=self.name,
         )
 
     @torch.inference_mode()
     def _detect(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return boxes [n, 4] and scores [n] of people in [3, H, W] uint8."""
-        weight = next(self.model.parameters())
         size_hw = (pixels.shape[1], pixels.shape[2])
-        small = resize(pixels.to(weight.device), self._input_hw(size_hw), mode="bilinear")
-        prepared = self.processor.normalize_pixels(small)[None].to(weight.dtype)  # [1, 3, h, w]
-        out = self.model(prepared, return_dict=True)
-        lowest = self.threshold if self.calibration is None else min(self.threshold, _LOWEST_CENTER)
-        boxes, scores = decode_people(out.logits, out.sides, size_hw=size_hw, threshold=lowest, overlap=_NMS_IOU)[0]
-        if self.calibration is not None:
-            scores = _calibrate(boxes, scores, size_hw, self.calibration)
-        confident = scores >= self.threshold
-        return boxes[confident], scores[confident]
+        out = self.model(self._prepare(pixels), return_dict=True)
+        lowest = self.threshold if self.parts is None else min(self.threshold, _CONFIRM_FROM)
+        return decode_people(out.logits, out.sides, size_hw=size_hw, threshold=lowest, overlap=_NMS_IOU)[0]
+
+    @torch.inference_mode()
+    def _confirm(self, pixels: Tensor, boxes: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores [n] of boxes [n, 4] with the share of person pixels; low ones are unchanged."""
+        confirmed = scores.clone()
+        for row in (scores >= _CONFIRM_FROM).nonzero().flatten().tolist():
+            share = self._person_share(pixels, boxes[row].tolist())
+            confirmed[row] = (scores[row] * min(1.0, share / _PERSON_SHARE)).sqrt()
+        return confirmed
+
+    def _person_share(self, pixels: Tensor, box_xyxy: Sequence[float]) -> float:
+        """Return the share of the pixels of a box that belong to a person, by the parts in a crop around it."""
+        assert self.parts is not None
+        x1, y1, x2, y2 = box_xyxy
+        columns = _around(x1, x2, pixels.shape[2])
+        rows = _around(y1, y2, pixels.shape[1])
+        crop = pixels[:, rows.start : rows.stop, columns.start : columns.stop]
+        person = 1 - self.parts(self._prepare(crop), return_dict=True).logits[0].float().softmax(0)[0]  # [h, w]
+        inside_y = _scaled(y1 - rows.start, y2 - rows.start, person.shape[0] / len(rows))
+        inside_x = _scaled(x1 - columns.start, x2 - columns.start, person.shape[1] / len(columns))
+        return person[inside_y, inside_x].mean().item()
+
+    def _prepare(self, pixels: Tensor) -> Tensor:
+        """Resize and normalize an image, uint8 [3, H, W] -> [1, 3, h, w]."""
+        weight = next(self.model.parameters())
+        small = resize(pixels.to(weight.device), self._input_hw((pixels.shape[1], pixels.shape[2])), mode="bilinear")
+        return self.processor.normalize_pixels(small)[None].to(weight.dtype)
 
     def _detect_in_tile(self, pixels: Tensor, tile: Region) -> tuple[Tensor, Tensor]:
         """Return boxes and scores of people in a tile, without those that an edge inside the image may cut."""
@@ -126,14 +163,17 @@ class Sapiens2Detector:
         return height, width
 
 
-def _calibrate(
-    boxes: Tensor, scores: Tensor, size_hw: tuple[int, int], calibration: tuple[float, float, float]
-) -> Tensor:
-    """Return probabilities [n] that boxes [n, 4] with these scores [n] are people."""
-    slope, size_slope, constant = calibration
-    share = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1) / (size_hw[0] * size_hw[1])  # [n]
-    log_side = share.clamp(min=1e-8).log() / 2
-    return torch.sigmoid(slope * scores.logit(eps=1e-6) + size_slope * log_side + constant)
+def _around(start: float, end: float, limit: int) -> range:
+    """Return the pixels of a side of the crop around a box, inside of an image."""
+    margin = (end - start) * (_CONTEXT - 1) / 2
+    first = min(max(0, math.floor(start - margin)), limit - 1)
+    return range(first, min(limit, max(first + 1, math.ceil(end + margin))))
+
+
+def _scaled(start: float, end: float, scale: float) -> slice:
+    """Return the cells of a map that an interval covers, at least one."""
+    first = max(0, math.floor(start * scale))
+    return slice(first, max(first + 1, math.ceil(end * scale)))
 
 
 def _extra_tiles(size_hw: tuple[int, int]) -> list[Region]:
