@@ -20,6 +20,10 @@ class RMSNorm(nn.Module):
         """Normalize [..., C], after adding a branch [..., C]."""
         return add_rms_norm(x, branch, self.weight, eps=self.eps)[1]
 
+    def init_parameters(self) -> None:
+        """Set the weight to ones."""
+        nn.init.ones_(self.weight)
+
     def extra_repr(self) -> str:
         """Show the size when printed."""
         return f"{self.weight.shape[0]}, eps={self.eps}"

@@ -67,7 +67,7 @@ class Mask2FormerPixelDecoder(nn.Module):
             self.add_module(f"adapter_{number}", PointwiseNorm(width, channels, bias=False))
             self.add_module(f"layer_{number}", conv_norm_relu(channels, channels))
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Set the embeddings of the levels to zero."""
         nn.init.zeros_(self.level_embed)
 
@@ -172,7 +172,7 @@ class SamplingOffsets(nn.Linear):
         super().__init__(channels, heads * levels * points * 2)
         self.shape = (heads, levels, points)
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Point each head in another direction, each of its points one step further out."""
         heads, levels, points = self.shape
         nn.init.zeros_(self.weight)

@@ -129,7 +129,7 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
         super().__init__()
         channels, heads = config.hidden_dim, config.num_attention_heads
         self.pre_norm = config.pre_norm
-        self.cross_attn = MaskedAttention(channels, heads, dropout=config.dropout)
+        self.cross_attn = MaskedAttention(channels, heads, dropout=config.dropout, init_gain=config.init_xavier_std)
         self.cross_attn_layer_norm = nn.LayerNorm(channels)
         self.self_attn = QueryAttention(channels, heads, dropout=config.dropout, init="xavier")
         self.self_attn_layer_norm = nn.LayerNorm(channels)
@@ -172,9 +172,9 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
 class MaskedAttention(nn.Module):
     """Attention inside masks, its three projections in one matrix, in the layout of `nn.MultiheadAttention`."""
 
-    def __init__(self, channels: int, heads: int, *, dropout: float = 0.0) -> None:
+    def __init__(self, channels: int, heads: int, *, dropout: float = 0.0, init_gain: float = 1.0) -> None:
         super().__init__()
-        self.heads, self.drop_rate = heads, dropout
+        self.heads, self.drop_rate, self.init_gain = heads, dropout, init_gain
         self.attn_implementation = "sdpa"
         self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * channels))
@@ -190,7 +190,7 @@ class MaskedAttention(nn.Module):
         out: Tensor = self.out_proj(attended)  # [B, Q, C]
         return out
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Initialize the joined projections."""
-        nn.init.xavier_uniform_(self.in_proj_weight, gain=gain)
+        nn.init.xavier_uniform_(self.in_proj_weight, gain=self.init_gain)
         nn.init.zeros_(self.in_proj_bias)

@@ -62,6 +62,14 @@ class Sapiens2Embeddings(nn.Module):
             config.num_channels, channels, kernel_size=config.patch_hw, stride=config.patch_hw
         )
         self.tokenizer = WindowTokenizer(config) if config.use_tokenizer else None
+        self.init_std = config.initializer_range
+
+    def init_parameters(self) -> None:
+        """Initialize the tokens."""
+        nn.init.trunc_normal_(self.cls_token, std=self.init_std)
+        nn.init.trunc_normal_(self.register_tokens, std=self.init_std)
+        if self.mask_token is not None:
+            nn.init.zeros_(self.mask_token)
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """Embed [B, 3, H, W], with the patches that are True in [B, H/p · W/p] replaced by the mask token."""
@@ -113,6 +121,12 @@ class WindowTokenizer(nn.Module):
             Sapiens2Layer(config, kv_heads=config.num_attention_heads, hidden=4 * channels, plain=True)
             for _ in range(config.num_tokenizer_layers)
         )
+        self.init_std = config.initializer_range
+
+    def init_parameters(self) -> None:
+        """Initialize the class token and the positions."""
+        nn.init.trunc_normal_(self.cls_token, std=self.init_std)
+        nn.init.trunc_normal_(self.position_embeddings, std=self.init_std)
 
     def forward(self, patches: Tensor) -> Tensor:
         """Merge patches [B, H', W', C] into tokens [B, H'/k · W'/k, C]."""

@@ -14,8 +14,8 @@ from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
 from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.checkpointed import checkpointed
+from vitruvian.layers.init import init_layer
 from vitruvian.layers.norm import RMSNorm
-from vitruvian.layers.residual import LayerScale
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
 from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse
 from vitruvian.losses.matting import matting_loss
@@ -27,7 +27,6 @@ from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, Sapiens2Con
 from vitruvian.models.sapiens2.encoder import (
     Sapiens2Embeddings,
     Sapiens2Encoder,
-    WindowTokenizer,
     checked_grid_hw,
     token_rope,
 )
@@ -112,32 +111,9 @@ class Sapiens2PreTrainedModel(Model):
             if self.fp8 and isinstance(module, Sapiens2Encoder):
                 module.quantize()
 
-    @torch.no_grad()
     def init_module(self, module: nn.Module) -> None:
         """Initialize new weights: truncated normal in the encoder, Kaiming in the heads."""
-        std = self.config.initializer_range
-        kind = getattr(module, "init_kind", "normal")
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
-            if kind == "kaiming" and isinstance(module, nn.Linear):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
-            elif kind == "kaiming":
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            else:
-                nn.init.trunc_normal_(module.weight, std=std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, Sapiens2Embeddings):
-            nn.init.trunc_normal_(module.cls_token, std=std)
-            nn.init.trunc_normal_(module.register_tokens, std=std)
-            if module.mask_token is not None:
-                nn.init.zeros_(module.mask_token)
-        elif isinstance(module, WindowTokenizer):
-            nn.init.trunc_normal_(module.cls_token, std=std)
-            nn.init.trunc_normal_(module.position_embeddings, std=std)
-        elif isinstance(module, LayerScale):
-            nn.init.constant_(module.lambda1, module.value)
-        elif isinstance(module, RMSNorm):
-            nn.init.ones_(module.weight)
+        init_layer(module, std=self.config.initializer_range, bound=2.0)
 
 
 class Sapiens2Model(Sapiens2PreTrainedModel):

@@ -103,7 +103,7 @@ class SwinEmbeddings(nn.Module):
             tokens = tokens + self._positions(self.position_embeddings, grid_hw, interpolate=interpolate)
         return TokenGrid(self.dropout(tokens), grid_hw)
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Set the mask token and the positions to zero."""
         for parameter in (self.mask_token, self.position_embeddings):
             if parameter is not None:
@@ -155,7 +155,7 @@ class RelativePositionBias(nn.Module):
         with torch.no_grad():
             self.position_bias()
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
         nn.init.zeros_(self.relative_position_bias_table)
         self.relative_position_index.copy_(relative_position_index(self.window, self.relative_position_index.device))
