@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ from vitruvian.hub import (
 from vitruvian.json_files import read_json_object
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.weights import WeightFiles, damaged_file_error, unshared
+from vitruvian.weights import SafetensorsFile, WeightFiles, unshared
 
 _KEY = "packed"  # in config.json
 _VERSION = 1
@@ -136,7 +136,7 @@ def _nonzero_half(values: Tensor) -> Tensor:
     return values.clamp_min(2.0**-24).half().float()
 
 
-class _Int8Reader:
+class _Int8File(SafetensorsFile):
     """A file of int8 and float16 weights, read as float32 and float16 tensors.
 
     Args:
@@ -145,16 +145,12 @@ class _Int8Reader:
     """
 
     def __init__(self, path: Path, *, prefix: str = "") -> None:
-        self.path, self.prefix = path, prefix
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if not name.endswith(_SCALE)]  # noqa: SIM118
-                self.shapes = {prefix + name: tuple(file.get_slice(name).get_shape()) for name in names}
-        except (SafetensorError, OSError) as error:
-            raise damaged_file_error(path, str(error)) from error
+        super().__init__(path)
+        self.prefix = prefix
+        self.shapes = {prefix + name: shape for name, shape in self.shapes.items() if not name.endswith(_SCALE)}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over dequantized tensors."""
+        """Yield dequantized tensors."""
         with safe_open(self.path, framework="pt") as file:
             held = set(file.keys())
             for full_name in self.shapes:
@@ -200,9 +196,9 @@ def multitask_files(source: str | Path, tasks: list[str], task: str | None, opti
     """Open the weights of a task of a multi-task checkpoint, or of its encoder if `task` is None."""
     encoder = require_file(source, f"{_ENCODER}.safetensors", options)
     if task is None:
-        return WeightFiles((_Int8Reader(encoder),))
+        return WeightFiles((_Int8File(encoder),))
     head = require_file(source, f"{_known_task(source, tasks, task)}.safetensors", options)
-    return WeightFiles((_Int8Reader(encoder, prefix="model."), _Int8Reader(head)))
+    return WeightFiles((_Int8File(encoder, prefix="model."), _Int8File(head)))
 
 
 def _known_task(source: str | Path, tasks: list[str], task: str) -> str:
@@ -229,8 +225,8 @@ def read_multitask(
         )
     chosen = available if tasks is None else [_known_task(source, available, task) for task in tasks]
     configs = {task: multitask_config(source, available, task, options) for task in chosen}
-    readers = [_Int8Reader(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
+    readers = [_Int8File(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
     readers += [
-        _Int8Reader(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
+        _Int8File(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
     ]
     return multitask_config(source, available, None, options), configs, WeightFiles(tuple(readers))
