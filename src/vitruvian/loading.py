@@ -16,6 +16,28 @@ from vitruvian.errors import InputError
 from vitruvian.weights import KeyMatch, WeightFiles, check_finite, check_floating
 
 
+def fill_model(
+    model: nn.Module,
+    files: WeightFiles,
+    match: KeyMatch,
+    dtype: torch.dtype,
+    devices: dict[str, torch.device],
+    *,
+    source: str,
+    finite: bool = True,
+    init_module: Callable[[nn.Module], None] | None = None,
+) -> None:
+    """Give a model on the meta device its weights and buffers, and set it to evaluation mode.
+
+    `init_module` initializes the weights that no file has. For the other arguments see `load_weights`.
+    """
+    load_weights(model, files, match, dtype, devices, source=source, finite=finite)
+    if init_module is not None:
+        init_missing(model, set(model.state_dict()) - set(match.pairs.values()), dtype, devices, init_module)
+    compute_buffers(model, devices)
+    model.eval()
+
+
 def load_weights(
     model: nn.Module,
     files: WeightFiles,

@@ -18,7 +18,7 @@ from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pin_revision
 from vitruvian.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
-from vitruvian.loading import compute_buffers, load_weights
+from vitruvian.loading import fill_model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -111,10 +111,8 @@ class Sapiens2MultiTask(nn.Module):
                 f"{source}: its weights do not match its configuration.\n"
                 f"  {describe_mismatch(match.missing, match.unexpected, match.mismatched)}\nSave the model again."
             )
-        devices = {"": checked_device(device)}
-        load_weights(model, files, match, weight_dtype, devices, source=str(source))
-        compute_buffers(model, devices)
-        return model.eval()
+        fill_model(model, files, match, weight_dtype, {"": checked_device(device)}, source=str(source))
+        return model
 
     def forward(
         self, pixel_values: Tensor, *, tasks: Iterable[str] | None = None, labels: Mapping[str, Any] | None = None
