@@ -137,7 +137,7 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
         self.fc2 = with_init(nn.Linear(config.dim_feedforward, channels), "xavier")
         self.final_layer_norm = nn.LayerNorm(channels)
         self.act = activation(config.activation_function)
-        self.drop_rate = config.dropout
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, queries: Tensor, query_positions: Tensor, tokens: Tensor, keys: Tensor, logits: Tensor, need_weights: bool
@@ -153,7 +153,7 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
         queries = self._add_branch(queries, attended, self.self_attn_layer_norm)
 
         normed = self._branch_input(queries, self.final_layer_norm)
-        branch = self.fc2(self._drop(self.act(self.fc1(normed))))
+        branch = self.fc2(self.dropout(self.act(self.fc1(normed))))
         return self._add_branch(queries, branch, self.final_layer_norm), weights
 
     def _branch_input(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
@@ -162,11 +162,8 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
 
     def _add_branch(self, x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Add a branch and, in models without `pre_norm`, norm the sum."""
-        branch = self._drop(branch)
+        branch = self.dropout(branch)
         return x + branch if self.pre_norm else layer_norm_of_sum(x, branch, norm)
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.drop_rate, self.training)
 
 
 class MaskedAttention(nn.Module):
