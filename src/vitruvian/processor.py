@@ -79,7 +79,7 @@ class ImageOptions(TypedDict, total=False):
     do_convert_rgb: bool | None
 
 
-class CropOptions(ImageOptions, total=False):
+class SegmentationImageOptions(ImageOptions, total=False):
     """Options of processors that also crop, pad and read label maps."""
 
     do_pad: bool | None

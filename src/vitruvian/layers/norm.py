@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
-class ChannelRMSNorm(RMSNorm):
+class RMSNorm2d(RMSNorm):
     """`RMSNorm` over the channels of each pixel of a feature map."""
 
     def forward(self, x: Tensor, branch: Tensor | None = None) -> Tensor:

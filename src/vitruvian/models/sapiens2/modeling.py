@@ -327,7 +327,7 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         return PART_LOSS_WEIGHTS if applies else None
 
 
-class Sapiens2MapModel(Sapiens2TaskModel):
+class Sapiens2DenseModel(Sapiens2TaskModel):
     """Base of the tasks whose prediction and labels are maps of the image, with one loss over their pixels."""
 
     def forward(
@@ -365,7 +365,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
         raise NotImplementedError
 
 
-class Sapiens2ForNormalEstimation(Sapiens2MapModel):
+class Sapiens2ForNormalEstimation(Sapiens2DenseModel):
     """Surface normals.
 
     Labels are normals [B, 3, H, W] (x right, y up, z to the viewer); pixels whose normal has no length are left out of
@@ -380,7 +380,7 @@ class Sapiens2ForNormalEstimation(Sapiens2MapModel):
         return Sapiens2NormalEstimatorOutput(normals=maps)
 
 
-class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
+class Sapiens2ForAlbedoEstimation(Sapiens2DenseModel):
     """Color without light and shadow. Labels are albedo [B, 3, H, W] in [0, 1]."""
 
     checkpoint_task = "albedo"
@@ -391,7 +391,7 @@ class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
         return Sapiens2AlbedoEstimatorOutput(albedos=maps)
 
 
-class Sapiens2ForImageMatting(Sapiens2MapModel):
+class Sapiens2ForImageMatting(Sapiens2DenseModel):
     """Alpha and premultiplied foreground color. Labels are premultiplied RGB, then alpha [B, 4, H, W], in [0, 1]."""
 
     checkpoint_task = "matting"

@@ -33,9 +33,9 @@ from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature, output_field
 from vitruvian.processor import (
-    CropOptions,
     ImageInput,
     ImageProcessor,
+    SegmentationImageOptions,
     as_list,
     as_pixels,
     check_count,
@@ -47,7 +47,7 @@ from vitruvian.processor import (
 _NEAREST = 0
 
 
-class Sapiens2ImageOptions(CropOptions, total=False):
+class Sapiens2ImageOptions(SegmentationImageOptions, total=False):
     """Options that a call of `Sapiens2ImageProcessor.preprocess` may override."""
 
     keypoint_heatmap_downscale_factor: int | None
