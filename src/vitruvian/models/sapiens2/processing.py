@@ -25,8 +25,8 @@ from vitruvian.images import (
     resample_mode,
     resize,
 )
-from vitruvian.images.class_maps import resized_argmax
 from vitruvian.images.data_format import channels_first, in_data_format
+from vitruvian.images.label_maps import resized_argmax
 from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
