@@ -31,7 +31,7 @@ from vitruvian.models.sapiens2.encoder import (
     token_rope,
 )
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
-from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_heads
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
     Sapiens2BackboneOutput,
@@ -61,16 +61,16 @@ class Sapiens2PreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Sapiens2Embeddings", "Sapiens2Layer")
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
     optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
-    checkpoint_task: ClassVar[str | None] = None  # name of the task in multi-task checkpoints
+    checkpoint_head: ClassVar[str | None] = None  # name of the head in multi-task checkpoints
 
     @classmethod
     def read_config(
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
         """Return the configuration of the model; of its task, in a multi-task checkpoint."""
-        tasks = read_checkpoint_tasks(source, options) if config is None else None
-        if tasks is not None:
-            config = multitask_config(source, tasks, cls.checkpoint_task, options)
+        heads = read_heads(source, options) if config is None else None
+        if heads is not None:
+            config = multitask_config(source, heads, cls.checkpoint_head, options)
         return super().read_config(source, config, options, overrides)
 
     @classmethod
@@ -78,10 +78,10 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a multi-task checkpoint."""
-        tasks = read_checkpoint_tasks(source, options)
-        if tasks is None:
+        heads = read_heads(source, options)
+        if heads is None:
             return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
-        return multitask_files(source, tasks, cls.checkpoint_task, options)
+        return multitask_files(source, heads, cls.checkpoint_head, options)
 
     @classmethod
     def adapt_files(cls, files: WeightFiles) -> WeightFiles:
@@ -256,7 +256,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
     """Heatmaps of keypoints."""
 
-    checkpoint_task = "pose"
+    checkpoint_head = "pose"
 
     def forward(
         self,
@@ -291,7 +291,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     """Scores of body parts for each pixel."""
 
-    checkpoint_task = "seg"
+    checkpoint_head = "seg"
 
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[ForwardOptions]
@@ -372,7 +372,7 @@ class Sapiens2ForNormalEstimation(Sapiens2DenseModel):
     the loss.
     """
 
-    checkpoint_task = "normal"
+    checkpoint_head = "normal"
     pixel_loss = staticmethod(normal_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2NormalEstimatorOutput:
@@ -383,7 +383,7 @@ class Sapiens2ForNormalEstimation(Sapiens2DenseModel):
 class Sapiens2ForAlbedoEstimation(Sapiens2DenseModel):
     """Color without light and shadow. Labels are albedo [B, 3, H, W] in [0, 1]."""
 
-    checkpoint_task = "albedo"
+    checkpoint_head = "albedo"
     pixel_loss = staticmethod(albedo_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2AlbedoEstimatorOutput:
@@ -394,7 +394,7 @@ class Sapiens2ForAlbedoEstimation(Sapiens2DenseModel):
 class Sapiens2ForImageMatting(Sapiens2DenseModel):
     """Alpha and premultiplied foreground color. Labels are premultiplied RGB, then alpha [B, 4, H, W], in [0, 1]."""
 
-    checkpoint_task = "matting"
+    checkpoint_head = "matting"
     pixel_loss = staticmethod(matting_loss)
 
     def activate(self, maps: Tensor) -> Tensor:
@@ -409,7 +409,7 @@ class Sapiens2ForImageMatting(Sapiens2DenseModel):
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     """A point in space for each pixel, and the scale that makes it metric."""
 
-    checkpoint_task = "pointmap"
+    checkpoint_head = "pointmap"
     scale_head: ScaleHead | None
 
     def build_other_heads(self) -> None:

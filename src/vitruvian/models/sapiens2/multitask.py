@@ -36,9 +36,9 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import describe_mismatch, match_keys
 
-# Name of a task in checkpoints -> its class.
+# Name of a head in checkpoints -> the class of its task.
 TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
-    str(cls.checkpoint_task): cls
+    str(cls.checkpoint_head): cls
     for cls in (
         Sapiens2ForPoseEstimation,
         Sapiens2ForSemanticSegmentation,
@@ -98,7 +98,7 @@ class Sapiens2MultiTask(nn.Module):
         """
         source = pretrained_model_name_or_path
         options = pin_revision(source, HubOptions(**hub_options))
-        encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
+        encoder, heads, files = read_multitask(source, options, heads=None if tasks is None else list(tasks))
         weight_dtype = checked_dtype(dtype)
         for config in (encoder, *heads.values()):
             config.name_or_path, config.dtype = str(source), weight_dtype

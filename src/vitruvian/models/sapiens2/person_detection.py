@@ -39,7 +39,7 @@ class Sapiens2PeopleDetectorOutput(ModelOutput):
 class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
     """Boxes of people."""
 
-    checkpoint_task = "people"
+    checkpoint_head = "people"
 
     def forward(
         self, pixel_values: Tensor, labels: PeopleTarget | None = None, **kwargs: Unpack[ForwardOptions]

@@ -39,7 +39,7 @@ from vitruvian.models.sapiens2.multitask_checkpoint import (
     _kernel_axes,
     _quantize,
     local_checkpoint_tasks,
-    read_checkpoint_tasks,
+    read_heads,
 )
 
 AUTO = {
@@ -236,7 +236,7 @@ class TestOpening:
         assert local_checkpoint_tasks(packed) == tuple(HEADS)
         tiny_task("pose").save_pretrained(tmp_path)
         assert local_checkpoint_tasks(tmp_path) == ()
-        assert read_checkpoint_tasks(tmp_path / "model.safetensors", HubOptions()) is None
+        assert read_heads(tmp_path / "model.safetensors", HubOptions()) is None
         assert local_checkpoint_tasks("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
         monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
         assert local_checkpoint_tasks("builtin") == ()
