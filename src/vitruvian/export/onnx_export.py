@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, import_extra
 from vitruvian.export.comparison import compare_outputs
-from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten_outputs, import_extra
+from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten_outputs
 from vitruvian.model import Model
 
 # A transposed convolution that doubles the size of its input
@@ -100,7 +100,7 @@ def export_onnx(
         check: Run the file with ONNX Runtime and compare with torch; raises `InputError` where they differ.
     """
     for package in ("onnx", "onnxscript", *(("onnxruntime",) if check else ())):
-        import_extra(package, "ONNX export")
+        import_extra(package, "export", "ONNX export")
     if model.dtype != torch.float32 or model.device.type != "cpu":
         raise InputError(
             f"export_onnx: expected a model in float32 on the CPU, got {model.dtype} on {model.device}. "
