@@ -99,10 +99,7 @@ def checked_device(value: object) -> torch.device:
 
 
 def _automatic_devices(
-    model: nn.Module,
-    dtype: torch.dtype,
-    no_split_modules: Sequence[str],
-    max_memory: dict[int | str, int | str] | None,
+    model: nn.Module, dtype: torch.dtype, no_split_modules: Sequence[str], max_memory: dict[int | str, int | str] | None
 ) -> dict[str, torch.device]:
     """Return the best single device for the model, or let accelerate distribute it over several."""
     need = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize

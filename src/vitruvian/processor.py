@@ -206,12 +206,7 @@ class ImageProcessor(ConfigBase):
         return _apply_to_pixels(apply, image, data_format, input_data_format)
 
     def center_crop(
-        self,
-        image: ArrayT,
-        size: SizeOption,
-        *,
-        data_format: str | None = None,
-        input_data_format: str | None = None,
+        self, image: ArrayT, size: SizeOption, *, data_format: str | None = None, input_data_format: str | None = None
     ) -> ArrayT:
         """Crop the center of an array or a tensor, [..., C, H, W] or [H, W, C], padded with 0 where it is smaller."""
         size_hw = height_width(size_table(size), "size")

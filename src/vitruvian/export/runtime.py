@@ -160,11 +160,7 @@ class ExportedModel:
         return self
 
     def __call__(
-        self,
-        *args: Any,
-        flip_pairs: Tensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
+        self, *args: Any, flip_pairs: Tensor | None = None, return_dict: bool | None = None, **kwargs: Any
     ) -> Any:
         """Run the model.
 
@@ -306,12 +302,7 @@ _PROMPTED = ("segment", "masks")  # they call an encoder once and a decoder seve
 
 
 def exported_pipeline(
-    task: str,
-    model: str | Path | ExportedModel,
-    *,
-    processor: Any = None,
-    threads: int | None = None,
-    **options: Any,
+    task: str, model: str | Path | ExportedModel, *, processor: Any = None, threads: int | None = None, **options: Any
 ) -> Any:
     """Open an exported model for a task; what `vitruvian.pipeline` is for models.
 

@@ -24,12 +24,7 @@ from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, Sapiens2Config
-from vitruvian.models.sapiens2.encoder import (
-    Sapiens2Embeddings,
-    Sapiens2Encoder,
-    checked_grid_hw,
-    token_rope,
-)
+from vitruvian.models.sapiens2.encoder import Sapiens2Embeddings, Sapiens2Encoder, checked_grid_hw, token_rope
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
 from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_heads
 from vitruvian.models.sapiens2.outputs import (

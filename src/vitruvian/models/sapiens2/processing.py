@@ -143,11 +143,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return BatchFeature(data, return_tensors)
 
     def prepare_images(
-        self,
-        pixels: list[Tensor],
-        people: Sequence[Tensor | Floats] | None,
-        *,
-        dtype: torch.dtype = torch.float32,
+        self, pixels: list[Tensor], people: Sequence[Tensor | Floats] | None, *, dtype: torch.dtype = torch.float32
     ) -> list[Tensor] | Tensor:
         """Crop or resize images [3, H, W], then rescale and normalize them: float32 [3, h, w] each, crops stacked.
 
@@ -297,10 +293,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [[next(rows) for _ in boxes_of_image] for boxes_of_image in people]
 
     def post_process_semantic_segmentation(
-        self,
-        outputs: object,
-        target_sizes: object = None,
-        return_segmentation_scores: bool = False,
+        self, outputs: object, target_sizes: object = None, return_segmentation_scores: bool = False
     ) -> list[Any]:
         """Return class maps, int64 [H, W] each.
 
