@@ -161,7 +161,7 @@ class RelativePositionBias(nn.Module):
         self.relative_position_index.copy_(relative_position_index(self.window, self.relative_position_index.device))
 
 
-class AttentionParts(NamedTuple):
+class _AttentionParts(NamedTuple):
     """The layers of a window attention."""
 
     query: nn.Linear
@@ -190,9 +190,9 @@ class SwinWindowAttention(nn.Module):
         self.relative_position_bias = RelativePositionBias(self.window, self.heads)
         self.o_proj = nn.Linear(channels, channels)
 
-    def parts(self) -> AttentionParts:
+    def parts(self) -> _AttentionParts:
         """Return the layers."""
-        return AttentionParts(self.q_proj, self.k_proj, self.v_proj, self.relative_position_bias, self.o_proj)
+        return _AttentionParts(self.q_proj, self.k_proj, self.v_proj, self.relative_position_bias, self.o_proj)
 
     def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
@@ -225,9 +225,9 @@ class MaskFormerWindowAttention(SwinWindowAttention):
         self.self = _SelfAttentionLayers(config, channels, self.heads)
         self.output = Dense(channels, channels)
 
-    def parts(self) -> AttentionParts:
+    def parts(self) -> _AttentionParts:
         """Return the layers."""
-        return AttentionParts(self.self.query, self.self.key, self.self.value, self.self, self.output.dense)
+        return _AttentionParts(self.self.query, self.self.key, self.self.value, self.self, self.output.dense)
 
 
 class _SelfAttentionLayers(RelativePositionBias):
