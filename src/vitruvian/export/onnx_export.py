@@ -135,7 +135,7 @@ def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batc
     """
     config: Any = model.config
     if size_hw is None:
-        stated = getattr(config, "prompt_encoder_config", config)  # of SAM 2: where prompts are is said in its pixels
+        stated = getattr(config, "prompt_encoder_config", config)  # SAM 2 prompts are in pixels of this size
         size = getattr(stated, "image_size", None) or 512
         size_hw = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     noise = torch.randn(batch, 3, *size_hw, generator=torch.Generator().manual_seed(0))
