@@ -35,7 +35,7 @@ from vitruvian import (
 from vitruvian.hub import HubOptions
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask, save_multitask
 from vitruvian.models.sapiens2.multitask_checkpoint import (
-    _Int8Reader,
+    _Int8File,
     _kernel_axes,
     _quantize,
     local_checkpoint_tasks,
@@ -136,7 +136,7 @@ class TestFiles:
         assert held < 0.31 * whole  # tiny layers have many scales
 
     def test_reader_gives_names_shapes_and_values(self, packed: Path, model: Sapiens2MultiTask) -> None:
-        reader = _Int8Reader(packed / "encoder.safetensors", prefix="x.")
+        reader = _Int8File(packed / "encoder.safetensors", prefix="x.")
         state = model.encoder.state_dict()
         assert reader.shapes == {f"x.{name}": tuple(value.shape) for name, value in state.items()}
         for name, value in reader.tensors():
