@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.errors import InputError, import_extra
 
 _WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of the names of weights in files of peft
@@ -123,9 +122,4 @@ class AdapterMixin(nn.Module):
 
 
 def _peft_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != "peft":
-            raise
-        raise MissingExtraError("peft", "adapters", "adapters") from error
+    return import_extra(name, "adapters", "adapters")

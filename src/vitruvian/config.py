@@ -313,7 +313,7 @@ class Config(ConfigBase):
 
     @property
     def is_built(self) -> bool:
-        """Whether the constructor, which sets fields one by one and synchronizes them at its end, has done so."""
+        """Whether the constructor has finished."""
         return "_built" in self.__dict__
 
     def _set_attn_implementation(self, chosen: str | Mapping[str, str] | None) -> None:

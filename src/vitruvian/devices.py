@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitruvian.errors import InputError, MissingExtraError, WeightsError, near_matches
+from vitruvian.errors import InputError, WeightsError, import_extra, near_matches
 from vitruvian.weights import WeightFiles
 
 
@@ -99,10 +99,7 @@ def checked_device(value: object) -> torch.device:
 
 
 def _automatic_devices(
-    model: nn.Module,
-    dtype: torch.dtype,
-    no_split_modules: Sequence[str],
-    max_memory: dict[int | str, int | str] | None,
+    model: nn.Module, dtype: torch.dtype, no_split_modules: Sequence[str], max_memory: dict[int | str, int | str] | None
 ) -> dict[str, torch.device]:
     """Return the best single device for the model, or let accelerate distribute it over several."""
     need = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
@@ -110,11 +107,8 @@ def _automatic_devices(
         free, _ = torch.cuda.mem_get_info()
         if need * 1.2 < free and max_memory is None:
             return {"": torch.device("cuda", torch.cuda.current_device())}
-        try:
-            from accelerate import infer_auto_device_map
-        except ImportError as error:
-            raise MissingExtraError("accelerate", "train", "device_map='auto' over several devices") from error
-        table = infer_auto_device_map(
+        accelerate = import_extra("accelerate", "train", "device_map='auto' over several devices")
+        table = accelerate.infer_auto_device_map(
             model, max_memory=max_memory, no_split_module_classes=list(no_split_modules), dtype=dtype
         )
         if "disk" in table.values():
@@ -148,10 +142,7 @@ def device_for(name: str, devices: dict[str, torch.device]) -> torch.device:
 def add_device_hooks(model: nn.Module, devices: dict[str, torch.device], no_split_modules: Sequence[str]) -> None:
     """Let accelerate move activations between the devices of a model, and weights that are offloaded to the CPU."""
     if len(set(devices.values())) > 1:
-        try:
-            from accelerate import dispatch_model
-        except ImportError as error:
-            raise MissingExtraError("accelerate", "train", "a model over several devices") from error
+        dispatch_model = import_extra("accelerate", "train", "a model over several devices").dispatch_model
         # accelerate identifies devices by number and by the word "cpu".
         table = {name: device.type if device.index is None else device.index for name, device in devices.items()}
         dispatch_model(model, device_map=table, preload_module_classes=_preloaded_classes(model, no_split_modules))

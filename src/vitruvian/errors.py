@@ -16,8 +16,10 @@ Messages have the form ``subject: expected X, got Y. What to do next.``
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from collections.abc import Collection, Iterable
+from typing import Any
 
 # `boxes`, `K and fov`, `boxes[0]`: a subject that names arguments, not a file
 _ARGUMENTS = re.compile(r"[A-Za-z_]\w*(\[\d+\])?((, | and )[A-Za-z_]\w*(\[\d+\])?)*")
@@ -107,6 +109,17 @@ class MissingExtraError(VitruvianError, ImportError):
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str, str]]:
         return type(self), (self.package, self.extra, self.purpose)
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Import a module of an optional dependency; raise `MissingExtraError` if that is not installed."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if (error.name or package).partition(".")[0] != package:  # something else is missing, which it needs
+            raise
+        raise MissingExtraError(package, extra, purpose) from error
 
 
 class VitruvianWarning(UserWarning):

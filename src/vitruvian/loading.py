@@ -16,7 +16,7 @@ from vitruvian.errors import InputError
 from vitruvian.weights import KeyMatch, WeightFiles, check_finite, check_floating
 
 
-def load_weights(
+def fill_model(
     model: nn.Module,
     files: WeightFiles,
     match: KeyMatch,
@@ -25,8 +25,9 @@ def load_weights(
     *,
     source: str,
     finite: bool = True,
+    init_module: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Replace the weights of a model by those of files.
+    """Give a model its weights and buffers, and set it to evaluation mode.
 
     Args:
         model: A model on the meta device.
@@ -36,6 +37,7 @@ def load_weights(
         devices: Device of each module by name; the empty name is the whole model.
         source: Where the files are from, for messages.
         finite: Raise `WeightsError` for weights that are not finite.
+        init_module: Initializes all weights of one module, for weights that no file has.
     """
     for file_name, tensor in files.tensors():
         name = match.pairs.get(file_name)
@@ -49,16 +51,20 @@ def load_weights(
             check_floating(name, tensor, source)
         target_dtype = dtype if tensor.is_floating_point() else tensor.dtype
         _set_tensor(module, leaf, tensor.to(device=device_for(name, devices), dtype=target_dtype))
+    if init_module is not None:
+        _init_missing(model, set(model.state_dict()) - set(match.pairs.values()), dtype, devices, init_module)
+    compute_buffers(model, devices)
+    model.eval()
 
 
-def init_missing(
+def _init_missing(
     model: nn.Module,
     names: set[str],
     dtype: torch.dtype,
     devices: dict[str, torch.device],
     init_module: Callable[[nn.Module], None],
 ) -> None:
-    """Initialize the weights `names` of a model by `init_module`, which initializes all weights of one module."""
+    """Initialize the weights `names` of a model by `init_module`."""
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         leaves = [leaf for leaf, value in module._parameters.items() if value is not None]

@@ -34,7 +34,7 @@ from vitruvian.devices import (
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
 from vitruvian.layers.init import no_init_weights
-from vitruvian.loading import check_quantization, compute_buffers, init_missing, load_weights, quantize
+from vitruvian.loading import check_quantization, compute_buffers, fill_model, quantize
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.dispatch import is_wrapped
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
@@ -233,11 +233,9 @@ class Model(AdapterMixin, TransformersMixin):
             model, device, device_map, weight_dtype, no_split_modules=cls.no_split_modules, max_memory=max_memory
         )
         devices = with_resident_modules(devices, cls.resident_modules)
-        load_weights(model, files, match, weight_dtype, devices, source=source, finite=check_finite)
-        init_missing(model, set(wanted) - set(match.pairs.values()), weight_dtype, devices, model.init_module)
-        compute_buffers(model, devices)
+        init = model.init_module
+        fill_model(model, files, match, weight_dtype, devices, source=source, finite=check_finite, init_module=init)
         settings.name_or_path, settings.dtype = source, weight_dtype
-        model.eval()
         if quantization_config is not None:
             quantize(model, quantization_config)
         add_device_hooks(model, devices, cls.no_split_modules)

@@ -79,7 +79,7 @@ class ImageOptions(TypedDict, total=False):
     do_convert_rgb: bool | None
 
 
-class CropOptions(ImageOptions, total=False):
+class SegmentationImageOptions(ImageOptions, total=False):
     """Options of processors that also crop, pad and read label maps."""
 
     do_pad: bool | None
@@ -206,12 +206,7 @@ class ImageProcessor(ConfigBase):
         return _apply_to_pixels(apply, image, data_format, input_data_format)
 
     def center_crop(
-        self,
-        image: ArrayT,
-        size: SizeOption,
-        *,
-        data_format: str | None = None,
-        input_data_format: str | None = None,
+        self, image: ArrayT, size: SizeOption, *, data_format: str | None = None, input_data_format: str | None = None
     ) -> ArrayT:
         """Crop the center of an array or a tensor, [..., C, H, W] or [H, W, C], padded with 0 where it is smaller."""
         size_hw = height_width(size_table(size), "size")

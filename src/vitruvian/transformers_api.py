@@ -37,7 +37,7 @@ class TransformersMixin(nn.Module):
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Return whether the model generates text, which is False."""
+        """Return False: the models do not generate text."""
         return False
 
     def get_input_embeddings(self) -> nn.Module:

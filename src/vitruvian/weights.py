@@ -120,8 +120,8 @@ class StateDict:
         yield from self.state.items()
 
 
-class _SafeReader:
-    """One safetensors file."""
+class SafetensorsFile:
+    """One safetensors file, read as tensors by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -225,10 +225,10 @@ def _named(tensors: Mapping[Any, Tensor], path: Path) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def _open_file(path: Path) -> _SafeReader | StateDict:
+def _open_file(path: Path) -> SafetensorsFile | StateDict:
     """Open one weight file by its suffix."""
     if path.suffix == ".safetensors":
-        return _SafeReader(path)
+        return SafetensorsFile(path)
     return StateDict(_find_state_dict(_load_torch_file(path), path))
 
 

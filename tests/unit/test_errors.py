@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 
 from vitruvian import errors
-from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputError, MissingExtraError, VitruvianError
+from vitruvian.errors import (
+    CheckpointError,
+    ConfigError,
+    ImageError,
+    InputError,
+    MissingExtraError,
+    VitruvianError,
+    import_extra,
+)
 
 FIELDS = {"subject": "boxes", "expected": "one or more", "got": "none", "hint": "Pass some."}
 
@@ -72,3 +81,14 @@ def test_messages_hold_no_escape_sequences(character: str) -> None:
     ):
         assert character not in str(error)
         assert "a\N{REPLACEMENT CHARACTER}[31m.png: expected an image" in str(error)
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert import_extra("json.decoder", "export", "x").__name__ == "json.decoder"
+    for module in ("package_that_is_not_there", "package_that_is_not_there.part"):
+        with pytest.raises(MissingExtraError, match=r"package package_that_is_not_there.*vitruvian\[export\]"):
+            import_extra(module, "export", "ONNX export")
+    (tmp_path / "package_that_is_there.py").write_text("import package_that_is_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="package_that_is_not_there"):
+        import_extra("package_that_is_there", "export", "ONNX export")

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from vitruvian import CheckpointError, InputError, WeightsError, weights
 from vitruvian.hub import HubOptions
 from vitruvian.weights import (
+    SafetensorsFile,
     WeightFiles,
     _byte_count,
     _open_file,
-    _SafeReader,
     _split_into_shards,
     check_finite,
     describe_mismatch,
@@ -192,7 +192,7 @@ class TestReading:
             return real(*args, **kwargs)
 
         monkeypatch.setattr(weights, "_CHUNK_BYTES", 1000)
-        reader = _SafeReader(tmp_path / "model.safetensors")
+        reader = SafetensorsFile(tmp_path / "model.safetensors")
         monkeypatch.setattr(weights, "safe_open", counted)
         assert_same(dict(reader.tensors()), state())
         assert len(opened) == 2  # three tensors of 400 bytes fill a window
@@ -395,7 +395,7 @@ from vitruvian import weights
 weights._CHUNK_BYTES = 8 * 2**20
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024
-reader = weights._SafeReader(Path(sys.argv[1]))
+reader = weights.SafetensorsFile(Path(sys.argv[1]))
 torch.zeros(8).to(torch.bfloat16)
 before = peak()
 kept = {name: tensor.to(torch.bfloat16) for name, tensor in reader.tensors()}

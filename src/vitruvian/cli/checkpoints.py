@@ -39,7 +39,7 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
     tasks = local_checkpoint_tasks(name)
     with no_init_weights():
         if tasks:
-            encoder, heads, _ = read_multitask(name, HubOptions(), tasks=None)
+            encoder, heads, _ = read_multitask(name, HubOptions(), heads=None)
         model = Sapiens2MultiTask(encoder, heads) if tasks else saved_class(values, name)(config)
     size, dtype, family = (
         cached_sizes().get(name, 0),

@@ -113,7 +113,7 @@ class GraphCache:
             self._pool = None
 
     def __call__(self, function: Callable[..., R], args: tuple[object, ...], kwargs: dict[str, object]) -> R:
-        """Replay the graph of a call, which is captured first where that is due (see `calls_before`).
+        """Replay the graph of a call, capturing it first if needed (see `calls_before`).
 
         Results are copies that later calls do not overwrite.
         """

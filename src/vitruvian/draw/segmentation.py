@@ -15,7 +15,7 @@ from vitruvian.draw.canvas import BLACK, WHITE, check_opacity, image_hw, outline
 from vitruvian.draw.legend import add_legend
 from vitruvian.draw.palettes import class_colors, identity_colors
 from vitruvian.draw.text import Tag, draw_tags, tag_hw, text_size
-from vitruvian.images.class_maps import count_labels
+from vitruvian.images.label_maps import count_labels
 from vitruvian.images.types import RgbImage
 
 

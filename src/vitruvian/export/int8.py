@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.errors import CheckpointError, InputError, near_matches
+from vitruvian.errors import CheckpointError, InputError, import_extra, near_matches
 from vitruvian.export.comparison import task_errors
 from vitruvian.export.onnx_export import example_inputs
-from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature, import_extra
+from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
 from vitruvian.media_files import IMAGE_SUFFIXES
@@ -183,9 +183,9 @@ def quantize_int8(
         max_samples: Use no more inputs than this.
         keep: Names of further operations in the graph that stay in floating point.
     """
-    openvino = import_extra("openvino", "int8")
-    passes = import_extra("openvino.passes", "int8")
-    nncf = import_extra("nncf", "int8")
+    openvino = import_extra("openvino", "export", "int8")
+    passes = import_extra("openvino.passes", "export", "int8")
+    nncf = import_extra("nncf", "export", "int8")
     origin, out = Path(source).expanduser(), Path(folder).expanduser()
     signature = Signature.read(origin)
     if not (origin / ONNX_FILE).is_file():

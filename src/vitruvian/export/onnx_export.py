@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, import_extra
 from vitruvian.export.comparison import compare_outputs
-from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten_outputs, import_extra
+from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten_outputs
 from vitruvian.model import Model
 
 # A transposed convolution that doubles the size of its input
@@ -100,7 +100,7 @@ def export_onnx(
         check: Run the file with ONNX Runtime and compare with torch; raises `InputError` where they differ.
     """
     for package in ("onnx", "onnxscript", *(("onnxruntime",) if check else ())):
-        import_extra(package, "ONNX export")
+        import_extra(package, "export", "ONNX export")
     if model.dtype != torch.float32 or model.device.type != "cpu":
         raise InputError(
             f"export_onnx: expected a model in float32 on the CPU, got {model.dtype} on {model.device}. "
@@ -135,7 +135,7 @@ def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batc
     """
     config: Any = model.config
     if size_hw is None:
-        stated = getattr(config, "prompt_encoder_config", config)  # of SAM 2: where prompts are is said in its pixels
+        stated = getattr(config, "prompt_encoder_config", config)  # SAM 2 prompts are in pixels of this size
         size = getattr(stated, "image_size", None) or 512
         size_hw = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     noise = torch.randn(batch, 3, *size_hw, generator=torch.Generator().manual_seed(0))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vitruvian.auto import AutoConfig, AutoProcessor, find_class
 from vitruvian.config import Config
-from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.errors import CheckpointError, InputError, import_extra
 from vitruvian.json_files import read_json_object
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
@@ -116,14 +116,6 @@ def _unflatten_outputs(values: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def import_extra(package: str, purpose: str) -> Any:
-    """Import a package of the extra, or raise `MissingExtraError`."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(package, "export", purpose) from error
-
-
 class ExportedModel:
     """Base of exported models: called like the model they were exported from.
 
@@ -168,11 +160,7 @@ class ExportedModel:
         return self
 
     def __call__(
-        self,
-        *args: Any,
-        flip_pairs: Tensor | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
+        self, *args: Any, flip_pairs: Tensor | None = None, return_dict: bool | None = None, **kwargs: Any
     ) -> Any:
         """Run the model.
 
@@ -245,7 +233,7 @@ class OnnxModel(ExportedModel):
 
     def __init__(self, folder: str | Path, *, threads: int | None = None, providers: list[str] | None = None) -> None:
         super().__init__(folder)
-        runtime = import_extra("onnxruntime", "OnnxModel")
+        runtime = import_extra("onnxruntime", "export", "OnnxModel")
         path = self.folder / ONNX_FILE
         if not path.is_file():
             raise CheckpointError(f"{folder}: {ONNX_FILE} not found. Open int8 models with OpenVinoModel.")
@@ -279,7 +267,7 @@ class OpenVinoModel(ExportedModel):
         super().__init__(folder)
         if precision not in (None, "f32", "bf16"):
             raise InputError(f'precision: expected "f32" or "bf16", got {precision!r}.')
-        openvino = import_extra("openvino", "OpenVinoModel")
+        openvino = import_extra("openvino", "export", "OpenVinoModel")
         path = self.folder / (OPENVINO_FILE if (self.folder / OPENVINO_FILE).is_file() else ONNX_FILE)
         if not path.is_file():
             raise CheckpointError(f"{folder}: neither {OPENVINO_FILE} nor {ONNX_FILE} found.")
@@ -314,12 +302,7 @@ _PROMPTED = ("segment", "masks")  # they call an encoder once and a decoder seve
 
 
 def exported_pipeline(
-    task: str,
-    model: str | Path | ExportedModel,
-    *,
-    processor: Any = None,
-    threads: int | None = None,
-    **options: Any,
+    task: str, model: str | Path | ExportedModel, *, processor: Any = None, threads: int | None = None, **options: Any
 ) -> Any:
     """Open an exported model for a task; what `vitruvian.pipeline` is for models.
 

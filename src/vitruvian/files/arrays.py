@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.atomic import atomic_write
-from vitruvian.errors import MissingExtraError
+from vitruvian.errors import import_extra
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
@@ -27,11 +27,8 @@ def write_exr(path: str | Path, channels: Mapping[str, NDArray[np.float32]], *, 
 
     Programs expect R, G, B, A to be linear light with premultiplied alpha, and Z to be depth.
     """
-    try:
-        import OpenEXR
-    except ImportError as error:
-        raise MissingExtraError("OpenEXR", "exr", f"writing {Path(path).name}") from error
-    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, "comments": comments}
+    openexr = import_extra("OpenEXR", "exr", f"writing {Path(path).name}")
+    header = {"compression": openexr.ZIP_COMPRESSION, "type": openexr.scanlineimage, "comments": comments}
     contiguous = {name: np.ascontiguousarray(values) for name, values in channels.items()}
     with atomic_write(path) as temporary:
-        OpenEXR.File(header, contiguous).write(str(temporary))
+        openexr.File(header, contiguous).write(str(temporary))

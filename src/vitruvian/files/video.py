@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.atomic import Writer, temporary_path, write_errors
-from vitruvian.errors import ImageError, InputError, MissingExtraError, near_matches, one_line
+from vitruvian.errors import ImageError, InputError, import_extra, near_matches, one_line
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
 from vitruvian.images.types import RgbImage
@@ -39,10 +39,7 @@ _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as 
 
 def import_av() -> ModuleType:
     """Return PyAV, or raise `MissingExtraError`."""
-    try:
-        import av
-    except ImportError as error:
-        raise MissingExtraError("av", "video", "video files") from error
+    av: ModuleType = import_extra("av", "video", "video files")
     return av
 
 

@@ -88,10 +88,7 @@ def rle_box_xywh(rle: AnyRle) -> list[int]:
 
 
 def rle_iou(
-    rles: Sequence[AnyRle],
-    others: Sequence[AnyRle],
-    *,
-    crowd: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+    rles: Sequence[AnyRle], others: Sequence[AnyRle], *, crowd: Sequence[bool] | npt.NDArray[np.bool_] | None = None
 ) -> Tensor:
     """Return the overlap of each of N masks with each of M others: intersection over union, float64 [N, M].
 

@@ -49,7 +49,7 @@ def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, i
 
 
 def to_array(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an 8-bit image as a new array. `np.array(image)` makes two more copies meanwhile."""
+    """Return the pixels of an 8-bit image as a new array. Unlike `np.array(image)`, makes no temporary copies."""
     return _to_array(image).view(np.uint8)
 
 

@@ -2,7 +2,7 @@
 
 `Model.init_module` initializes one module at a time, parents first, so the choice of a distribution is stored on the
 layer itself: ``self.projection = with_init(nn.Linear(8, 8), "xavier")``. A module with parameters of its own defines
-``init_parameters(*, gain)``.
+``init_parameters()``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _RANDOM_INITS = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Te
 class HasInitParameters(Protocol):
     """A module that initializes its own parameters and buffers, without those of its children."""
 
-    def init_parameters(self, *, gain: float) -> None:
-        """Initialize in place; `gain` is the factor of Xavier distributions."""
+    def init_parameters(self) -> None:
+        """Initialize in place."""
 
 
 def with_init(module: ModuleT, kind: InitKind, *, bias_std: float = 0.0) -> ModuleT:
@@ -43,29 +43,34 @@ def set_init_std(module: nn.Module, std: float) -> None:
 
 
 @torch.no_grad()
-def init_layer(module: nn.Module, *, std: float = 0.02, gain: float = 1.0) -> None:
+def init_layer(module: nn.Module, *, std: float = 0.02, bound: float | None = None, gain: float = 1.0) -> None:
     """Initialize the parameters that a module itself owns; modules of unknown types stay as they are.
 
     Args:
         module: A layer of torch, or a module with `init_parameters`.
         std: Standard deviation of the normal distribution.
+        bound: Largest absolute value, for a truncated normal distribution.
         gain: Factor of the Xavier distribution.
     """
     if isinstance(module, HasInitParameters):
-        module.init_parameters(gain=gain)
-    elif isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+        module.init_parameters()
+    elif isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d | nn.Embedding):
         kind = getattr(module, "init_kind", "normal")
         if kind == "xavier":
             nn.init.xavier_uniform_(module.weight, gain=gain)
+        elif kind == "kaiming" and isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
         elif kind == "kaiming":
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif kind == "zero":
             nn.init.zeros_(module.weight)
+        elif bound is not None:
+            nn.init.trunc_normal_(module.weight, std=std, a=-bound, b=bound)
         else:
             nn.init.normal_(module.weight, std=getattr(module, "init_std", std))
-        bias = getattr(module, "bias", None)
-        if bias is not None:
-            nn.init.normal_(bias, std=getattr(module, "init_bias_std", 0.0))
+        if (bias := getattr(module, "bias", None)) is not None:
+            bias_std = getattr(module, "init_bias_std", 0.0)
+            nn.init.normal_(bias, std=bias_std) if bias_std else nn.init.zeros_(bias)
     elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.BatchNorm2d):
         if module.weight is not None:
             nn.init.ones_(module.weight)

@@ -20,12 +20,16 @@ class RMSNorm(nn.Module):
         """Normalize [..., C], after adding a branch [..., C]."""
         return add_rms_norm(x, branch, self.weight, eps=self.eps)[1]
 
+    def init_parameters(self) -> None:
+        """Set the weight to ones."""
+        nn.init.ones_(self.weight)
+
     def extra_repr(self) -> str:
         """Show the size when printed."""
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
-class ChannelRMSNorm(RMSNorm):
+class RMSNorm2d(RMSNorm):
     """`RMSNorm` over the channels of each pixel of a feature map."""
 
     def forward(self, x: Tensor, branch: Tensor | None = None) -> Tensor:

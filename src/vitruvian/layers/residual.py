@@ -18,6 +18,10 @@ class LayerScale(nn.Module):
         """Scale [..., C]."""
         return x * self.lambda1
 
+    def init_parameters(self) -> None:
+        """Set the factors to their initial value."""
+        nn.init.constant_(self.lambda1, self.value)
+
 
 class DropPath(nn.Module):
     """In training, zero a branch for a random share of the batch and scale the rest up (stochastic depth)."""

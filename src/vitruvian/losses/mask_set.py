@@ -101,7 +101,7 @@ class MaskSetLoss(nn.Module):
         self.register_buffer("empty_weight", torch.ones(num_labels + 1))
 
     @torch.no_grad()
-    def init_parameters(self, *, gain: float = 1.0) -> None:
+    def init_parameters(self) -> None:
         """Set the weights of the classes."""
         self.empty_weight.fill_(1.0)
         self.empty_weight[-1] = self.no_object_weight

@@ -14,7 +14,7 @@ from vitruvian.draw import draw_labels
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
-from vitruvian.images.class_maps import count_labels
+from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.images.types import RgbImage
 from vitruvian.json_files import JsonObject

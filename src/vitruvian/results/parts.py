@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitruvian.errors import InputError
 from vitruvian.files.labels import write_png_zip
 from vitruvian.human import PART_COLORS, PART_NAMES
-from vitruvian.images.class_maps import count_labels
+from vitruvian.images.label_maps import count_labels
 from vitruvian.images.types import RgbImage
 from vitruvian.results.base import array_of
 from vitruvian.results.label_map import LabelMap

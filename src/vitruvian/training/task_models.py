@@ -24,7 +24,7 @@ from vitruvian.models.sapiens2.encoder import Sapiens2Layer
 from vitruvian.models.sapiens2.heads import DecodeHead
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
-from vitruvian.models.sapiens2.multitask_checkpoint import read_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import read_heads
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.tasks import TASKS
 from vitruvian.training.config import ModelConfig
@@ -67,7 +67,7 @@ def _open_pretrained(
     source: str, tasks: list[str], common: dict[str, Any]
 ) -> tuple[Sapiens2Config, Sapiens2Model, dict[str, Sapiens2TaskModel]]:
     """Open a checkpoint of one or several tasks: its configuration with `common`, its encoder, those of `tasks`."""
-    packed = read_checkpoint_tasks(source, HubOptions())
+    packed = read_heads(source, HubOptions())
     if packed is not None:
         opened = Sapiens2MultiTask.from_pretrained(
             source, tasks=[HEADS[task] for task in tasks if HEADS[task] in packed]

@@ -14,11 +14,11 @@ from tests.families.sapiens2 import tiny
 from tests.tiny_checkpoints import save_mask2former, save_sam2
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.auto import AutoModel
-from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.errors import CheckpointError, InputError
 from vitruvian.export import OnnxModel, OpenVinoModel, compare_outputs, example_inputs, export_onnx
 from vitruvian.export import onnx_export as onnx_export
 from vitruvian.export.onnx_export import _subpixel_convolutions, _SubPixelConvolution
-from vitruvian.export.runtime import Signature, _unflatten_outputs, flatten_outputs, import_extra
+from vitruvian.export.runtime import Signature, _unflatten_outputs, flatten_outputs
 from vitruvian.models.sapiens2.modeling import Sapiens2ForPoseEstimation, Sapiens2Model
 from vitruvian.models.sapiens2.outputs import Sapiens2PoseEstimatorOutput
 
@@ -152,11 +152,6 @@ def test_transposed_convolution_as_a_plain_one(bias: bool) -> None:
         assert isinstance(model[0], _SubPixelConvolution)
         assert model[1][0] is other
     assert model[0] is conv
-
-
-def test_missing_packages_are_named() -> None:
-    with pytest.raises(MissingExtraError, match=r"vitruvian\[export\]"):
-        import_extra("package_that_is_not_there", "ONNX export")
 
 
 def test_signature_survives_its_file(tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_other_distributions() -> None:
     assert 0.9 * bound < xavier.abs().max() <= bound  # type: ignore[operator, union-attr]
     kaiming = initialized(with_init(nn.Conv2d(8, 64, 3), "kaiming")).weight
     assert abs(kaiming.std() - (2 / (64 * 9)) ** 0.5) < 0.005  # type: ignore[operator, union-attr]
+    linear = initialized(with_init(nn.Linear(64, 200), "kaiming")).weight
+    assert abs(linear.std() - (1 / 64) ** 0.5) < 0.005  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("module", [nn.Linear(64, 64), nn.ConvTranspose2d(64, 64, 2)], ids=repr)
+def test_truncated_normal(module: nn.Module) -> None:
+    weight = initialized(module, std=0.5, bound=0.5).weight
+    assert 0.45 < weight.abs().max() <= 0.5  # type: ignore[operator, union-attr]
+    assert not module.bias.any()  # type: ignore[union-attr, operator]
 
 
 def test_a_part_with_its_own_standard_deviation() -> None:
@@ -78,10 +87,10 @@ def test_other_modules_are_left_alone() -> None:
 
 def test_a_module_initializes_its_own_parameters() -> None:
     class Scale(nn.Linear):
-        def init_parameters(self, *, gain: float) -> None:
-            nn.init.constant_(self.weight, gain)
+        def init_parameters(self) -> None:
+            nn.init.constant_(self.weight, 3.0)
 
-    assert torch.equal(initialized(Scale(2, 2), gain=3.0).weight, torch.full((2, 2), 3.0))  # type: ignore[arg-type]
+    assert torch.equal(initialized(Scale(2, 2)).weight, torch.full((2, 2), 3.0))  # type: ignore[arg-type]
 
 
 def test_modules_without_initialization_are_on_the_meta_device() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitruvian.layers.norm import ChannelRMSNorm, RMSNorm
+from vitruvian.layers.norm import RMSNorm, RMSNorm2d
 
 
 def norm(cls: type[RMSNorm] = RMSNorm) -> RMSNorm:
@@ -25,7 +25,7 @@ def test_eps_counts() -> None:
 def test_channels_of_each_pixel() -> None:
     x = torch.randn(2, 6, 4, 5)
     want = norm()(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-    torch.testing.assert_close(norm(ChannelRMSNorm)(x), want)
+    torch.testing.assert_close(norm(RMSNorm2d)(x), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

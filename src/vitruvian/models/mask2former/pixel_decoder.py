@@ -72,7 +72,7 @@ class Mask2FormerPixelDecoder(nn.Module):
             self.add_module(f"adapter_{number}", PointwiseNorm(width, channels, bias=False))
             self.add_module(f"layer_{number}", conv_norm_relu(channels, channels))
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Set the embeddings of the levels to zero."""
         nn.init.zeros_(self.level_embed)
 
@@ -122,19 +122,16 @@ class DeformableLayer(CheckpointedLayer):
         self.fc1 = nn.Linear(channels, config.encoder_feedforward_dim)
         self.fc2 = nn.Linear(config.encoder_feedforward_dim, channels)
         self.final_layer_norm = nn.LayerNorm(channels)
-        self.drop_rate = config.dropout
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, tokens: Tensor, with_positions: Tensor, positions: Tensor, level_hw: LevelSizes
     ) -> tuple[Tensor, Tensor]:
         """Map tokens [B, N, C], and the same with positions [N, C] added, to the next of both."""
         attended = self.self_attn(tokens, with_positions, level_hw)
-        tokens = layer_norm_of_sum(tokens, self._drop(attended), self.self_attn_layer_norm)
-        branch = self._drop(self.fc2(self._drop(F.relu(self.fc1(tokens)))))
+        tokens = layer_norm_of_sum(tokens, self.dropout(attended), self.self_attn_layer_norm)
+        branch = self.dropout(self.fc2(self.dropout(F.relu(self.fc1(tokens)))))
         return layer_norm_of_sum_and_positions(tokens, branch, self.final_layer_norm, positions)
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.drop_rate, self.training)
 
 
 class DeformableAttention(nn.Module):
@@ -177,7 +174,7 @@ class SamplingOffsets(nn.Linear):
         super().__init__(channels, heads * levels * points * 2)
         self.shape = (heads, levels, points)
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Point each head in another direction, each of its points one step further out."""
         heads, levels, points = self.shape
         nn.init.zeros_(self.weight)

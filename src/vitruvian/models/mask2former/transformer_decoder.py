@@ -129,7 +129,7 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
         super().__init__()
         channels, heads = config.hidden_dim, config.num_attention_heads
         self.pre_norm = config.pre_norm
-        self.cross_attn = MaskedAttention(channels, heads, dropout=config.dropout)
+        self.cross_attn = MaskedAttention(channels, heads, dropout=config.dropout, init_gain=config.init_xavier_std)
         self.cross_attn_layer_norm = nn.LayerNorm(channels)
         self.self_attn = QueryAttention(channels, heads, dropout=config.dropout, init="xavier")
         self.self_attn_layer_norm = nn.LayerNorm(channels)
@@ -137,7 +137,7 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
         self.fc2 = with_init(nn.Linear(config.dim_feedforward, channels), "xavier")
         self.final_layer_norm = nn.LayerNorm(channels)
         self.act = activation(config.activation_function)
-        self.drop_rate = config.dropout
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, queries: Tensor, query_positions: Tensor, tokens: Tensor, keys: Tensor, logits: Tensor, need_weights: bool
@@ -153,7 +153,7 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
         queries = self._add_branch(queries, attended, self.self_attn_layer_norm)
 
         normed = self._branch_input(queries, self.final_layer_norm)
-        branch = self.fc2(self._drop(self.act(self.fc1(normed))))
+        branch = self.fc2(self.dropout(self.act(self.fc1(normed))))
         return self._add_branch(queries, branch, self.final_layer_norm), weights
 
     def _branch_input(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
@@ -162,19 +162,16 @@ class Mask2FormerDecoderLayer(CheckpointedLayer):
 
     def _add_branch(self, x: Tensor, branch: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Add a branch and, in models without `pre_norm`, norm the sum."""
-        branch = self._drop(branch)
+        branch = self.dropout(branch)
         return x + branch if self.pre_norm else layer_norm_of_sum(x, branch, norm)
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.drop_rate, self.training)
 
 
 class MaskedAttention(nn.Module):
     """Attention inside masks, its three projections in one matrix, in the layout of `nn.MultiheadAttention`."""
 
-    def __init__(self, channels: int, heads: int, *, dropout: float = 0.0) -> None:
+    def __init__(self, channels: int, heads: int, *, dropout: float = 0.0, init_gain: float = 1.0) -> None:
         super().__init__()
-        self.heads, self.drop_rate = heads, dropout
+        self.heads, self.drop_rate, self.init_gain = heads, dropout, init_gain
         self.attn_implementation = "sdpa"
         self.in_proj_weight = nn.Parameter(torch.empty(3 * channels, channels))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * channels))
@@ -190,7 +187,7 @@ class MaskedAttention(nn.Module):
         out: Tensor = self.out_proj(attended)  # [B, Q, C]
         return out
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Initialize the joined projections."""
-        nn.init.xavier_uniform_(self.in_proj_weight, gain=gain)
+        nn.init.xavier_uniform_(self.in_proj_weight, gain=self.init_gain)
         nn.init.zeros_(self.in_proj_bias)

@@ -55,9 +55,9 @@ from vitruvian.models.mask_classification.segments import (
 from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
-    CropOptions,
     ImageInput,
     ImageProcessor,
+    SegmentationImageOptions,
     SizeOption,
     as_list,
     as_pixels,
@@ -76,7 +76,7 @@ Array = Tensor | npt.NDArray[np.generic]
 _DEFAULT_LONGEST_EDGE = 1333
 
 
-class MaskImageOptions(CropOptions, total=False):
+class MaskImageOptions(SegmentationImageOptions, total=False):
     """Options that a call of `MaskClassificationImageProcessor.preprocess` may override."""
 
     size_divisor: int | None

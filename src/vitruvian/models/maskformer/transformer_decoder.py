@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
@@ -90,7 +89,7 @@ class MaskFormerDecoderLayer(CheckpointedLayer):
             channels, config.decoder_ffn_dim, act=config.activation_function, dropout=config.activation_dropout
         )
         self.final_layer_norm = nn.LayerNorm(channels)
-        self.drop_rate = config.dropout
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, queries: Tensor, tokens: Tensor, keys: Tensor, query_positions: Tensor, need_weights: bool
@@ -98,10 +97,7 @@ class MaskFormerDecoderLayer(CheckpointedLayer):
         """Map queries [B, Q, C] to the same; weights are those of the self-attention [B, A, Q, Q]."""
         with_positions = queries + query_positions
         attended, weights = self.self_attn(with_positions, with_positions, queries, need_weights=need_weights)
-        queries = layer_norm_of_sum(queries, self._drop(attended), self.self_attn_layer_norm)
+        queries = layer_norm_of_sum(queries, self.dropout(attended), self.self_attn_layer_norm)
         attended, _ = self.encoder_attn(queries + query_positions, keys, tokens)
-        queries = layer_norm_of_sum(queries, self._drop(attended), self.encoder_attn_layer_norm)
-        return layer_norm_of_sum(queries, self._drop(self.mlp(queries)), self.final_layer_norm), weights
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.drop_rate, self.training)
+        queries = layer_norm_of_sum(queries, self.dropout(attended), self.encoder_attn_layer_norm)
+        return layer_norm_of_sum(queries, self.dropout(self.mlp(queries)), self.final_layer_norm), weights

@@ -71,7 +71,7 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
         self.stage_ends = [end - 1 for end in itertools.accumulate(config.blocks_per_stage)]
         self.post_init()
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Set the positions to zero."""
         nn.init.zeros_(self.pos_embed)
         nn.init.zeros_(self.pos_embed_window)

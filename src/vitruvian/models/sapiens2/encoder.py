@@ -37,7 +37,7 @@ from vitruvian.ops.swiglu import prefers_joined
 from vitruvian.tensor_cache import WeightCache, cached_tensors
 
 
-class Fp8Weights(NamedTuple):
+class _Fp8Weights(NamedTuple):
     """The large matrices of a layer in fp8."""
 
     qkv: Fp8Rows
@@ -62,6 +62,14 @@ class Sapiens2Embeddings(nn.Module):
             config.num_channels, channels, kernel_size=config.patch_hw, stride=config.patch_hw
         )
         self.tokenizer = WindowTokenizer(config) if config.use_tokenizer else None
+        self.init_std = config.initializer_range
+
+    def init_parameters(self) -> None:
+        """Initialize the tokens."""
+        nn.init.trunc_normal_(self.cls_token, std=self.init_std)
+        nn.init.trunc_normal_(self.register_tokens, std=self.init_std)
+        if self.mask_token is not None:
+            nn.init.zeros_(self.mask_token)
 
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """Embed [B, 3, H, W], with the patches that are True in [B, H/p · W/p] replaced by the mask token."""
@@ -113,6 +121,12 @@ class WindowTokenizer(nn.Module):
             Sapiens2Layer(config, kv_heads=config.num_attention_heads, hidden=4 * channels, plain=True)
             for _ in range(config.num_tokenizer_layers)
         )
+        self.init_std = config.initializer_range
+
+    def init_parameters(self) -> None:
+        """Initialize the class token and the positions."""
+        nn.init.trunc_normal_(self.cls_token, std=self.init_std)
+        nn.init.trunc_normal_(self.position_embeddings, std=self.init_std)
 
     def forward(self, patches: Tensor) -> Tensor:
         """Merge patches [B, H', W', C] into tokens [B, H'/k · W'/k, C]."""
@@ -169,7 +183,7 @@ class Sapiens2Layer(CheckpointedLayer):
         mlp = GatedMLP if config.use_gated_mlp else MLP
         self.mlp: GatedMLP | MLP = mlp(channels, hidden, act=config.hidden_act, bias=config.mlp_bias)
         self.drop_path = DropPath(config.drop_path_rate)
-        self.fp8: Fp8Weights | None = None
+        self.fp8: _Fp8Weights | None = None
 
     def forward(
         self, x: Tensor, branch: Tensor | None, rope: RopeTables | None, need_weights: bool = False
@@ -209,7 +223,7 @@ class Sapiens2Layer(CheckpointedLayer):
         assert qkv is not None
         assert gate_up is not None
         scale = FP8_MAX / gated_linear_bound(self.norm2.weight, gate_up.weight, gate_up.bias)  # [F]
-        self.fp8 = Fp8Weights(
+        self.fp8 = _Fp8Weights(
             qkv=quantize_rows(qkv.weight),
             qkv_bias=qkv.bias,
             out=quantize_rows(self.attention.o_proj.weight),
@@ -219,7 +233,7 @@ class Sapiens2Layer(CheckpointedLayer):
             down=quantize_rows(self.mlp.down_proj.weight.float() / scale),
         )
 
-    def _feed_forward_fp8(self, x: Fp8Rows, fp8: Fp8Weights | None, *, dtype: torch.dtype) -> Tensor:
+    def _feed_forward_fp8(self, x: Fp8Rows, fp8: _Fp8Weights | None, *, dtype: torch.dtype) -> Tensor:
         """Feed [B, N, C] forward in fp8."""
         assert fp8 is not None
         hidden = gated_linear_fp8(x, fp8.gate_up, fp8.gate_up_bias, fp8.hidden_scale, dtype=dtype)  # [B, N, F]
@@ -253,7 +267,7 @@ class Sapiens2Attention(nn.Module):
         tokens: Tensor | Fp8Rows,
         rope: RopeTables | None,
         need_weights: bool = False,
-        fp8: Fp8Weights | None = None,
+        fp8: _Fp8Weights | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend within [B, N, C]; in fp8, tokens are `Fp8Rows`. Return the weights [B, A, N, N] too on demand."""
         q, k, v = self._project(tokens, fp8)  # [B, N, heads, D] each
@@ -278,7 +292,7 @@ class Sapiens2Attention(nn.Module):
         """Join queries, keys and values."""
         self.joined = JoinedLinear([self.q_proj, self.k_proj, self.v_proj])
 
-    def _project(self, tokens: Tensor | Fp8Rows, fp8: Fp8Weights | None) -> list[Tensor]:
+    def _project(self, tokens: Tensor | Fp8Rows, fp8: _Fp8Weights | None) -> list[Tensor]:
         """Project [B, N, C] to queries [B, N, A, D], keys and values [B, N, G, D]."""
         linears = (self.q_proj, self.k_proj, self.v_proj)
         if isinstance(tokens, Fp8Rows):

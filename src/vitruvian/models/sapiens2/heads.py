@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from vitruvian.errors import ConfigError
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
-from vitruvian.layers.norm import ChannelRMSNorm
+from vitruvian.layers.norm import RMSNorm2d
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format, fastest_weight_format
 from vitruvian.ops.dispatch import is_tracing
@@ -127,7 +127,7 @@ class ConvBlock(nn.Module):
             "kaiming",
         )
         self.channels, self.transposed, self.shuffle = after, transposed, shuffle
-        self.norm = ChannelRMSNorm(after) if norm == "rms" else nn.InstanceNorm2d(after)
+        self.norm = RMSNorm2d(after) if norm == "rms" else nn.InstanceNorm2d(after)
         self.winograd: WeightCache[WinogradConv] | None = None
 
     def forward(self, maps: FeatureMaps, batch: int) -> FeatureMaps:

@@ -14,8 +14,8 @@ from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
 from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.checkpointed import checkpointed
+from vitruvian.layers.init import init_layer
 from vitruvian.layers.norm import RMSNorm
-from vitruvian.layers.residual import LayerScale
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss
 from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse
 from vitruvian.losses.matting import matting_loss
@@ -24,15 +24,9 @@ from vitruvian.losses.terms import LossTerms
 from vitruvian.model import Model, OutputT
 from vitruvian.models.sapiens2.checkpoint_keys import is_gated, is_original, target_names
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, Sapiens2Config
-from vitruvian.models.sapiens2.encoder import (
-    Sapiens2Embeddings,
-    Sapiens2Encoder,
-    WindowTokenizer,
-    checked_grid_hw,
-    token_rope,
-)
+from vitruvian.models.sapiens2.encoder import Sapiens2Embeddings, Sapiens2Encoder, checked_grid_hw, token_rope
 from vitruvian.models.sapiens2.heads import DecodeHead, ScaleHead
-from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import multitask_config, multitask_files, read_heads
 from vitruvian.models.sapiens2.outputs import (
     Sapiens2AlbedoEstimatorOutput,
     Sapiens2BackboneOutput,
@@ -62,16 +56,16 @@ class Sapiens2PreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Sapiens2Embeddings", "Sapiens2Layer")
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
     optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
-    checkpoint_task: ClassVar[str | None] = None  # name of the task in multi-task checkpoints
+    checkpoint_head: ClassVar[str | None] = None  # name of the head in multi-task checkpoints
 
     @classmethod
     def read_config(
         cls, source: str | Path, config: Config | str | Path | None, options: HubOptions, overrides: dict[str, Any]
     ) -> tuple[Any, bool]:
         """Return the configuration of the model; of its task, in a multi-task checkpoint."""
-        tasks = read_checkpoint_tasks(source, options) if config is None else None
-        if tasks is not None:
-            config = multitask_config(source, tasks, cls.checkpoint_task, options)
+        heads = read_heads(source, options) if config is None else None
+        if heads is not None:
+            config = multitask_config(source, heads, cls.checkpoint_head, options)
         return super().read_config(source, config, options, overrides)
 
     @classmethod
@@ -79,10 +73,10 @@ class Sapiens2PreTrainedModel(Model):
         cls, source: str | Path, options: HubOptions, *, use_safetensors: bool | None, variant: str | None
     ) -> WeightFiles:
         """Open the weights; those of the encoder and the task, in a multi-task checkpoint."""
-        tasks = read_checkpoint_tasks(source, options)
-        if tasks is None:
+        heads = read_heads(source, options)
+        if heads is None:
             return super().open_files(source, options, use_safetensors=use_safetensors, variant=variant)
-        return multitask_files(source, tasks, cls.checkpoint_task, options)
+        return multitask_files(source, heads, cls.checkpoint_head, options)
 
     @classmethod
     def adapt_files(cls, files: WeightFiles) -> WeightFiles:
@@ -112,32 +106,9 @@ class Sapiens2PreTrainedModel(Model):
             if self.fp8 and isinstance(module, Sapiens2Encoder):
                 module.quantize()
 
-    @torch.no_grad()
     def init_module(self, module: nn.Module) -> None:
         """Initialize new weights: truncated normal in the encoder, Kaiming in the heads."""
-        std = self.config.initializer_range
-        kind = getattr(module, "init_kind", "normal")
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
-            if kind == "kaiming" and isinstance(module, nn.Linear):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
-            elif kind == "kaiming":
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            else:
-                nn.init.trunc_normal_(module.weight, std=std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, Sapiens2Embeddings):
-            nn.init.trunc_normal_(module.cls_token, std=std)
-            nn.init.trunc_normal_(module.register_tokens, std=std)
-            if module.mask_token is not None:
-                nn.init.zeros_(module.mask_token)
-        elif isinstance(module, WindowTokenizer):
-            nn.init.trunc_normal_(module.cls_token, std=std)
-            nn.init.trunc_normal_(module.position_embeddings, std=std)
-        elif isinstance(module, LayerScale):
-            nn.init.constant_(module.lambda1, module.value)
-        elif isinstance(module, RMSNorm):
-            nn.init.ones_(module.weight)
+        init_layer(module, std=self.config.initializer_range, bound=2.0)
 
 
 class Sapiens2Model(Sapiens2PreTrainedModel):
@@ -251,15 +222,13 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
     def build_other_heads(self) -> None:
         """Build heads beside the decode head. Subclasses override it."""
 
-    def encoder_flags(self, options: OutputKwargs) -> OutputKwargs:
-        """Return what the encoder outputs for these options of a task."""
-        return self.output_flags(**options).for_inner()
-
-    def feature_map(self, encoded: BaseModelOutputWithPooling, pixel_values: Tensor) -> Tensor:
-        """Return the map [B, C, h, w] that the heads read."""
+    def encode(self, pixel_values: Tensor, options: ForwardOptions) -> tuple[BaseModelOutputWithPooling, Tensor]:
+        """Return the output of the encoder, or that in the options, and the map [B, C, h, w] that the heads read."""
+        flags: OutputKwargs = options
+        encoded = options.get("encoded") or self.model(pixel_values, **self.output_flags(**flags).for_inner())
         if encoded.last_hidden_state is None:
             raise InputError("encoded: expected the output of the encoder for these images, got one without tokens.")
-        return patch_map(encoded.last_hidden_state, self.config, pixel_values)
+        return encoded, patch_map(encoded.last_hidden_state, self.config, pixel_values)
 
     def complete_output(
         self,
@@ -280,7 +249,7 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
 class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
     """Heatmaps of keypoints."""
 
-    checkpoint_task = "pose"
+    checkpoint_head = "pose"
 
     def forward(
         self,
@@ -300,8 +269,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
             kwargs: See `ForwardOptions`.
         """
-        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
-        features = self.feature_map(encoded, pixel_values)
+        encoded, features = self.encode(pixel_values, kwargs)
         heatmaps = self.decode_head(features)  # [B, J, H/4, W/4]
         if flip_pairs is not None:
             heatmaps = flip_back(heatmaps, flip_pairs)
@@ -315,7 +283,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
 class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     """Scores of body parts for each pixel."""
 
-    checkpoint_task = "seg"
+    checkpoint_head = "seg"
 
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[ForwardOptions]
@@ -329,8 +297,7 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
-        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
-        features = self.feature_map(encoded, pixel_values)
+        encoded, features = self.encode(pixel_values, kwargs)
         logits = self.decode_head(features)  # [B, K, H, W]
         loss: LossTerms | Tensor | None = None
         if labels is not None:
@@ -351,7 +318,7 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         return PART_LOSS_WEIGHTS if applies else None
 
 
-class Sapiens2MapModel(Sapiens2TaskModel):
+class Sapiens2DenseModel(Sapiens2TaskModel):
     """Base of the tasks whose prediction and labels are maps of the image, with one loss over their pixels."""
 
     def forward(
@@ -369,8 +336,7 @@ class Sapiens2MapModel(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
             kwargs: See `ForwardOptions`.
         """
-        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
-        features = self.feature_map(encoded, pixel_values)
+        encoded, features = self.encode(pixel_values, kwargs)
         maps = self.activate(self.decode_head(features))  # [B, K, H, W]
         loss = None if labels is None else self.pixel_loss(maps, labels, label_mask)
         return self.complete_output(self.to_output(maps), encoded, kwargs, loss)
@@ -389,14 +355,14 @@ class Sapiens2MapModel(Sapiens2TaskModel):
         raise NotImplementedError
 
 
-class Sapiens2ForNormalEstimation(Sapiens2MapModel):
+class Sapiens2ForNormalEstimation(Sapiens2DenseModel):
     """Surface normals.
 
     Labels are normals [B, 3, H, W] (x right, y up, z to the viewer); pixels whose normal has no length are left out of
     the loss.
     """
 
-    checkpoint_task = "normal"
+    checkpoint_head = "normal"
     pixel_loss = staticmethod(normal_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2NormalEstimatorOutput:
@@ -404,10 +370,10 @@ class Sapiens2ForNormalEstimation(Sapiens2MapModel):
         return Sapiens2NormalEstimatorOutput(normals=maps)
 
 
-class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
+class Sapiens2ForAlbedoEstimation(Sapiens2DenseModel):
     """Color without light and shadow. Labels are albedo [B, 3, H, W] in [0, 1]."""
 
-    checkpoint_task = "albedo"
+    checkpoint_head = "albedo"
     pixel_loss = staticmethod(albedo_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2AlbedoEstimatorOutput:
@@ -415,10 +381,10 @@ class Sapiens2ForAlbedoEstimation(Sapiens2MapModel):
         return Sapiens2AlbedoEstimatorOutput(albedos=maps)
 
 
-class Sapiens2ForImageMatting(Sapiens2MapModel):
+class Sapiens2ForImageMatting(Sapiens2DenseModel):
     """Alpha and premultiplied foreground color. Labels are premultiplied RGB, then alpha [B, 4, H, W], in [0, 1]."""
 
-    checkpoint_task = "matting"
+    checkpoint_head = "matting"
     pixel_loss = staticmethod(matting_loss)
 
     def activate(self, maps: Tensor) -> Tensor:
@@ -433,7 +399,7 @@ class Sapiens2ForImageMatting(Sapiens2MapModel):
 class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     """A point in space for each pixel, and the scale that makes it metric."""
 
-    checkpoint_task = "pointmap"
+    checkpoint_head = "pointmap"
     scale_head: ScaleHead | None
 
     def build_other_heads(self) -> None:
@@ -461,8 +427,7 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
             kwargs: See `ForwardOptions`.
         """
-        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
-        features = self.feature_map(encoded, pixel_values)
+        encoded, features = self.encode(pixel_values, kwargs)
         pointmaps = self.decode_head(features)  # [B, 3, H, W]
         scales = None if self.scale_head is None else self.scale_head(features)  # [B, 1]
         loss: LossTerms | None = None

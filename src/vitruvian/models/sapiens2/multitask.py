@@ -18,7 +18,7 @@ from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pin_revision
 from vitruvian.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
-from vitruvian.loading import compute_buffers, load_weights
+from vitruvian.loading import fill_model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -36,9 +36,9 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import describe_mismatch, match_keys
 
-# Name of a task in checkpoints -> its class.
+# Name of a head in checkpoints -> the class of its task.
 TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
-    str(cls.checkpoint_task): cls
+    str(cls.checkpoint_head): cls
     for cls in (
         Sapiens2ForPoseEstimation,
         Sapiens2ForSemanticSegmentation,
@@ -98,7 +98,7 @@ class Sapiens2MultiTask(nn.Module):
         """
         source = pretrained_model_name_or_path
         options = pin_revision(source, HubOptions(**hub_options))
-        encoder, heads, files = read_multitask(source, options, tasks=None if tasks is None else list(tasks))
+        encoder, heads, files = read_multitask(source, options, heads=None if tasks is None else list(tasks))
         weight_dtype = checked_dtype(dtype)
         for config in (encoder, *heads.values()):
             config.name_or_path, config.dtype = str(source), weight_dtype
@@ -111,10 +111,8 @@ class Sapiens2MultiTask(nn.Module):
                 f"{source}: its weights do not match its configuration.\n"
                 f"  {describe_mismatch(match.missing, match.unexpected, match.mismatched)}\nSave the model again."
             )
-        devices = {"": checked_device(device)}
-        load_weights(model, files, match, weight_dtype, devices, source=str(source))
-        compute_buffers(model, devices)
-        return model.eval()
+        fill_model(model, files, match, weight_dtype, {"": checked_device(device)}, source=str(source))
+        return model
 
     def forward(
         self, pixel_values: Tensor, *, tasks: Iterable[str] | None = None, labels: Mapping[str, Any] | None = None

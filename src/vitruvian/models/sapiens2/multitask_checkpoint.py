@@ -19,26 +19,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import ConfigBase, read_config_dict
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.hub import (
-    CONFIG_FILE,
-    HubOptions,
-    has_builtin,
-    is_builtin,
-    local_path,
-    require_file,
-    weight_file,
-)
+from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, is_builtin, local_path, require_file, weight_file
 from vitruvian.json_files import read_json_object
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.weights import WeightFiles, damaged_file_error, unshared
+from vitruvian.weights import SafetensorsFile, WeightFiles, unshared
 
 _KEY = "packed"  # in config.json
 _VERSION = 1
@@ -136,7 +128,7 @@ def _nonzero_half(values: Tensor) -> Tensor:
     return values.clamp_min(2.0**-24).half().float()
 
 
-class _Int8Reader:
+class _Int8File(SafetensorsFile):
     """A file of int8 and float16 weights, read as float32 and float16 tensors.
 
     Args:
@@ -145,16 +137,12 @@ class _Int8Reader:
     """
 
     def __init__(self, path: Path, *, prefix: str = "") -> None:
-        self.path, self.prefix = path, prefix
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = [name for name in file.keys() if not name.endswith(_SCALE)]  # noqa: SIM118
-                self.shapes = {prefix + name: tuple(file.get_slice(name).get_shape()) for name in names}
-        except (SafetensorError, OSError) as error:
-            raise damaged_file_error(path, str(error)) from error
+        super().__init__(path)
+        self.prefix = prefix
+        self.shapes = {prefix + name: shape for name, shape in self.shapes.items() if not name.endswith(_SCALE)}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over dequantized tensors."""
+        """Yield dequantized tensors."""
         with safe_open(self.path, framework="pt") as file:
             held = set(file.keys())
             for full_name in self.shapes:
@@ -166,71 +154,71 @@ class _Int8Reader:
 
 
 def local_checkpoint_tasks(source: str | Path) -> tuple[str, ...]:
-    """Return the tasks of a multi-task checkpoint on this machine, such as ``"builtin"``, under their Sapiens2 names.
+    """Return the heads of a multi-task checkpoint on this machine, such as ``"builtin"``.
 
     Empty for checkpoints of one task, and for those that are not on this machine: it does not use the network.
     """
     is_local = has_builtin() if is_builtin(source) else local_path(source).is_dir()
-    return tuple(read_checkpoint_tasks(source, HubOptions()) or ()) if is_local else ()
+    return tuple(read_heads(source, HubOptions()) or ()) if is_local else ()
 
 
-def read_checkpoint_tasks(source: str | Path, options: HubOptions) -> list[str] | None:
-    """Return the tasks of a multi-task checkpoint, downloaded if needed; None for a checkpoint of one task."""
+def read_heads(source: str | Path, options: HubOptions) -> list[str] | None:
+    """Return the heads of a multi-task checkpoint, downloaded if needed; None for a checkpoint of one task."""
     if not is_builtin(source) and weight_file(source) is not None:
         return None
     table = (read_config_dict(source, options) or {}).get(_KEY)
     if table is None:
         return None
-    tasks = table.get("tasks") if isinstance(table, Mapping) else None
-    if not isinstance(tasks, list) or table.get("version") != _VERSION:
+    heads = table.get("tasks") if isinstance(table, Mapping) else None
+    if not isinstance(heads, list) or table.get("version") != _VERSION:
         raise CheckpointError(
             f"{source}: expected a multi-task checkpoint of version {_VERSION}, got {table!r}. Use a newer vitruvian, "
             "or save it again with save_multitask."
         )
-    return [str(task) for task in tasks]
+    return [str(head) for head in heads]
 
 
-def multitask_config(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> Sapiens2Config:
-    """Return the configuration of a task of a multi-task checkpoint, or of its encoder if `task` is None."""
-    name = CONFIG_FILE if task is None else f"{_known_task(source, tasks, task)}.json"
+def multitask_config(source: str | Path, heads: list[str], head: str | None, options: HubOptions) -> Sapiens2Config:
+    """Return the configuration for a head of a multi-task checkpoint, or of its encoder if `head` is None."""
+    name = CONFIG_FILE if head is None else f"{_known_head(source, heads, head)}.json"
     return Sapiens2Config.from_dict(read_json_object(require_file(source, name, options)))
 
 
-def multitask_files(source: str | Path, tasks: list[str], task: str | None, options: HubOptions) -> WeightFiles:
-    """Open the weights of a task of a multi-task checkpoint, or of its encoder if `task` is None."""
+def multitask_files(source: str | Path, heads: list[str], head: str | None, options: HubOptions) -> WeightFiles:
+    """Open the weights for a head of a multi-task checkpoint, or of its encoder if `head` is None."""
     encoder = require_file(source, f"{_ENCODER}.safetensors", options)
-    if task is None:
-        return WeightFiles((_Int8Reader(encoder),))
-    head = require_file(source, f"{_known_task(source, tasks, task)}.safetensors", options)
-    return WeightFiles((_Int8Reader(encoder, prefix="model."), _Int8Reader(head)))
+    if head is None:
+        return WeightFiles((_Int8File(encoder),))
+    path = require_file(source, f"{_known_head(source, heads, head)}.safetensors", options)
+    return WeightFiles((_Int8File(encoder, prefix="model."), _Int8File(path)))
 
 
-def _known_task(source: str | Path, tasks: list[str], task: str) -> str:
-    """Return `task`, or raise `CheckpointError` if the checkpoint lacks it."""
-    if task not in tasks:
+def _known_head(source: str | Path, heads: list[str], head: str) -> str:
+    """Return `head`, or raise `CheckpointError` if the checkpoint lacks it."""
+    if head not in heads:
         raise CheckpointError(
-            f"{source}: expected a model for {task}, got one for {', '.join(tasks)}. Use another checkpoint."
+            f"{source}: expected a model for {head}, got one for {', '.join(heads)}. Use another checkpoint."
         )
-    return task
+    return head
 
 
 def read_multitask(
-    source: str | Path, options: HubOptions, *, tasks: list[str] | None
+    source: str | Path, options: HubOptions, *, heads: list[str] | None
 ) -> tuple[Sapiens2Config, dict[str, Sapiens2Config], WeightFiles]:
-    """Read a multi-task checkpoint: the encoder's configuration, those of the tasks, and all weights.
+    """Read a multi-task checkpoint: the encoder's configuration, those of the heads, and all weights.
 
     Weights have the names of `Sapiens2MultiTask.weights`.
     """
-    available = read_checkpoint_tasks(source, options)
+    available = read_heads(source, options)
     if available is None:
         raise CheckpointError(
             f'{source}: expected a model of several tasks, got a checkpoint of one. Use "builtin" or a folder that '
             "save_multitask wrote, or open it with the class of its task."
         )
-    chosen = available if tasks is None else [_known_task(source, available, task) for task in tasks]
-    configs = {task: multitask_config(source, available, task, options) for task in chosen}
-    readers = [_Int8Reader(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
+    chosen = available if heads is None else [_known_head(source, available, head) for head in heads]
+    configs = {head: multitask_config(source, available, head, options) for head in chosen}
+    readers = [_Int8File(require_file(source, f"{_ENCODER}.safetensors", options), prefix=f"{_ENCODER}.")]
     readers += [
-        _Int8Reader(require_file(source, f"{task}.safetensors", options), prefix=f"tasks.{task}.") for task in chosen
+        _Int8File(require_file(source, f"{head}.safetensors", options), prefix=f"tasks.{head}.") for head in chosen
     ]
     return multitask_config(source, available, None, options), configs, WeightFiles(tuple(readers))

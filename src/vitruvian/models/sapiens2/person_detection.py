@@ -39,7 +39,7 @@ class Sapiens2PeopleDetectorOutput(ModelOutput):
 class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
     """Boxes of people."""
 
-    checkpoint_task = "people"
+    checkpoint_head = "people"
 
     def forward(
         self, pixel_values: Tensor, labels: PeopleTarget | None = None, **kwargs: Unpack[ForwardOptions]
@@ -55,8 +55,7 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
             raise InputError(
                 f"Sapiens2Config.num_labels: expected {_CHANNELS} for person detection, got {self.config.num_labels}."
             )
-        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
-        features = self.feature_map(encoded, pixel_values)
+        encoded, features = self.encode(pixel_values, kwargs)
         maps = self.decode_head(features)  # [B, 5, g, g']
         logits = maps[:, :1]  # [B, 1, g, g']
         # Softplus: sides are positive, and linear in the output of the head where they are large.

@@ -35,10 +35,7 @@ class Sapiens2ForPreTraining(Sapiens2PreTrainedModel):
         self.model = Sapiens2Model(config)
         self.reconstruction_head = nn.Linear(config.hidden_size, down * across * config.num_channels)
         self.projection_head = _ProjectionHead(
-            config.hidden_size,
-            config.projection_hidden_size,
-            config.projection_bottleneck_size,
-            config.num_prototypes,
+            config.hidden_size, config.projection_hidden_size, config.projection_bottleneck_size, config.num_prototypes
         )
         self.post_init()
 

@@ -25,17 +25,17 @@ from vitruvian.images import (
     resample_mode,
     resize,
 )
-from vitruvian.images.class_maps import resized_argmax
 from vitruvian.images.data_format import channels_first, in_data_format
+from vitruvian.images.label_maps import resized_argmax
 from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.ops.crop import Floats
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature, output_field
 from vitruvian.processor import (
-    CropOptions,
     ImageInput,
     ImageProcessor,
+    SegmentationImageOptions,
     as_list,
     as_pixels,
     check_count,
@@ -47,7 +47,7 @@ from vitruvian.processor import (
 _NEAREST = 0
 
 
-class Sapiens2ImageOptions(CropOptions, total=False):
+class Sapiens2ImageOptions(SegmentationImageOptions, total=False):
     """Options that a call of `Sapiens2ImageProcessor.preprocess` may override."""
 
     keypoint_heatmap_downscale_factor: int | None
@@ -143,11 +143,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return BatchFeature(data, return_tensors)
 
     def prepare_images(
-        self,
-        pixels: list[Tensor],
-        people: Sequence[Tensor | Floats] | None,
-        *,
-        dtype: torch.dtype = torch.float32,
+        self, pixels: list[Tensor], people: Sequence[Tensor | Floats] | None, *, dtype: torch.dtype = torch.float32
     ) -> list[Tensor] | Tensor:
         """Crop or resize images [3, H, W], then rescale and normalize them: float32 [3, h, w] each, crops stacked.
 
@@ -297,10 +293,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return [[next(rows) for _ in boxes_of_image] for boxes_of_image in people]
 
     def post_process_semantic_segmentation(
-        self,
-        outputs: object,
-        target_sizes: object = None,
-        return_segmentation_scores: bool = False,
+        self, outputs: object, target_sizes: object = None, return_segmentation_scores: bool = False
     ) -> list[Any]:
         """Return class maps, int64 [H, W] each.
 

@@ -103,7 +103,7 @@ class SwinEmbeddings(nn.Module):
             tokens = tokens + self._positions(self.position_embeddings, grid_hw, interpolate=interpolate)
         return TokenGrid(self.dropout(tokens), grid_hw)
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Set the mask token and the positions to zero."""
         for parameter in (self.mask_token, self.position_embeddings):
             if parameter is not None:
@@ -155,13 +155,13 @@ class RelativePositionBias(nn.Module):
         with torch.no_grad():
             self.position_bias()
 
-    def init_parameters(self, *, gain: float) -> None:
+    def init_parameters(self) -> None:
         """Set the biases to zero, and compute the index of the table's row for every pair of tokens."""
         nn.init.zeros_(self.relative_position_bias_table)
         self.relative_position_index.copy_(relative_position_index(self.window, self.relative_position_index.device))
 
 
-class AttentionParts(NamedTuple):
+class _AttentionParts(NamedTuple):
     """The layers of a window attention."""
 
     query: nn.Linear
@@ -190,9 +190,9 @@ class SwinWindowAttention(nn.Module):
         self.relative_position_bias = RelativePositionBias(self.window, self.heads)
         self.o_proj = nn.Linear(channels, channels)
 
-    def parts(self) -> AttentionParts:
+    def parts(self) -> _AttentionParts:
         """Return the layers."""
-        return AttentionParts(self.q_proj, self.k_proj, self.v_proj, self.relative_position_bias, self.o_proj)
+        return _AttentionParts(self.q_proj, self.k_proj, self.v_proj, self.relative_position_bias, self.o_proj)
 
     def forward(self, tokens: Tensor, grid_hw: Grid, *, shift: int, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attend inside the windows of tokens [B, h·w, C]; weights are [B · windows, A, N, N]."""
@@ -225,9 +225,9 @@ class MaskFormerWindowAttention(SwinWindowAttention):
         self.self = _SelfAttentionLayers(config, channels, self.heads)
         self.output = Dense(channels, channels)
 
-    def parts(self) -> AttentionParts:
+    def parts(self) -> _AttentionParts:
         """Return the layers."""
-        return AttentionParts(self.self.query, self.self.key, self.self.value, self.self, self.output.dense)
+        return _AttentionParts(self.self.query, self.self.key, self.self.value, self.self, self.output.dense)
 
 
 class _SelfAttentionLayers(RelativePositionBias):

@@ -15,19 +15,9 @@ from vitruvian.layers.backbone_stages import BackboneMixin
 from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model
-from vitruvian.models.swin.checkpoint_keys import (
-    BACKBONE_RENAMED_KEYS,
-    BACKBONE_SAVED_KEYS,
-    RENAMED_KEYS,
-    SAVED_KEYS,
-)
+from vitruvian.models.swin.checkpoint_keys import BACKBONE_RENAMED_KEYS, BACKBONE_SAVED_KEYS, RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
-from vitruvian.models.swin.encoder import (
-    SwinEmbeddings,
-    SwinEncoder,
-    SwinEncoderOutput,
-    TokenGrid,
-)
+from vitruvian.models.swin.encoder import SwinEmbeddings, SwinEncoder, SwinEncoderOutput, TokenGrid
 from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputKwargs
 from vitruvian.weights import KeyMatch, KeyRenames
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitruvian.draw import class_colors
 from vitruvian.human import PART_NAMES
-from vitruvian.images.class_maps import resized_argmax
+from vitruvian.images.label_maps import resized_argmax
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.engine.steps import Prepared

@@ -13,8 +13,8 @@ from vitruvian.models.mask2former.transformer_decoder import MaskedAttention
 
 def test_masked_attention_is_torchs() -> None:
     torch.manual_seed(0)
-    ours, theirs = MaskedAttention(8, 2).eval(), nn.MultiheadAttention(8, 2, batch_first=True).eval()
-    ours.init_parameters(gain=0.5)
+    ours, theirs = MaskedAttention(8, 2, init_gain=0.5).eval(), nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    ours.init_parameters()
     assert ours.in_proj_weight.abs().max() <= 0.5 * (6 / 32) ** 0.5
     ours.load_state_dict(theirs.state_dict())
     queries, tokens = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
@@ -27,7 +27,7 @@ def test_masked_attention_is_torchs() -> None:
 
 def test_heads_sample_in_different_directions_at_first() -> None:
     layer = SamplingOffsets(8, heads=4, levels=2, points=3)
-    layer.init_parameters(gain=1.0)
+    layer.init_parameters()
     offsets = layer.bias.view(4, 2, 3, 2)
     assert not layer.weight.any()
     torch.testing.assert_close(offsets[0, 0], torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]), atol=1e-6, rtol=0)

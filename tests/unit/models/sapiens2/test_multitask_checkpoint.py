@@ -35,11 +35,11 @@ from vitruvian import (
 from vitruvian.hub import HubOptions
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask, save_multitask
 from vitruvian.models.sapiens2.multitask_checkpoint import (
-    _Int8Reader,
+    _Int8File,
     _kernel_axes,
     _quantize,
     local_checkpoint_tasks,
-    read_checkpoint_tasks,
+    read_heads,
 )
 
 AUTO = {
@@ -136,7 +136,7 @@ class TestFiles:
         assert held < 0.31 * whole  # tiny layers have many scales
 
     def test_reader_gives_names_shapes_and_values(self, packed: Path, model: Sapiens2MultiTask) -> None:
-        reader = _Int8Reader(packed / "encoder.safetensors", prefix="x.")
+        reader = _Int8File(packed / "encoder.safetensors", prefix="x.")
         state = model.encoder.state_dict()
         assert reader.shapes == {f"x.{name}": tuple(value.shape) for name, value in state.items()}
         for name, value in reader.tensors():
@@ -236,7 +236,7 @@ class TestOpening:
         assert local_checkpoint_tasks(packed) == tuple(HEADS)
         tiny_task("pose").save_pretrained(tmp_path)
         assert local_checkpoint_tasks(tmp_path) == ()
-        assert read_checkpoint_tasks(tmp_path / "model.safetensors", HubOptions()) is None
+        assert read_heads(tmp_path / "model.safetensors", HubOptions()) is None
         assert local_checkpoint_tasks("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
         monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
         assert local_checkpoint_tasks("builtin") == ()

@@ -94,7 +94,7 @@ def test_backbone_opens_a_classifier(tmp_path: Path) -> None:
 
 def test_position_bias_depends_on_the_relative_position_alone() -> None:
     module = RelativePositionBias(window=3, heads=2)
-    module.init_parameters(gain=1.0)
+    module.init_parameters()
     table = module.relative_position_bias_table.data.normal_()
     bias = module.position_bias()
     assert bias.shape == (2, 9, 9)

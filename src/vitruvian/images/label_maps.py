@@ -1,4 +1,4 @@
-"""Maps of classes: the best class of each pixel from scores of another size, and the number of pixels of each class."""
+"""Label maps: the best class of each pixel from scores of another size, and the number of pixels of each class."""
 
 from __future__ import annotations
 
