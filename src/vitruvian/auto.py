@@ -259,6 +259,12 @@ class AutoTaskModel:
         return model_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
+    def model_classes(cls) -> tuple[type[Model], ...]:
+        """Import the classes of the task in all families."""
+        names = dict.fromkeys(family[cls.task] for family in CLASS_NAMES.values() if cls.task in family)
+        return tuple(find_class(name) for name in names)
+
+    @classmethod
     def register(cls, config_class: type[Config], model_class: type[Model], exist_ok: bool = False) -> None:
         """Add a model class for a configuration class; `exist_ok` replaces a class that the table has."""
         _register_class(config_class, cls.task, model_class, exist_ok=exist_ok)
@@ -316,14 +322,3 @@ AutoModelForMaskGeneration = _auto_class("AutoModelForMaskGeneration", "mask-gen
 AutoModelForObjectTracking = _auto_class("AutoModelForObjectTracking", "tracking")
 AutoModelForInstanceSegmentation = _auto_class("AutoModelForInstanceSegmentation", "instance")
 AutoModelForUniversalSegmentation = _auto_class("AutoModelForUniversalSegmentation", "universal")
-
-
-def auto_class(task: str) -> type[AutoTaskModel]:
-    """Return the auto class of a task, a key in `CLASS_NAMES`."""
-    return next(auto for auto in AutoTaskModel.__subclasses__() if auto.task == task)
-
-
-def model_classes(task: str) -> tuple[type[Model], ...]:
-    """Import the model classes of a task, a key in `CLASS_NAMES`, in all families."""
-    names = dict.fromkeys(family[task] for family in CLASS_NAMES.values() if task in family)
-    return tuple(find_class(name) for name in names)

@@ -1,10 +1,13 @@
-"""Which files are images and videos, by their suffixes; the files of a folder."""
+"""What the text of a source names; which files are images and videos, by their suffixes; the files of a folder."""
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from vitruvian.errors import InputError, one_line
 
@@ -18,6 +21,35 @@ VIDEO_SUFFIXES = frozenset({
     ".wmv",
 })
 # fmt: on
+SourceKind = Literal["camera", "url", "data", "folder", "sequence", "glob", "file"]
+CAMERA = re.compile(r"camera:(\d+)")
+FRAME_PATTERN = re.compile(r"%(?:0?(\d+))?d")  # where a file name has the number of a frame
+_MAX_PATH = 4096  # characters; a longer text is an image in base64
+
+
+def source_kind(text: str) -> SourceKind:
+    """Return what the text of a source names. A file or folder that exists takes precedence over patterns."""
+    if not text:  # Path("") is the current folder
+        raise InputError("source: expected a path or a URL, got an empty string.")
+    if CAMERA.fullmatch(text):
+        return "camera"
+    if is_url(text):
+        return "url"
+    if len(text) > _MAX_PATH or text[:5].lower() == "data:" or "\0" in text:
+        return "data"
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        return "folder"
+    if os.path.exists(path):
+        return "file"
+    if FRAME_PATTERN.search(os.path.basename(path)):
+        return "sequence"
+    return "glob" if glob.has_magic(text) else "file"
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is an http or https URL."""
+    return text[:16].lstrip().lower().startswith(("http://", "https://"))
 
 
 def walk_files(folder: str | Path, *, recursive: bool = False, ordered: bool = True) -> Iterator[os.DirEntry[str]]:

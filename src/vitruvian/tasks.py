@@ -27,7 +27,7 @@ class Task:
         summary: What it does, in one line.
         sapiens2_head: What Sapiens2 checkpoints call it (`facebook/sapiens2-HEAD-0.4b`); None where Sapiens2 does not
             do it.
-        auto_key: The key of its model classes in `vitruvian.auto`.
+        auto: Its auto class in `vitruvian.auto`, which opens checkpoints.
         result: Its result class in `vitruvian.results`; None for tasks without a pipeline.
         options: Its class in `vitruvian.pipelines.options`.
         output: Its class in `vitruvian.pipelines.output_options`.
@@ -40,7 +40,7 @@ class Task:
     name: str
     group: Group
     summary: str
-    auto_key: str
+    auto: str
     sapiens2_head: str | None = None
     result: str | None = None
     options: str = "Options"
@@ -65,6 +65,10 @@ class Task:
         if not self.has_pipeline:
             raise InputError(f"task: {self.name!r} has no pipeline.")
         return _import(f"vitruvian.pipelines.tasks.{self.name}", f"{self.name.capitalize()}Pipeline")
+
+    def auto_class(self) -> Any:
+        """Import its auto class."""
+        return _import("vitruvian.auto", self.auto)
 
     def options_class(self) -> Any:
         """Import the class of its pipeline's options."""
@@ -99,59 +103,59 @@ _SAM2 = ("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")
 # fmt: off
 _ROWS = (
     Task("pose", "people", "308 keypoints of each person: body, hands, feet and face.",
-         auto_key="pose", sapiens2_head="pose", result="Pose",
+         auto="AutoModelForPoseEstimation", sapiens2_head="pose", result="Pose",
          options="PoseOptions", output="PoseOutput", image_files=("json", "plot"),
          aliases=("keypoints", "pose-estimation", "keypoint-detection"),
          checkpoints=("facebook/sapiens2-pose-0.4b", "facebook/sapiens2-pose-1b")),
     Task("parts", "people", "28 body-part and clothing classes, and background.",
-         auto_key="semantic", sapiens2_head="seg", result="Parts",
+         auto="AutoModelForSemanticSegmentation", sapiens2_head="seg", result="Parts",
          options="PartsOptions", output="LabelMapOutput", image_files=("png", "plot"),
          aliases=("seg", "body-parts"),
          checkpoints=("facebook/sapiens2-seg-0.4b", "facebook/sapiens2-seg-1b")),
     Task("normals", "people", "Surface normals of people.",
-         auto_key="normal", sapiens2_head="normal", result="Normals", options="NormalsOptions", image_files=("png",),
-         aliases=("normal", "normal-estimation"),
+         auto="AutoModelForNormalEstimation", sapiens2_head="normal", result="Normals", options="NormalsOptions",
+         image_files=("png",), aliases=("normal", "normal-estimation"),
          checkpoints=("facebook/sapiens2-normal-0.4b", "facebook/sapiens2-normal-1b")),
     Task("pointmap", "people", "A 3D point for each pixel of people.",
-         auto_key="pointmap", sapiens2_head="pointmap", result="Pointmap",
+         auto="AutoModelForPointmapEstimation", sapiens2_head="pointmap", result="Pointmap",
          options="PointmapOptions", output="PointmapOutput",
          image_files=("ply", "png"), aliases=("depth", "pointmap-estimation"),
          checkpoints=("facebook/sapiens2-pointmap-0.4b", "facebook/sapiens2-pointmap-1b")),
     Task("matte", "people", "People cut out of their background, with soft edges.",
-         auto_key="matting", sapiens2_head="matting", result="Matte", options="DenseOptions", output="MatteOutput",
-         image_files=("png",), video_files=("webm", "json"), aliases=("matting", "cutout", "image-matting"),
-         checkpoints=("facebook/sapiens2-matting-1b",)),
+         auto="AutoModelForImageMatting", sapiens2_head="matting", result="Matte", options="DenseOptions",
+         output="MatteOutput", image_files=("png",), video_files=("webm", "json"),
+         aliases=("matting", "cutout", "image-matting"), checkpoints=("facebook/sapiens2-matting-1b",)),
     Task("albedo", "people", "Surface color without lighting and shadows.",  # no checkpoint is published
-         auto_key="albedo", sapiens2_head="albedo", result="Albedo", options="MaskedOptions", image_files=("png",),
-         aliases=("albedo-estimation",)),
+         auto="AutoModelForAlbedoEstimation", sapiens2_head="albedo", result="Albedo", options="MaskedOptions",
+         image_files=("png",), aliases=("albedo-estimation",)),
     Task("embed", "people", "Feature vectors: one per image and one per patch.",
-         auto_key="model", result="Embedding", image_files=("npz",),
+         auto="AutoModel", result="Embedding", image_files=("npz",),
          aliases=("embedding", "features", "image-feature-extraction"),
          checkpoints=("facebook/sapiens2-pretrain-0.4b", "facebook/sapiens2-pretrain-0.1b")),
     Task("people", "people", "Bounding boxes of people.",
-         auto_key="people", sapiens2_head="people", aliases=("person-detection",)),
+         auto="AutoModelForPeopleDetection", sapiens2_head="people", aliases=("person-detection",)),
     Task("segment", "anything", "Masks of anything, from points, boxes or masks.",
-         auto_key="mask-generation", result="Masks",
+         auto="AutoModelForMaskGeneration", result="Masks",
          options="PromptOptions", output="MasksOutput", image_files=("json", "plot"),
          checkpoints=_SAM2),
     Task("masks", "anything", "Masks of everything in an image, without prompts.",
-         auto_key="mask-generation", result="Masks",
+         auto="AutoModelForMaskGeneration", result="Masks",
          options="MasksOptions", output="MasksOutput", image_files=("json", "plot"),
          aliases=("mask-generation", "everything"), checkpoints=_SAM2),
     Task("track", "anything", "Objects tracked through a video, from points, boxes or masks.",
-         auto_key="tracking", result="Track", options="TrackOptions", output="MasksOutput",
+         auto="AutoModelForObjectTracking", result="Track", options="TrackOptions", output="MasksOutput",
          aliases=("tracking", "video-segmentation", "object-tracking"), checkpoints=_SAM2),
     Task("semantic", "anything", "A class for each pixel.",
-         auto_key="universal", result="Semantic", output="LabelMapOutput", image_files=("png", "plot"),
-         aliases=("semantic-segmentation",),
+         auto="AutoModelForUniversalSegmentation", result="Semantic", output="LabelMapOutput",
+         image_files=("png", "plot"), aliases=("semantic-segmentation",),
          checkpoints=("facebook/mask2former-swin-small-ade-semantic", "facebook/maskformer-swin-base-ade")),
     Task("instances", "anything", "A mask, a class and a score for each object.",
-         auto_key="universal", result="Masks",
+         auto="AutoModelForUniversalSegmentation", result="Masks",
          options="QueryThresholdOptions", output="MasksOutput", image_files=("json", "plot"),
          aliases=("instance", "instance-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco")),
     Task("panoptic", "anything", "A class for each pixel; objects as separate segments.",
-         auto_key="universal", result="Panoptic",
+         auto="AutoModelForUniversalSegmentation", result="Panoptic",
          options="PanopticOptions", output="PanopticOutput", image_files=("png", "json", "plot"),
          aliases=("panoptic-segmentation", "image-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-cityscapes-panoptic", "facebook/maskformer-swin-base-coco")),

@@ -38,10 +38,10 @@ from vitruvian.cli.inputs import Input
 from vitruvian.cli.journal import JOURNAL, Journal
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import VideoReader
-from vitruvian.images.download import is_url
 from vitruvian.images.rle import compress_counts, decode_rle
 from vitruvian.json_files import read_json
 from vitruvian.layers.init import no_init_weights
+from vitruvian.media_files import is_url
 from vitruvian.models.sam2.convert import convert_checkpoint
 from vitruvian.models.sapiens2.convert import save_converted
 from vitruvian.models.sapiens2.multitask import save_multitask

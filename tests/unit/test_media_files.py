@@ -1,4 +1,4 @@
-"""The files of a folder: order, hidden ones, folders inside folders, links."""
+"""What texts name; the files of a folder: order, hidden ones, folders inside folders, links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.errors import InputError
-from vitruvian.media_files import walk_files
+from vitruvian.media_files import source_kind, walk_files
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -31,3 +31,35 @@ def test_walk_files(tmp_path: Path, ordered: bool) -> None:
 def test_a_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected a readable folder"):
         list(walk_files(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("camera:0", "camera"),
+        ("camera:x", "file"),
+        (" HTTPS://host/a.png", "url"),
+        ("s3://bucket/a.png", "file"),
+        ("s3://bucket/*.png", "glob"),
+        ("DATA:image/png;base64,AA==", "data"),
+        ("A" * 5000, "data"),
+        ("clips", "folder"),
+        ("clips/*.mp4", "glob"),
+        ("clips/frame_%04d.png", "sequence"),
+        ("clips/frame_%04d_*.png", "sequence"),
+        ("clips/[1].png", "file"),
+        ("clips/100%d.png", "file"),
+        ("missing.png", "file"),
+    ],
+)
+def test_source_kinds(text: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clips").mkdir()
+    for name in ("[1].png", "100%d.png"):  # existing files take precedence over patterns
+        (tmp_path / "clips" / name).touch()
+    assert source_kind(text) == kind
+
+
+def test_an_empty_source() -> None:
+    with pytest.raises(InputError, match="empty string"):
+        source_kind("")

@@ -25,15 +25,12 @@ from vitruvian.benchmarking.timing import Timing, count_flops, peak_bytes, relat
 from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.model import Model
+from vitruvian.models.mask_classification.configuration import ALL_STAGES
+from vitruvian.models.sapiens2.multitask import TASK_CLASSES
 from vitruvian.ops.dispatch import disable_triton
 
-# Model class and output field of each task.
-_SAPIENS_TASKS = {
-    "pose": ("Sapiens2ForPoseEstimation", "heatmaps"),
-    "seg": ("Sapiens2ForSemanticSegmentation", "logits"),
-    "normal": ("Sapiens2ForNormalEstimation", "normals"),
-    "pointmap": ("Sapiens2ForPointmapEstimation", "pointmaps"),
-}
+# Output field of each head.
+_SAPIENS_HEADS = {"pose": "heatmaps", "seg": "logits", "normal": "normals", "pointmap": "pointmaps"}
 _SAPIENS_SIZES = ("0.1b", "0.4b", "0.8b", "1b", "5b")
 _SAM_SIZES = ("tiny", "small", "base-plus", "large")
 # Channels, layers and heads of the stages of Swin, and the side of its windows.
@@ -43,7 +40,6 @@ _SWINS: dict[str, tuple[int, list[int], list[int], int]] = {
     "base": (128, [2, 2, 18, 2], [4, 8, 16, 32], 12),
     "large": (192, [2, 2, 18, 2], [6, 12, 24, 48], 12),
 }
-_STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,8 @@ class BenchmarkModel:
 
 def benchmark_names() -> list[str]:
     """Return all names that `benchmark_model` accepts."""
-    models = [f"sapiens2-{task}-{size}" for task in _SAPIENS_TASKS for size in _SAPIENS_SIZES]
-    models += ["builtin", *(f"builtin-{task}" for task in _SAPIENS_TASKS)] if has_builtin() else []
+    models = [f"sapiens2-{task}-{size}" for task in _SAPIENS_HEADS for size in _SAPIENS_SIZES]
+    models += ["builtin", *(f"builtin-{task}" for task in _SAPIENS_HEADS)] if has_builtin() else []
     models += [f"sam2-{size}-{part}" for size in _SAM_SIZES for part in ("encoder", "decoder")]
     return models + [f"{family}-swin-{size}" for family in ("maskformer", "mask2former") for size in _SWINS]
 
@@ -98,11 +94,11 @@ def benchmark_model(name: str) -> BenchmarkModel:
     family, rest = name.split("-", 1)
     if family == BUILTIN:
         size_hw = vitruvian.Sapiens2Config.from_pretrained(BUILTIN).image_hw
-        build, output = partial(_build_builtin, rest), _SAPIENS_TASKS[rest][1]
+        build, output = partial(_build_builtin, rest), _SAPIENS_HEADS[rest]
         return BenchmarkModel(name, build, lambda model, inputs: model(**inputs)[output], size_hw)
     middle, last = rest.rsplit("-", 1)
     if family == "sapiens2":
-        build, output = partial(_build_sapiens2, middle, last), _SAPIENS_TASKS[middle][1]
+        build, output = partial(_build_sapiens2, middle, last), _SAPIENS_HEADS[middle]
         return BenchmarkModel(name, build, lambda model, inputs: model(**inputs)[output], (1024, 768))
     if family == "sam2":
         build = partial(_build_sam2, middle)
@@ -118,13 +114,12 @@ def benchmark_model(name: str) -> BenchmarkModel:
 
 def _build_sapiens2(task: str, size: str, workload: Workload) -> Model:
     config = vitruvian.Sapiens2Config.variant(size, task=task, image_size=list(workload.size_hw))
-    return random_model(getattr(vitruvian, _SAPIENS_TASKS[task][0]), config, workload)
+    return random_model(TASK_CLASSES[task], config, workload)
 
 
 def _build_builtin(task: str, workload: Workload) -> Model:
     """Open the packaged model for one task, with its own weights."""
-    model_class: type[Model] = getattr(vitruvian, _SAPIENS_TASKS[task][0])
-    return model_class.from_pretrained(BUILTIN, dtype=workload.dtype, device=workload.device).eval()
+    return TASK_CLASSES[task].from_pretrained(BUILTIN, dtype=workload.dtype, device=workload.device).eval()
 
 
 def _build_sam2(size: str, workload: Workload) -> Model:
@@ -136,7 +131,7 @@ def _build_segmenter(family: str, size: str, workload: Workload) -> Model:
     """Build MaskFormer or Mask2Former on Swin."""
     channels, depths, heads, window = _SWINS[size]
     swin = vitruvian.SwinConfig(
-        embed_dim=channels, depths=depths, num_heads=heads, window_size=window, out_features=_STAGES
+        embed_dim=channels, depths=depths, num_heads=heads, window_size=window, out_features=ALL_STAGES
     )
     if family == "maskformer":
         maskformer = vitruvian.MaskFormerConfig(backbone_config=swin)

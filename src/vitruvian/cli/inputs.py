@@ -11,7 +11,6 @@ An input is identified by its real path or address. The names that people read a
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import os
 import posixpath
@@ -25,11 +24,11 @@ from urllib.parse import urlsplit
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
-from vitruvian.files.video import FRAME_PATTERN, numbered_files
-from vitruvian.images.download import is_url, redacted_url
+from vitruvian.files.video import numbered_files
+from vitruvian.images.download import redacted_url
 from vitruvian.json_files import read_json_object
-from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, walk_files
-from vitruvian.pipelines.sources import CAMERA, FrameLoader, glob_files, open_source
+from vitruvian.media_files import FRAME_PATTERN, IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
+from vitruvian.pipelines.sources import FrameLoader, glob_files, open_source
 
 Kind = Literal["image", "video", "camera", "stdin"]
 
@@ -108,26 +107,24 @@ def _display_names() -> dict[str, str]:
 
 
 def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Iterator[Input]:
-    """List what one source stands for; an existing file has precedence over patterns."""
-    if not text:
-        raise InputError("source: expected a file or a folder, got an empty string. Check the command.")
-    path = Path(text).expanduser()
+    """List what one source names."""
+    path, kind = Path(text).expanduser(), source_kind(text)
     if text == STDIO:
         yield Input(identity=STDIO, name="standard input", kind="stdin", stem="stdin")
-    elif camera := CAMERA.fullmatch(text):
-        number = int(camera.group(1))
+    elif kind == "camera":
+        number = int(text.partition(":")[2])
         yield Input(identity=f"camera:{number}", name=text, kind="camera", source=number, stem=f"camera{number}")
-    elif is_url(text):
+    elif kind == "url":
         name = redacted_url(text)
         parts = urlsplit(name)
         stem = safe_name(Path(parts.path).stem or parts.hostname or "image")
         yield Input(identity=name, name=name, kind="image", source=text, stem=stem)
-    elif text[:5].lower() == "data:":
+    elif kind == "data":
         digest = hashlib.sha256(os.fsencode(text)).hexdigest()
         yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
-    elif os.path.isdir(path):
+    elif kind == "folder":
         yield from _files_in(path, recursive=recursive)
-    elif not os.path.exists(path) and FRAME_PATTERN.search(path.name):
+    elif kind == "sequence":
         if sequences_are_videos:
             frames = tuple(file for _, file in numbered_files(path))
             identity = os.path.join(_real_path(path.parent), path.name)
@@ -137,7 +134,7 @@ def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Ite
         for loader in open_source(text).loaders():
             if loader.path is not None:
                 yield replace(_file_input(loader.path), source=loader)
-    elif not os.path.exists(path) and glob.has_magic(text):
+    elif kind == "glob":
         yield from map(_file_input, glob_files(str(path)))
     else:
         yield _file_input(path)

@@ -24,6 +24,7 @@ from vitruvian.files.images import write_image
 from vitruvian.images import load_image
 from vitruvian.images.types import RgbImage
 from vitruvian.limits import get_limits
+from vitruvian.media_files import FRAME_PATTERN
 
 _Container = Any  # objects of PyAV, which is optional
 _Stream = Any
@@ -32,7 +33,6 @@ _Frame = Any
 _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the stream
 
 FRAME_FORMAT = "%05d"  # the number of a frame in file names that commands choose
-FRAME_PATTERN = re.compile(r"%(?:0?(\d+))?d")  # where a file name has the number of a frame
 _SEQUENCE_RATE = Fraction(25)  # frames per second of numbered images
 _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 

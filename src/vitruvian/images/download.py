@@ -23,17 +23,11 @@ from urllib.parse import SplitResult
 from vitruvian.errors import ImageError, InputError, one_line
 from vitruvian.limits import get_limits, limit_hint, read_bounded
 
-_SCHEMES = ("http://", "https://")
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # not quoted: URLs that were copied from a browser may be quoted already
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 10
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _CHECK = "Check the URL and the network connection."
-
-
-def is_url(text: str) -> bool:
-    """Return whether a text is an http or https URL."""
-    return text[:16].lstrip().lower().startswith(_SCHEMES)
 
 
 def redacted_url(url: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from vitruvian.auto import AutoProcessor, auto_class, model_classes
+from vitruvian.auto import AutoProcessor
 from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.errors import InputError
@@ -123,7 +123,8 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def accepts(cls) -> tuple[type[Model], ...]:
         """Return the classes of models that the pipeline runs."""
-        return model_classes(TASKS[cls.task].auto_key)
+        classes: tuple[type[Model], ...] = TASKS[cls.task].auto_class().model_classes()
+        return classes
 
     @classmethod
     def check_options(cls, options: Mapping[str, object]) -> None:
@@ -133,7 +134,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     @classmethod
     def load(cls, source: str | Path, *, device: Device, dtype: DType, **hub: object) -> Model:
         """Load the model of a checkpoint."""
-        auto = auto_class(TASKS[cls.task].auto_key)
+        auto = TASKS[cls.task].auto_class()
         loaded: Model = auto.from_pretrained(source, strict=True, **default_placement(device, dtype), **hub)
         return loaded
 

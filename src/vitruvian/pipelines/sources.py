@@ -14,7 +14,6 @@ import contextlib
 import glob
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -26,15 +25,14 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianError, one_line
-from vitruvian.files.video import FRAME_PATTERN, DecodedFrame, VideoReader, import_av, numbered_files
+from vitruvian.files.video import DecodedFrame, VideoReader, import_av, numbered_files
 from vitruvian.images import load_image
-from vitruvian.images.download import download, is_url, redacted_url
+from vitruvian.images.download import download, redacted_url
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.types import RgbImage
 from vitruvian.images.upright_rgb import to_array
-from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, walk_files
+from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
 
-CAMERA = re.compile(r"camera:(\d+)")
 # Platform → format of PyAV and the name of camera number n.
 _CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
 
@@ -178,30 +176,26 @@ def _single(loader: FrameLoader) -> Source:
 
 
 def _from_text(text: str) -> Source:
-    """Interpret a string. A file or folder that exists takes precedence over patterns."""
-    if not text:  # Path("") is the current folder
-        raise InputError("source: expected a path or a URL, got an empty string.")
-    camera = CAMERA.fullmatch(text)
-    if camera:
-        return _from_camera(int(camera.group(1)))
-    if is_url(text):
+    """Open what a string names."""
+    kind = source_kind(text)
+    if kind == "camera":
+        return _from_camera(int(text.partition(":")[2]))
+    if kind == "url":
         name = redacted_url(text)
         if Path(name.partition("#")[0]).suffix.lower() in VIDEO_SUFFIXES:
             raise InputError(f"{one_line(name)}: expected the URL of an image, got a video. Download it first.")
         return _single(_url_loader(text))
-    if len(text) > 4096 or text[:5].lower() == "data:" or "\0" in text:  # a data: URL or base64
+    if kind == "data":
         return _single(FrameLoader(name="data", load=lambda: Frame(image=load_rgb(text), name="data")))
     path = Path(text).expanduser()
-    # os.path treats text that is far too long for a name, such as base64, as a missing file; Path raises.
-    if os.path.isdir(path):
+    if kind == "folder":
         return _from_files(_images_in(path))
+    if kind == "sequence":
+        return _from_sequence(path)
+    if kind == "glob":
+        return _from_files(glob_files(str(path)))
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _from_video(path)
-    if not os.path.exists(path):
-        if FRAME_PATTERN.search(path.name):
-            return _from_sequence(path)
-        if glob.has_magic(text):
-            return _from_files(glob_files(str(path)))
     return _single(_file_loader(path, text=text))
 
 

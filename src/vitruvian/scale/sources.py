@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from vitruvian.errors import InputError, VitruvianError, one_line
 from vitruvian.limits import Limits, get_limits, use_limits
-from vitruvian.media_files import IMAGE_SUFFIXES, walk_files
+from vitruvian.media_files import IMAGE_SUFFIXES, is_url, source_kind, walk_files
 from vitruvian.scale.filesystems import import_pyarrow, is_remote, join, open_filesystem, open_input
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ def list_sources(
 
 
 def _list_one(text: str, column: str | None, *, recursive: bool = True, ordered: bool = False) -> Iterator[SourceItem]:
-    suffix = PurePosixPath(text).suffix.lower()
-    if _is_url(text):
+    suffix, kind = PurePosixPath(text).suffix.lower(), source_kind(text)
+    if kind == "url":
         yield _address_item(text)
-    elif glob.has_magic(text) and not (not is_remote(text) and os.path.exists(text)):
+    elif kind == "glob":
         yield from _list_glob(text, column, ordered=ordered)
     elif suffix in _LIST_SUFFIXES:
         yield from _list_lines(text)
@@ -104,7 +104,7 @@ def _list_one(text: str, column: str | None, *, recursive: bool = True, ordered:
         yield from _list_parquet(text, column)
     elif suffix == ".tar":
         yield from _list_tar(text)
-    elif not is_remote(text) and os.path.isdir(os.path.expanduser(text)):
+    elif kind == "folder":
         for entry in walk_files(os.path.expanduser(text), recursive=recursive, ordered=ordered):
             if _is_image(entry.name):
                 stat = entry.stat()
@@ -117,20 +117,11 @@ def _list_one(text: str, column: str | None, *, recursive: bool = True, ordered:
 
 def _address_item(text: str) -> SourceItem:
     """Return the item of a path, or of a URL, whose credentials and query are not part of its name."""
-    if not _is_url(text):
+    if not is_url(text):
         return SourceItem(text, text)
     from vitruvian.images.download import redacted_url
 
     return SourceItem(redacted_url(text), text)
-
-
-def _is_url(text: str) -> bool:
-    """Return whether a text is the URL of an image rather than a file on a remote file system."""
-    if not is_remote(text):
-        return False
-    from vitruvian.images.download import is_url  # with torch
-
-    return is_url(text)
 
 
 def _file_item(path: str) -> SourceItem:
@@ -157,7 +148,7 @@ def _list_glob(pattern: str, column: str | None, *, ordered: bool) -> Iterator[S
 def needs_shards(text: str) -> bool:
     """Return whether a source names images that have no file of their own, or that are on a remote file system."""
     suffix = PurePosixPath(text).suffix.lower()
-    return suffix in _LIST_SUFFIXES or _is_container(text) or (is_remote(text) and not _is_url(text))
+    return suffix in _LIST_SUFFIXES or _is_container(text) or (is_remote(text) and not is_url(text))
 
 
 def _is_container(path: str) -> bool:
@@ -274,7 +265,7 @@ def _read_all(items: Sequence[SourceItem]) -> list[bytes | VitruvianError]:
 
 
 def _read_one(item: SourceItem) -> bytes:
-    if _is_url(item.path):
+    if is_url(item.path):
         from vitruvian.images.download import download
 
         return download(item.path, timeout=30.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.files import json_text
+from vitruvian.json_files import json_text
 from vitruvian.results import (
     Albedo,
     Embedding,

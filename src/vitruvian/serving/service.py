@@ -149,10 +149,10 @@ class Service:
                         self._detectors[detector] = open_detector(detector, device=settings.device)
                     options["detect"] = self._detectors[detector]
             opened: TaskPipeline[Any, Any]
-            if (checkpoint, TASKS[task].auto_key) in self._loaded:
-                return cls(*self._loaded[checkpoint, TASKS[task].auto_key], **options)  # type: ignore[no-any-return]
+            if (checkpoint, TASKS[task].auto) in self._loaded:
+                return cls(*self._loaded[checkpoint, TASKS[task].auto], **options)  # type: ignore[no-any-return]
             opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
-            self._loaded[checkpoint, TASKS[task].auto_key] = opened.model, opened.processor
+            self._loaded[checkpoint, TASKS[task].auto] = opened.model, opened.processor
             if (
                 local_checkpoint_tasks(checkpoint)
                 and isinstance(opened.model, Sapiens2TaskModel)

@@ -26,11 +26,10 @@ from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
 from vitruvian.models.sapiens2.multitask_checkpoint import read_heads
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.tasks import TASKS
+from vitruvian.tasks import TASKS, task_of_head
 from vitruvian.training.config import ModelConfig
 
 HEADS = {task.name: task.sapiens2_head for task in TASKS.values() if task.sapiens2_head is not None}
-_TASK_OF_HEAD = {head: task for task, head in HEADS.items()}
 _PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
 
 
@@ -72,7 +71,7 @@ def _open_pretrained(
         opened = Sapiens2MultiTask.from_pretrained(
             source, tasks=[HEADS[task] for task in tasks if HEADS[task] in packed]
         )
-        stored = {_TASK_OF_HEAD[head]: opened.task_model(head) for head in opened.tasks}
+        stored = {task_of_head(head).name: opened.task_model(head) for head in opened.tasks}
         return Sapiens2Config.from_pretrained(source, **common), opened.encoder, stored
     stored = {}
     folders = list(_task_folders(source).values()) or [Path(source)]
@@ -111,7 +110,7 @@ def _task_folders(source: str | Path) -> dict[str, Path]:
 def _stored_task(config: Sapiens2Config) -> str | None:
     """Return the task of a checkpoint; None for an encoder."""
     names = config.architectures or []
-    return next((_TASK_OF_HEAD[head] for head, cls in TASK_CLASSES.items() if cls.__name__ in names), None)
+    return next((task_of_head(head).name for head, cls in TASK_CLASSES.items() if cls.__name__ in names), None)
 
 
 def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None) -> dict[str, Any]:
@@ -144,7 +143,7 @@ def head_strides(model: Sapiens2MultiTask) -> dict[str, int]:
     """Return the input pixels per output pixel of each task: 1 where a head predicts at full size."""
     strides: dict[str, int] = {}
     for name in model.tasks:
-        task, config = _TASK_OF_HEAD[name], model.task_model(name).config
+        task, config = task_of_head(name).name, model.task_model(name).config
         head = config.head_config
         size = 2 ** len((head.upsample_out_channels if head else None) or [])
         if config.token_hw[0] % size:
@@ -178,7 +177,7 @@ def save_models(model: Sapiens2MultiTask, folder: Path, *, pad: bool = False) ->
     processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=pad, label_resample=0)
     written = []
     for head in model.tasks:
-        path = folder if len(model.tasks) == 1 else folder / _TASK_OF_HEAD[head]
+        path = folder if len(model.tasks) == 1 else folder / task_of_head(head).name
         model.task_model(head).save_pretrained(path)
         processor.save_pretrained(path)
         written.append(path)

@@ -27,7 +27,7 @@ def export(
     """Export a model to ONNX, or with --int8 to int8 for OpenVINO, and print how far its outputs are from torch."""
     import tempfile
 
-    from vitruvian.auto import AutoProcessor, auto_class, read_model_config, saved_class
+    from vitruvian.auto import AutoProcessor, read_model_config, saved_class
     from vitruvian.errors import InputError
     from vitruvian.export import OpenVinoModel, export_onnx, quantize_int8
     from vitruvian.export.int8 import HELD_OUT, calibration_samples, held_out, print_errors
@@ -40,9 +40,7 @@ def export(
         raise InputError("--int8: requires images for calibration. Add --calibrate FOLDER.")
     if calibrate is not None and not int8:
         raise InputError("--calibrate requires --int8.")
-    opener = (
-        auto_class(find_task(task).auto_key) if task else saved_class(read_model_config(model, HubOptions()), model)
-    )
+    opener = find_task(task).auto_class() if task else saved_class(read_model_config(model, HubOptions()), model)
     if opener is Sam2VideoModel:  # what is exported is the model for images
         opener = Sam2Model
     opened = opener.from_pretrained(model, strict=True)

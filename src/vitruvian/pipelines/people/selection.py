@@ -16,8 +16,9 @@ from torch import Tensor
 
 from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import BUILTIN, has_builtin
-from vitruvian.images.download import is_url, redacted_url
+from vitruvian.images.download import redacted_url
 from vitruvian.limits import get_limits
+from vitruvian.media_files import is_url
 from vitruvian.pipelines.options import PeopleOptions, nesting_depth
 from vitruvian.pipelines.people.detectors import DetectorSpec, people_from_boxes
 from vitruvian.pipelines.sources import Frame

@@ -26,7 +26,6 @@ from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.video import (
-    FRAME_PATTERN,
     SequenceReader,
     SequenceWriter,
     Sound,
@@ -36,6 +35,7 @@ from vitruvian.files.video import (
     open_container,
 )
 from vitruvian.json_files import json_text, read_json, write_json
+from vitruvian.media_files import FRAME_PATTERN
 from vitruvian.pipelines.video.state import State
 
 _PLAN = "plan.json"
