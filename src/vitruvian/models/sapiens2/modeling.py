@@ -222,13 +222,15 @@ class Sapiens2TaskModel(Sapiens2PreTrainedModel):
     def build_other_heads(self) -> None:
         """Build heads beside the decode head. Subclasses override it."""
 
-    def encode(self, pixel_values: Tensor, options: ForwardOptions) -> tuple[BaseModelOutputWithPooling, Tensor]:
-        """Return the output of the encoder, or that in the options, and the map [B, C, h, w] that the heads read."""
-        flags: OutputKwargs = options
-        encoded = options.get("encoded") or self.model(pixel_values, **self.output_flags(**flags).for_inner())
+    def encoder_flags(self, options: OutputKwargs) -> OutputKwargs:
+        """Return what the encoder outputs for these options of a task."""
+        return self.output_flags(**options).for_inner()
+
+    def feature_map(self, encoded: BaseModelOutputWithPooling, pixel_values: Tensor) -> Tensor:
+        """Return the map [B, C, h, w] that the heads read."""
         if encoded.last_hidden_state is None:
             raise InputError("encoded: expected the output of the encoder for these images, got one without tokens.")
-        return encoded, patch_map(encoded.last_hidden_state, self.config, pixel_values)
+        return patch_map(encoded.last_hidden_state, self.config, pixel_values)
 
     def complete_output(
         self,
@@ -269,7 +271,8 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
             label_weights: Weight of each keypoint, [B, J], [B, J, 1, 1] or [B, J, H/4, W/4].
             kwargs: See `ForwardOptions`.
         """
-        encoded, features = self.encode(pixel_values, kwargs)
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
+        features = self.feature_map(encoded, pixel_values)
         heatmaps = self.decode_head(features)  # [B, J, H/4, W/4]
         if flip_pairs is not None:
             heatmaps = flip_back(heatmaps, flip_pairs)
@@ -297,7 +300,8 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
         """
         if labels is not None and self.config.num_labels == 1:
             raise InputError("labels: segmentation needs at least two classes, and this model has one.")
-        encoded, features = self.encode(pixel_values, kwargs)
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
+        features = self.feature_map(encoded, pixel_values)
         logits = self.decode_head(features)  # [B, K, H, W]
         loss: LossTerms | Tensor | None = None
         if labels is not None:
@@ -336,7 +340,8 @@ class Sapiens2DenseModel(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W].
             kwargs: See `ForwardOptions`.
         """
-        encoded, features = self.encode(pixel_values, kwargs)
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
+        features = self.feature_map(encoded, pixel_values)
         maps = self.activate(self.decode_head(features))  # [B, K, H, W]
         loss = None if labels is None else self.pixel_loss(maps, labels, label_mask)
         return self.complete_output(self.to_output(maps), encoded, kwargs, loss)
@@ -427,7 +432,8 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
             label_mask: Pixels that count in the loss, [B, 1, H, W] or [B, H, W]; by default those with depth above 0.
             kwargs: See `ForwardOptions`.
         """
-        encoded, features = self.encode(pixel_values, kwargs)
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
+        features = self.feature_map(encoded, pixel_values)
         pointmaps = self.decode_head(features)  # [B, 3, H, W]
         scales = None if self.scale_head is None else self.scale_head(features)  # [B, 1]
         loss: LossTerms | None = None

@@ -55,7 +55,8 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
             raise InputError(
                 f"Sapiens2Config.num_labels: expected {_CHANNELS} for person detection, got {self.config.num_labels}."
             )
-        encoded, features = self.encode(pixel_values, kwargs)
+        encoded = kwargs.pop("encoded", None) or self.model(pixel_values, **self.encoder_flags(kwargs))
+        features = self.feature_map(encoded, pixel_values)
         maps = self.decode_head(features)  # [B, 5, g, g']
         logits = maps[:, :1]  # [B, 1, g, g']
         # Softplus: sides are positive, and linear in the output of the head where they are large.
