@@ -16,16 +16,10 @@ from vitruvian.losses.dense import (
     segmentation_loss,
 )
 from vitruvian.losses.detection import PeopleTarget, draw_people, people_loss
-from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse, heatmap_peak_loss
+from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse, heatmap_peaks
 from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PixelComparison, PointComparison
 from vitruvian.losses.matting import MATTING_WEIGHTS, matting_loss
-from vitruvian.losses.pointmap import (
-    POINTMAP_WEIGHTS,
-    aligned_point_loss,
-    canonical_scales,
-    depth_step_loss,
-    pointmap_loss,
-)
+from vitruvian.losses.pointmap import POINTMAP_WEIGHTS, aligned_distance, canonical_scales, depth_steps, pointmap_loss
 from vitruvian.losses.pretraining import (
     TeacherCenter,
     ema_update,
@@ -51,16 +45,16 @@ __all__ = [
     "PointComparison",
     "TeacherCenter",
     "albedo_loss",
-    "aligned_point_loss",
+    "aligned_distance",
     "canonical_scales",
     "classification_loss",
-    "depth_step_loss",
+    "depth_steps",
     "dice_loss",
     "draw_people",
     "ema_update",
     "heatmap_loss",
     "heatmap_mse",
-    "heatmap_peak_loss",
+    "heatmap_peaks",
     "masked_reconstruction_loss",
     "matting_loss",
     "normal_loss",

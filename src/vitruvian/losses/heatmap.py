@@ -49,7 +49,7 @@ def heatmap_mse(pred: Tensor, target: Tensor, weights: Tensor | None = None) -> 
     return weighted_mean((pred - target).square(), weights)
 
 
-def heatmap_peak_loss(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: float = 12.0) -> Tensor:
+def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: float = 12.0) -> Tensor:
     """Return the divergence of the peaks of heatmaps from the target, in nats.
 
     ``Σ w · KL(softmax(s · target) ‖ softmax(s · pred)) / Σ w`` over joints, with the softmax over a joint's pixels and

@@ -147,7 +147,7 @@ def _silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, v
     return terms.weighted_mean(per_image.flatten(), (weights.sum(dim=(1, 2, 3)) > 0).float())
 
 
-def depth_step_loss(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
+def depth_steps(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
     """Return the L1 error of the gradient of log depth: Σ_xy abs of the change of log p_z − log q_z.
 
     Unlike the error of normals, which saturates on rough surfaces, it grows linearly with noise of the prediction. A
@@ -167,7 +167,7 @@ def _log_ratio(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Ten
     return terms.clear_invalid(log_pred - log_target, weights)
 
 
-def aligned_point_loss(pred: Tensor, target: Tensor, weights: Tensor, length: Tensor) -> Tensor:
+def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tensor) -> Tensor:
     """Return the mean distance of points after the best common factor of the predicted ones.
 
     The factor is that of least squares for each image, as in the metric `PointError`; distances are relative to

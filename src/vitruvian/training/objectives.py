@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vitruvian.human import GROUPS
 from vitruvian.losses.dense import cross_entropy, dice_loss
-from vitruvian.losses.heatmap import MSE_WEIGHT, heatmap_peak_loss
-from vitruvian.losses.pointmap import aligned_point_loss, depth_step_loss
+from vitruvian.losses.heatmap import MSE_WEIGHT, heatmap_peaks
+from vitruvian.losses.pointmap import aligned_distance, depth_steps
 from vitruvian.models.sapiens2.modeling import PART_LOSS_WEIGHTS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.tensor_cache import cached_tensors, constant
@@ -169,16 +169,16 @@ class Objective(nn.Module):
         if own_parts is not None:
             losses[names["parts"]] = _parts_loss(outputs["parts"].logits, own_parts["labels"])
         if "pose" in outputs and weights["pose_peaks"] > 0:
-            losses["pose_peaks"] = heatmap_peak_loss(outputs["pose"].heatmaps, *labels["pose"].values())
+            losses["pose_peaks"] = heatmap_peaks(outputs["pose"].heatmaps, *labels["pose"].values())
         if "pointmap" in outputs:
             predicted, points = outputs["pointmap"].pointmaps, labels["pointmap"]["labels"]
             known = (points[:, 2:] > 0).float()
             if weights["depth_steps"] > 0:
-                losses["depth_steps"] = depth_step_loss(predicted[:, 2:], points[:, 2:], known)
+                losses["depth_steps"] = depth_steps(predicted[:, 2:], points[:, 2:], known)
             if weights["points"] > 0:
                 stature_m = images.require("stature_m")
                 known = known * (stature_m > 0)[:, None, None, None]
-                losses["points"] = aligned_point_loss(predicted, points, known, stature_m)
+                losses["points"] = aligned_distance(predicted, points, known, stature_m)
 
     def _labels(
         self, view: str, images: LabeledImages, weights: Mapping[str, float], rng: Rng

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.losses import heatmap_loss, heatmap_mse, heatmap_peak_loss
+from vitruvian.losses import heatmap_loss, heatmap_mse, heatmap_peaks
 from vitruvian.losses.heatmap import draw_heatmaps
 
 torch_has_weights = pytest.mark.skipif(
@@ -87,21 +87,21 @@ def test_peaks_are_zero_for_a_perfect_map_and_grow_with_distance():
         return maps
 
     goal, weights = drawn(5.0), torch.ones(1, 1)
-    assert heatmap_peak_loss(goal, goal, weights).abs() < 1e-5
-    near, far = heatmap_peak_loss(drawn(6.0), goal, weights), heatmap_peak_loss(drawn(10.0), goal, weights)
+    assert heatmap_peaks(goal, goal, weights).abs() < 1e-5
+    near, far = heatmap_peaks(drawn(6.0), goal, weights), heatmap_peaks(drawn(10.0), goal, weights)
     assert 0 < near < far
     by_hand = torch.nn.functional.kl_div(
         (12 * drawn(6.0)).flatten(2).log_softmax(2), (12 * goal).flatten(2).softmax(2), reduction="sum"
     )
     torch.testing.assert_close(near, by_hand)
-    assert heatmap_peak_loss(drawn(6.0), goal, torch.zeros(1, 1)) == 0
+    assert heatmap_peaks(drawn(6.0), goal, torch.zeros(1, 1)) == 0
 
 
 def test_an_empty_map_is_drawn_to_the_peak():
     goal = torch.zeros(1, 1, 4, 4)
     goal[0, 0, 1, 2] = 1
     flat = torch.zeros(1, 1, 4, 4, requires_grad=True)
-    heatmap_peak_loss(flat, goal, torch.ones(1, 1)).backward()
+    heatmap_peaks(flat, goal, torch.ones(1, 1)).backward()
     slope = flat.grad[0, 0]
     assert slope[1, 2] < 0
     assert slope[0, 0] > 0

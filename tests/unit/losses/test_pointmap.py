@@ -252,18 +252,18 @@ def test_steps_of_depth_are_those_of_the_logarithm_whatever_the_factor():
     target = torch.full((1, 1, 1, 4), 2.0)
     pred = 3 * torch.tensor([[[[1.0, math.e, 1.0, 1.0]]]])  # one pixel too far by the factor e
     everywhere = torch.ones(1, 1, 1, 4)
-    assert float(losses.depth_step_loss(pred, target, everywhere)) == pytest.approx(2 / 3)  # of three steps, two are 1
-    assert float(losses.depth_step_loss(5 * target, target, everywhere)) == pytest.approx(0, abs=1e-6)
+    assert float(losses.depth_steps(pred, target, everywhere)) == pytest.approx(2 / 3)  # of three steps, two are 1
+    assert float(losses.depth_steps(5 * target, target, everywhere)) == pytest.approx(0, abs=1e-6)
     hidden = torch.tensor([[[[1.0, 0.0, 1.0, 1.0]]]])  # pairs with an unknown pixel do not count
-    assert float(losses.depth_step_loss(pred, target * hidden, hidden)) == pytest.approx(0, abs=1e-6)
-    assert float(losses.depth_step_loss(pred.mT, target.mT, everywhere.mT)) == pytest.approx(2 / 3)
+    assert float(losses.depth_steps(pred, target * hidden, hidden)) == pytest.approx(0, abs=1e-6)
+    assert float(losses.depth_steps(pred.mT, target.mT, everywhere.mT)) == pytest.approx(2 / 3)
 
 
 def test_depth_steps_have_a_gradient_for_noise_of_any_amplitude():
     ripple = torch.tensor([1.0, -1.0]).repeat(4).view(1, 1, 1, 8)
     for height in (0.001, 0.1):
         pred = (2 * (1 + height * ripple)).requires_grad_()
-        losses.depth_step_loss(pred, torch.full_like(pred, 2.0), torch.ones_like(pred)).backward()
+        losses.depth_steps(pred, torch.full_like(pred, 2.0), torch.ones_like(pred)).backward()
         assert (pred.grad[..., 1:-1] * ripple[..., 1:-1]).min() > 0.1
 
 
@@ -272,16 +272,16 @@ def test_points_are_compared_after_the_best_factor():
     target[:, 2] = 2.0
     target[:, 0, 0, 1] = 1.0  # points (0, 0, 2) and (1, 0, 2)
     weights, length = torch.ones(2, 1, 1, 2), torch.tensor([1.0, 4.0])
-    assert float(losses.aligned_point_loss(0.3 * target, target, weights, length)) == pytest.approx(0, abs=2e-4)
+    assert float(losses.aligned_distance(0.3 * target, target, weights, length)) == pytest.approx(0, abs=2e-4)
     pred = target.clone()
     pred[:, 0] = 0.0  # the factor is 1, and one of two points is off by 1
-    assert float(losses.aligned_point_loss(7 * pred, target, weights, length)) == pytest.approx(
+    assert float(losses.aligned_distance(7 * pred, target, weights, length)) == pytest.approx(
         (0.5 + 0.125) / 2, abs=2e-4
     )
-    assert float(losses.aligned_point_loss(7 * pred, target, weights * torch.tensor([1.0, 0.0]), length)) < 2e-4
+    assert float(losses.aligned_distance(7 * pred, target, weights * torch.tensor([1.0, 0.0]), length)) < 2e-4
     weights[1, ..., 0] = 0  # the second image has one point, and counts as much as the first
-    assert float(losses.aligned_point_loss(pred, target, weights, length)) == pytest.approx((0.5 + 0.25) / 2, abs=2e-4)
+    assert float(losses.aligned_distance(pred, target, weights, length)) == pytest.approx((0.5 + 0.25) / 2, abs=2e-4)
     nothing = torch.zeros_like(pred, requires_grad=True)
-    losses.aligned_point_loss(nothing, target, weights, length).backward()
+    losses.aligned_distance(nothing, target, weights, length).backward()
     assert nothing.grad is not None
     assert nothing.grad.isfinite().all()
