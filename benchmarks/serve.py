@@ -29,6 +29,7 @@ import json
 import os
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,6 @@ GOAL = 0.85
 MAX_GROWTH = 0.05  # of the memory in a soak
 IMAGES = 16  # different ones
 BATCH = 8  # of LitServe; ours chooses
-PORT = 8764
 START_SECONDS = 180
 OURS = "vitruvian"
 POSE_PATH, LITSERVE_PATH = "/v1/pose?detect=whole", "/predict"
@@ -123,7 +123,9 @@ def run_litserve(root: Path, options: argparse.Namespace) -> None:
     api = PoseApi(root / "model", max_batch_size=BATCH, batch_timeout=0.005)
     accelerator = "cuda" if options.device.startswith("cuda") else "cpu"
     server = litserve.LitServer(api, accelerator=accelerator, timeout=120, workers_per_device=1)
-    server.run(port=PORT, host="127.0.0.1", log_level="warning", generate_client_file=False)
+    server.run(
+        port=int(options.address.rpartition(":")[2]), host="127.0.0.1", log_level="warning", generate_client_file=False
+    )
 
 
 # ------------------------------------------------------------------------------------------------ servers and clients
@@ -157,14 +159,21 @@ def our_server(
 @contextlib.contextmanager
 def lit_server(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run LitServe; yield its address and process."""
+    address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, __file__, "--one", "litserve", str(root), f"--device={options.device}"]
+    command += ["--address", address]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
     try:
-        wait_for(f"127.0.0.1:{PORT}", "/health")
-        yield f"127.0.0.1:{PORT}", process
+        wait_for(address, "/health")
+        yield address, process
     finally:
         os.killpg(process.pid, 15)  # with its workers
         process.wait(60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def wait_for(address: str, path: str) -> None:
@@ -327,9 +336,10 @@ def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     import psutil
 
     memory: list[list[float]] = [[], []]  # before and after the server was killed
-    with SoakClients(f"127.0.0.1:{PORT}", read_images(root)) as clients:
+    port = free_port()  # the same after the restart
+    with SoakClients(f"127.0.0.1:{port}", read_images(root)) as clients:
         for part in (0, 1):
-            with our_server(root, options, "builtin", port=PORT) as (_, process):
+            with our_server(root, options, "builtin", port=port) as (_, process):
                 end = time.monotonic() + options.soak / 2
                 while time.monotonic() < end:
                     memory[part].append(psutil.Process(process.pid).memory_info().rss / 1e6)
