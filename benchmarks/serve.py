@@ -280,6 +280,8 @@ class SoakClients:
         self.statuses: Counter[int] = Counter()
         self.refused = 0  # connections and requests, while the server is down or loads its models
         self.jobs: list[str] = []
+        self.errors: list[str] = []  # time and path of each 5xx
+        self._started = time.monotonic()
         self.stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(8)]
 
@@ -329,6 +331,8 @@ class SoakClients:
                 self.stop.wait(0.5)
             elif status:
                 self.statuses[status] += 1
+                if status >= 500:
+                    self.errors.append(f"{status} after {time.monotonic() - self._started:.0f} s: {path}")
 
 
 def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -358,7 +362,7 @@ def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     print(f"statuses: {dict(clients.statuses)}; refused while it was down or loading: {clients.refused}")
     print(f"memory in MB: {' | '.join(' '.join(f'{one:.0f}' for one in part) for part in memory)}")
     print(f"memory from the second quarter to the last, before and after kill -9: {growth[0]:+.1%}, {growth[1]:+.1%}")
-    print(f"5xx: {errors}; jobs: {dict(states)}; files left: {left or 'none'}")
+    print(f"5xx: {', '.join(clients.errors) or 'none'}; jobs: {dict(states)}; files left: {left or 'none'}")
     passed = not errors and not lost and not left and max(growth) <= MAX_GROWTH
     print(f"goals (no 5xx, memory within {MAX_GROWTH:.0%}, no job lost, no file left): {'met' if passed else 'missed'}")
     found = {"statuses": dict(clients.statuses), "memory_mb": memory, "growth": growth, "left": left}
