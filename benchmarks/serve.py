@@ -29,6 +29,7 @@ import json
 import os
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,6 @@ GOAL = 0.85
 MAX_GROWTH = 0.05  # of the memory in a soak
 IMAGES = 16  # different ones
 BATCH = 8  # of LitServe; ours chooses
-PORT = 8764
 START_SECONDS = 180
 OURS = "vitruvian"
 POSE_PATH, LITSERVE_PATH = "/v1/pose?detect=whole", "/predict"
@@ -123,7 +123,9 @@ def run_litserve(root: Path, options: argparse.Namespace) -> None:
     api = PoseApi(root / "model", max_batch_size=BATCH, batch_timeout=0.005)
     accelerator = "cuda" if options.device.startswith("cuda") else "cpu"
     server = litserve.LitServer(api, accelerator=accelerator, timeout=120, workers_per_device=1)
-    server.run(port=PORT, host="127.0.0.1", log_level="warning", generate_client_file=False)
+    server.run(
+        port=int(options.address.rpartition(":")[2]), host="127.0.0.1", log_level="warning", generate_client_file=False
+    )
 
 
 # ------------------------------------------------------------------------------------------------ servers and clients
@@ -157,14 +159,21 @@ def our_server(
 @contextlib.contextmanager
 def lit_server(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run LitServe; yield its address and process."""
+    address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, __file__, "--one", "litserve", str(root), f"--device={options.device}"]
+    command += ["--address", address]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
     try:
-        wait_for(f"127.0.0.1:{PORT}", "/health")
-        yield f"127.0.0.1:{PORT}", process
+        wait_for(address, "/health")
+        yield address, process
     finally:
         os.killpg(process.pid, 15)  # with its workers
         process.wait(60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def wait_for(address: str, path: str) -> None:
@@ -271,6 +280,8 @@ class SoakClients:
         self.statuses: Counter[int] = Counter()
         self.refused = 0  # connections and requests, while the server is down or loads its models
         self.jobs: list[str] = []
+        self.errors: list[str] = []  # time and path of each 5xx
+        self._started = time.monotonic()
         self.stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(8)]
 
@@ -320,6 +331,8 @@ class SoakClients:
                 self.stop.wait(0.5)
             elif status:
                 self.statuses[status] += 1
+                if status >= 500:
+                    self.errors.append(f"{status} after {time.monotonic() - self._started:.0f} s: {path}")
 
 
 def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -327,9 +340,10 @@ def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     import psutil
 
     memory: list[list[float]] = [[], []]  # before and after the server was killed
-    with SoakClients(f"127.0.0.1:{PORT}", read_images(root)) as clients:
+    port = free_port()  # the same after the restart
+    with SoakClients(f"127.0.0.1:{port}", read_images(root)) as clients:
         for part in (0, 1):
-            with our_server(root, options, "builtin", port=PORT) as (_, process):
+            with our_server(root, options, "builtin", port=port) as (_, process):
                 end = time.monotonic() + options.soak / 2
                 while time.monotonic() < end:
                     memory[part].append(psutil.Process(process.pid).memory_info().rss / 1e6)
@@ -348,7 +362,7 @@ def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     print(f"statuses: {dict(clients.statuses)}; refused while it was down or loading: {clients.refused}")
     print(f"memory in MB: {' | '.join(' '.join(f'{one:.0f}' for one in part) for part in memory)}")
     print(f"memory from the second quarter to the last, before and after kill -9: {growth[0]:+.1%}, {growth[1]:+.1%}")
-    print(f"5xx: {errors}; jobs: {dict(states)}; files left: {left or 'none'}")
+    print(f"5xx: {', '.join(clients.errors) or 'none'}; jobs: {dict(states)}; files left: {left or 'none'}")
     passed = not errors and not lost and not left and max(growth) <= MAX_GROWTH
     print(f"goals (no 5xx, memory within {MAX_GROWTH:.0%}, no job lost, no file left): {'met' if passed else 'missed'}")
     found = {"statuses": dict(clients.statuses), "memory_mb": memory, "growth": growth, "left": left}

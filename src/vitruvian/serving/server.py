@@ -70,6 +70,10 @@ class _Server(uvicorn.Server):
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise InputError(f"--port: expected an address to listen on, got {host}:{port} ({error.strerror}).") from error
+    # Connections inherit it. asyncio sets it only for sockets with an explicit protocol; without it the body of an
+    # answer, which is sent after its head, waits up to 40 ms for the client's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
