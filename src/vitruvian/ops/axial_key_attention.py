@@ -18,7 +18,7 @@ from vitruvian.ops.dispatch import is_wrapped, use_cpu
 from vitruvian.ops.narrow_value_attention import LOG2_E, RunningMean, narrow_value_attention
 from vitruvian.ops.rope import RopeTables, rotate_neighbors, rotate_pairs
 
-_CPU_QUERIES, _CPU_KEYS = 256, 4096  # whose scores are computed at a time: 4 MiB
+_CPU_QUERIES, _CPU_KEYS = 256, 2048  # whose scores are computed at a time: 2 MiB, twice
 
 
 def axial_key_attention(
