@@ -261,9 +261,10 @@ async def _start_job(video: StoredVideo, task: str, owner: str | None, arguments
 
     chunks = await asyncio.to_thread(put)
     try:
-        return await handle.create_job.remote(chunks, video.name, task, owner, arguments)
+        job: Job = await handle.create_job.remote(chunks, video.name, task, owner, arguments)
     except ray.exceptions.RayTaskError as error:
         raise getattr(error, "cause", error) from None
+    return job
 
 
 def _create_app(settings: Settings, failures: list[Exception], deadline: float) -> Any:
