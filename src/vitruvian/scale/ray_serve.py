@@ -262,9 +262,9 @@ async def _start_job(video: StoredVideo, task: str, owner: str | None, arguments
     chunks = await asyncio.to_thread(put)
     try:
         job: Job = await handle.create_job.remote(chunks, video.name, task, owner, arguments)
-        return job
     except ray.exceptions.RayTaskError as error:
         raise getattr(error, "cause", error) from None
+    return job
 
 
 def _create_app(settings: Settings, failures: list[Exception], deadline: float) -> Any:
