@@ -37,8 +37,7 @@ from vitruvian.pipelines.regions import Region, plan_tiles
 from vitruvian.results.base import People
 
 _THRESHOLD = 0.5
-_UNCONFIRMED_THRESHOLD = 0.3  # of a model without a head for body parts
-_CONFIRM_FROM = 0.25  # score of the center: lower ones cannot reach the default threshold, and keep their score
+_CENTER_THRESHOLD = 0.3  # boxes whose center has a lower score are not confirmed; the default without confirmation
 _PERSON_SHARE = 0.5  # of the pixels of a person's box: people cover about half of it
 _CONTEXT = 1.5  # size of the crop that confirms a box, relative to the box
 _LONG_SIDE = 384  # of training images
@@ -69,7 +68,7 @@ class Sapiens2Detector:
         name: str = BUILTIN,
     ) -> None:
         if threshold is None:
-            threshold = _THRESHOLD if parts is not None else _UNCONFIRMED_THRESHOLD
+            threshold = _THRESHOLD if parts is not None else _CENTER_THRESHOLD
         if not 0 <= threshold <= 1:
             raise InputError(f"threshold: expected a score from 0 to 1, got {threshold}.")
         self.model, self.processor, self.threshold, self.name = model.eval(), processor, threshold, name
@@ -112,14 +111,14 @@ class Sapiens2Detector:
         """Return boxes [n, 4] and scores [n] of people in [3, H, W] uint8."""
         size_hw = (pixels.shape[1], pixels.shape[2])
         out = self.model(self._prepare(pixels), return_dict=True)
-        lowest = self.threshold if self.parts is None else min(self.threshold, _CONFIRM_FROM)
+        lowest = self.threshold if self.parts is None else min(self.threshold, _CENTER_THRESHOLD)
         return decode_people(out.logits, out.sides, size_hw=size_hw, threshold=lowest, overlap=_NMS_IOU)[0]
 
     @torch.inference_mode()
     def _confirm(self, pixels: Tensor, boxes: Tensor, scores: Tensor) -> Tensor:
         """Return the scores [n] of boxes [n, 4] with the share of person pixels; low ones are unchanged."""
         confirmed = scores.clone()
-        for row in (scores >= _CONFIRM_FROM).nonzero().flatten().tolist():
+        for row in (scores >= _CENTER_THRESHOLD).nonzero().flatten().tolist():
             share = self._person_share(pixels, boxes[row].tolist())
             confirmed[row] = (scores[row] * min(1.0, share / _PERSON_SHARE)).sqrt()
         return confirmed
