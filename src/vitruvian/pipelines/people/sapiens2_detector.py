@@ -133,7 +133,7 @@ class Sapiens2Detector:
         person = 1 - self.parts(self._prepare(crop), return_dict=True).logits[0].float().softmax(0)[0]  # [h, w]
         inside_y = _scaled(y1 - rows.start, y2 - rows.start, person.shape[0] / len(rows))
         inside_x = _scaled(x1 - columns.start, x2 - columns.start, person.shape[1] / len(columns))
-        return person[inside_y, inside_x].mean().item()
+        return float(person[inside_y, inside_x].mean())
 
     def _prepare(self, pixels: Tensor) -> Tensor:
         """Resize and normalize an image, uint8 [3, H, W] -> [1, 3, h, w]."""
