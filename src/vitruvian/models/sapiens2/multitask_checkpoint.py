@@ -161,7 +161,12 @@ class _Int8Reader:
                 name = full_name.removeprefix(self.prefix)
                 value = file.get_tensor(name)
                 if name + _SCALE in held:
-                    value = value.float().mul_(file.get_tensor(name + _SCALE).float())
+                    scale = file.get_tensor(name + _SCALE)
+                    try:
+                        value = value.float().mul_(scale.float())
+                    except RuntimeError as error:
+                        shapes = f"{tuple(scale.shape)} for {tuple(value.shape)}"
+                        raise damaged_file_error(self.path, f"{name} has scales of the shape {shapes}") from error
                 yield full_name, value
 
 
