@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, save_images, wait_until
+from vitruvian.cli import app
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 
@@ -89,6 +91,19 @@ def test_ctrl_c_leaves_what_is_done_whole(tmp_path: Path, capsys: pytest.Capture
     text = capsys.readouterr().err
     assert "skipped (already done" in text
     assert f"{20 - min(20, len(proven))} done" in text
+
+
+@POSIX
+def test_ctrl_c_that_a_library_replaces_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise ValueError("could not determine the shape")  # as torch does
+
+    monkeypatch.setattr(app, "program", lambda name: interrupted)
+    monkeypatch.setattr(app, "_option_names", lambda *_: {})
+    assert app.run(["pose", "a.jpg"]) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @POSIX

@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -120,11 +121,13 @@ def run(arguments: Sequence[str]) -> int:
     warnings.showwarning = _hide_warning if _is_quiet(arguments) else functools.partial(_show_warning, names)
     arguments = _with_task_name(arguments)
     commands = (MODELS, *(name for names in COMMANDS.values() for name in names))
+    interrupts: list[int] = []
     try:
-        command = program(arguments[0] if arguments and arguments[0] in commands else None)
-        names |= _option_names(command, arguments)
-        code = command(args=arguments or ["--help"], prog_name="vitruvian", standalone_mode=False)
-        return code if isinstance(code, int) else DONE
+        with _note_interrupts(interrupts):
+            command = program(arguments[0] if arguments and arguments[0] in commands else None)
+            names |= _option_names(command, arguments)
+            code = command(args=arguments or ["--help"], prog_name="vitruvian", standalone_mode=False)
+            return code if isinstance(code, int) else DONE
     except VitruvianError as error:
         return _print_error(error, arguments, error_text(error, names))
     except (typer.Abort, KeyboardInterrupt):
@@ -138,6 +141,8 @@ def run(arguments: Sequence[str]) -> int:
             context = getattr(error, "ctx", None)
             path = "vitruvian" if context is None else context.command_path
             return _print_error(error, arguments, f"{_sentence(error.format_message())} See {path} --help.")
+        if interrupts:
+            return INTERRUPTED
         text = f"{type(error).__name__}: {error}".rstrip(": .")
         return _print_error(error, arguments, f"unexpected {text}. This is a bug: report it with what --debug prints.")
 
@@ -145,6 +150,26 @@ def run(arguments: Sequence[str]) -> int:
 def _sentence(text: str) -> str:
     """Return text with a full stop at its end, unless it ends a sentence already."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+@contextlib.contextmanager
+def _note_interrupts(interrupts: list[int]) -> Iterator[None]:
+    """Note Ctrl-C, which torch replaces by an error of its own where it comes while a tensor is read from a file."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    with contextlib.suppress(ValueError):  # only the main thread sets handlers
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _with_task_name(arguments: Sequence[str]) -> list[str]:

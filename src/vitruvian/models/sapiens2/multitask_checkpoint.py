@@ -30,7 +30,7 @@ from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, is_builtin, loca
 from vitruvian.json_files import read_json_object
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
-from vitruvian.weights import SafetensorsFile, WeightFiles, unshared
+from vitruvian.weights import SafetensorsFile, WeightFiles, damaged_file_error, unshared
 
 _KEY = "packed"  # in config.json
 _VERSION = 1
@@ -149,7 +149,12 @@ class _Int8File(SafetensorsFile):
                 name = full_name.removeprefix(self.prefix)
                 value = file.get_tensor(name)
                 if name + _SCALE in held:
-                    value = value.float().mul_(file.get_tensor(name + _SCALE).float())
+                    scale = file.get_tensor(name + _SCALE)
+                    try:
+                        value = value.float().mul_(scale.float())
+                    except RuntimeError as error:
+                        shapes = f"{tuple(scale.shape)} for {tuple(value.shape)}"
+                        raise damaged_file_error(self.path, f"{name} has scales of the shape {shapes}") from error
                 yield full_name, value
 
 

@@ -135,6 +135,11 @@ class TestFiles:
         )
         assert held < 0.31 * whole  # tiny layers have many scales
 
+    def test_scales_of_another_shape(self, tmp_path: Path) -> None:
+        save_file({"a": torch.ones(2, 3, dtype=torch.int8), "a:scale": torch.ones(2)}, tmp_path / "w.safetensors")
+        with pytest.raises(CheckpointError, match="a has scales of the shape"):
+            list(_Int8File(tmp_path / "w.safetensors").tensors())
+
     def test_reader_gives_names_shapes_and_values(self, packed: Path, model: Sapiens2MultiTask) -> None:
         reader = _Int8File(packed / "encoder.safetensors", prefix="x.")
         state = model.encoder.state_dict()
