@@ -42,7 +42,7 @@ from vitruvian.images import crop_windows
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.pipelines.people import detect_people, open_detector
-from vitruvian.training.datasets.compose import CropOptions, compose_crops
+from vitruvian.training.datasets.compose import CropSampling, compose_crops
 from vitruvian.training.datasets.labels import LabeledImages, normalize, to_model_axes
 from vitruvian.training.evaluation import (
     PCK,
@@ -92,7 +92,7 @@ def synthetic_report(
     pack = held_out_split(load_pack(pack_path)).to(device)
     pyramid = build_pyramid(pack.textures)
     model = model.to(device)
-    options = CropOptions.plain()
+    options = CropSampling.plain()
     hands = ("body", "feet", "left_hand", "right_hand")
     groups = layout_groups("sapiens308")
     chosen = {"body, feet, hands": [point for name in hands for point in groups[name]], **groups}

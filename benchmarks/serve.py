@@ -88,7 +88,7 @@ def read_images(root: Path) -> list[bytes]:
 def run_pipeline(root: Path, options: argparse.Namespace) -> dict[str, float]:
     """Return images per second of the pipeline: of a stream of images (`rate`), and one at a time (`single`)."""
     from vitruvian import pipeline
-    from vitruvian.json_files import json_text
+    from vitruvian.io.json_files import json_text
 
     images = read_images(root)
     pipe = pipeline("pose", root / "model", device=options.device, detect="whole", keep_image=False)

@@ -42,7 +42,7 @@ from vitruvian.benchmarking.timing import describe_machine, relative_difference
 from vitruvian.files.video import VideoReader, VideoWriter
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
-from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import Sam2SessionOptions, Sam2VideoInferenceSession
 from vitruvian.pipelines import Failure
 
 _VIDEO_WARMUP = 40  # frames of a file; by then kernels are compiled and CUDA graphs captured
@@ -132,7 +132,7 @@ def open_stream(models: dict[str, Any], whose: str, objects: int, frames: Tensor
     fields: dict[str, Any] = {"video_height": size, "video_width": size, "dtype": frames.dtype}
     fields |= dict.fromkeys(("inference_device", "inference_state_device", "video_storage_device"), device)
     if whose == "ours":
-        session: Any = Sam2VideoInferenceSession(**fields, options=TrackingOptions(keep_history=False))
+        session: Any = Sam2VideoInferenceSession(**fields, options=Sam2SessionOptions(keep_history=False))
     else:
         import transformers
 

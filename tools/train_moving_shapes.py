@@ -27,7 +27,7 @@ from vitruvian import (
     Sam2VideoProcessor,
     Sam2VideoVideoProcessor,
 )
-from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, TrackingOptions
+from vitruvian.models.sam2.video_session import Sam2SessionOptions, Sam2VideoInferenceSession
 from vitruvian.training.clips import ClipObjective, PromptSimulation
 from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
 
@@ -142,7 +142,7 @@ def follow(model: Sam2VideoModel, frames: Tensor, masks: Tensor, *, clicks: Tens
         clicks: x and y of clicks [O, 2].
     """
     places: Any = dict.fromkeys(("inference_device", "inference_state_device", "video_storage_device"), frames.device)
-    options = TrackingOptions(independent_objects=True, keep_history=False)
+    options = Sam2SessionOptions(independent_objects=True, keep_history=False)
     session = Sam2VideoInferenceSession(None, *frames.shape[2:], **places, options=options)
     for number, mask in enumerate(masks[0]):
         index = session.obj_id_to_idx(number)

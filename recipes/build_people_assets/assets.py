@@ -16,14 +16,14 @@ from PIL import Image
 
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
+from vitruvian.images.types import IntArray
 from vitruvian.training.synthetic.asset_pack import (
     ANYONE,
     BACKGROUND_SIDE,
     MEN,
     WOMEN,
     Arrays,
-    Floats,
-    Ints,
+    FloatArray,
     Piece,
     join_blobs,
     keep_faces,
@@ -72,7 +72,7 @@ def read_table(path: Path) -> Arrays:
         raise InputError(f"table {path}: expected an .npz file, got {error}. Check the assets folder.") from error
 
 
-def _read_obj(path: Path) -> tuple[Ints, Floats, Ints]:
+def _read_obj(path: Path) -> tuple[IntArray, FloatArray, IntArray]:
     """Read an .obj file: triangles [f, 3], their texture coordinates [f, 3, 2], and the `f` line of each [f]."""
     coordinates: list[tuple[float, float]] = []
     faces: list[tuple[int, int, int]] = []

@@ -17,13 +17,12 @@ import numpy as np
 from recipes.build_people_assets.anny_bodies import BODY_VERTICES, EYES, BodySource
 from recipes.build_people_assets.mesh import CutMesh, clip_mesh, laplacian_smooth, mesh_edges, split_quads
 from vitruvian.human import PART_INDEX
+from vitruvian.images.types import BoolArray, IntArray
 from vitruvian.training.synthetic.asset_pack import (
     ANYONE,
     MEN,
     WOMEN,
-    Bools,
-    Floats,
-    Ints,
+    FloatArray,
     Piece,
     fit_piece,
     keep_faces,
@@ -44,29 +43,29 @@ _FABRIC_REPEATS = 12.0  # cloth textures repeat this often over the body's textu
 class DressForm:
     """The body that garments are made on, the average adult: its surface and the measures that define hems."""
 
-    vertices: Floats  # [N, 3]
-    surface: Floats  # [N, 3] the same without the small relief of the trunk, which cloth does not follow
-    normals: Floats  # [N, 3] of that surface
-    faces: Ints  # [f, 3] outer surface of the body, without eyes and mouth
-    uv: Floats  # [f, 3, 2]
-    skirt_faces: Ints  # [s, 3]
-    along_arm: Floats  # [N] meters from the shoulder joint down the arm; about -0.05 on the trunk
-    arm: Floats  # [N] how much a vertex belongs to an arm, 0..1
-    head: Floats  # [N]
-    at: dict[str, Floats]  # joints by bone name, [3]
+    vertices: FloatArray  # [N, 3]
+    surface: FloatArray  # [N, 3] the same without the small relief of the trunk, which cloth does not follow
+    normals: FloatArray  # [N, 3] of that surface
+    faces: IntArray  # [f, 3] outer surface of the body, without eyes and mouth
+    uv: FloatArray  # [f, 3, 2]
+    skirt_faces: IntArray  # [s, 3]
+    along_arm: FloatArray  # [N] meters from the shoulder joint down the arm; about -0.05 on the trunk
+    arm: FloatArray  # [N] how much a vertex belongs to an arm, 0..1
+    head: FloatArray  # [N]
+    at: dict[str, FloatArray]  # joints by bone name, [3]
     eye_z: float
     upper_arm: float  # meters, shoulder to elbow
     whole_arm: float  # meters, shoulder to wrist
 
 
-def make_dress_form(source: BodySource, quads: Ints, quad_uv: Floats) -> DressForm:
+def make_dress_form(source: BodySource, quads: IntArray, quad_uv: FloatArray) -> DressForm:
     """Measure the template; `quads` [q, 4] is its outer surface."""
     faces, uv = split_quads(quads), split_quads(quad_uv) * _FABRIC_REPEATS
     vertices = source.template
     at = {name: source.template_bones[i, 0] for i, name in enumerate(source.bone_names)}
     column = {name: i for i, name in enumerate(source.bone_names)}
 
-    def share(prefixes: tuple[str, ...]) -> Floats:
+    def share(prefixes: tuple[str, ...]) -> FloatArray:
         columns = [i for name, i in column.items() if name.startswith(prefixes)]
         return np.asarray(source.weights[:, columns].sum(1))
 
@@ -102,7 +101,7 @@ def _scale_of(form: DressForm, slot: str) -> dict[str, Any]:
     return {"scale_ids": ids, "scale_base": base.astype(np.float32)}
 
 
-def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
+def _remove_relief(vertices: FloatArray, faces: IntArray, where: BoolArray) -> FloatArray:
     """Smooth small relief [N, 3]: vertices in `where` [N] with edges shorter than 9 mm (nipples, navel)."""
     edges, _ = mesh_edges(faces)
     length = np.linalg.norm(vertices[edges[:, 0]] - vertices[edges[:, 1]], axis=1)
@@ -114,8 +113,8 @@ def _remove_relief(vertices: Floats, faces: Ints, where: Bools) -> Floats:
 
 
 def _shell(
-    form: DressForm, name: str, slot: str, fields: Floats, thickness: float, smooth: int = 0, style: str = "",
-    suits: int = ANYONE, part_class: Floats | None = None,
+    form: DressForm, name: str, slot: str, fields: FloatArray, thickness: float, smooth: int = 0, style: str = "",
+    suits: int = ANYONE, part_class: FloatArray | None = None,
 ) -> Piece:  # fmt: skip
     """Copy the body where all `fields` [k, N] are positive, `thickness` meters outwards.
 
@@ -144,13 +143,13 @@ def _shell(
     return _cut_piece(form, slot, mesh, offsets, face_class, name=name, hides=hides, suits=suits, style=style)
 
 
-def _slot_classes(slot: str, count: int) -> Ints:
+def _slot_classes(slot: str, count: int) -> IntArray:
     """Return the class of a slot for `count` faces."""
     return np.full(count, PART_INDEX[_CLASSES.get(slot, "Apparel")], np.int64)
 
 
 def _cut_piece(
-    form: DressForm, slot: str, mesh: CutMesh, offsets: Floats, face_class: Ints | None = None, **fields: Any
+    form: DressForm, slot: str, mesh: CutMesh, offsets: FloatArray, face_class: IntArray | None = None, **fields: Any
 ) -> Piece:
     """Return a mesh that was cut out of the template as a piece, without unused vertices."""
     piece = Piece(
@@ -161,7 +160,7 @@ def _cut_piece(
     return keep_faces(piece, np.ones(len(mesh.faces), bool))
 
 
-def _smooth_borders(points: Floats, faces: Ints) -> Floats:
+def _smooth_borders(points: FloatArray, faces: IntArray) -> FloatArray:
     """Smooth the borders of a mesh [m, 3], which zigzag where a cut crosses triangles."""
     edges, count = mesh_edges(faces)
     border = edges[count == 1]
@@ -172,12 +171,12 @@ def _smooth_borders(points: Floats, faces: Ints) -> Floats:
     return points
 
 
-def _above(form: DressForm, z: float) -> Floats:
+def _above(form: DressForm, z: float) -> FloatArray:
     """Positive above height z; arms, which hang beside the hips, never count as below."""
     return form.vertices[:, 2] - z + 2.0 * form.arm
 
 
-def _neckline(form: DressForm, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> Floats:
+def _neckline(form: DressForm, *, front: float, back: float, vee: float = 0.0, narrow: float = 0.0) -> FloatArray:
     """Positive below a tilted plane through the neck: `front`, `back` are meters above the base of the neck."""
     x, y, z = form.vertices.T
     base = form.at["neck01"]
@@ -186,18 +185,18 @@ def _neckline(form: DressForm, *, front: float, back: float, vee: float = 0.0, n
     return np.asarray(rim - z)
 
 
-def _top_field(form: DressForm, *, sleeve: float, hem: float, neck: Floats) -> Floats:
+def _top_field(form: DressForm, *, sleeve: float, hem: float, neck: FloatArray) -> FloatArray:
     """A top: down to height `hem`, sleeves `sleeve` meters long, below the _neckline. [3, N]."""
     return np.stack([_above(form, hem), sleeve - form.along_arm, neck])
 
 
-def _legs_field(form: DressForm, *, waist: float, cuff: float) -> Floats:
+def _legs_field(form: DressForm, *, waist: float, cuff: float) -> FloatArray:
     """Trousers: from height `waist` down to height `cuff`, never on the arms. [3, N]."""
     z = form.vertices[:, 2]
     return np.stack([waist - z, z - cuff, (0.35 - form.arm) * 0.3])
 
 
-def _band(value: Floats, half: float) -> Floats:
+def _band(value: FloatArray, half: float) -> FloatArray:
     """Return a stripe of the body where `value` [N] is within `half` of zero: [2, N]."""
     return np.stack([half - value, half + value])
 
@@ -224,7 +223,7 @@ def _skirt(
     return _cut_piece(form, slot, mesh, offsets, name=name, hides=np.flatnonzero(tube), style="skirt", suits=WOMEN)
 
 
-def _scalp_field(form: DressForm, *, front: float, back: float) -> Floats:
+def _scalp_field(form: DressForm, *, front: float, back: float) -> FloatArray:
     """Positive above the hairline: a plane from `front` (meters above the eyes) to `back`, on the head only."""
     _, y, z = form.vertices.T
     skull = form.vertices[:BODY_VERTICES][form.head[:BODY_VERTICES] > 0.6]
@@ -245,7 +244,7 @@ def _make_tops(form: DressForm) -> list[Piece]:
     roll = _neckline(form, front=0.035, back=0.075)
     short, three_quarter, long = 0.62 * form.upper_arm, form.upper_arm + 0.08, form.whole_arm + 0.005
 
-    def top(name: str, sleeve: float, hem: float, neck: Floats, *options: Any) -> Piece:
+    def top(name: str, sleeve: float, hem: float, neck: FloatArray, *options: Any) -> Piece:
         thickness, smooth, *more = options
         field = _top_field(form, sleeve=sleeve, hem=hem, neck=neck)
         return _shell(form, name, "upper", field, thickness, smooth, *(more or ["top"]))
@@ -416,9 +415,9 @@ def _rigid_piece(
     form: DressForm,
     name: str,
     slot: str,
-    points: Floats,
-    faces: Ints,
-    anchor: Floats,
+    points: FloatArray,
+    faces: IntArray,
+    anchor: FloatArray,
     *,
     part: int = 1,
     style: str = "",
@@ -436,7 +435,7 @@ def _rigid_piece(
     )  # fmt: skip
 
 
-def _tube(path: Floats, radius: float, *, closed: bool) -> tuple[Floats, Ints]:
+def _tube(path: FloatArray, radius: float, *, closed: bool) -> tuple[FloatArray, IntArray]:
     """Build a tube of six sides around a path [k, 3]: points [6 k, 3] and triangles."""
     ahead = np.roll(path, -1, 0) - np.roll(path, 1, 0)
     if not closed:
@@ -450,7 +449,7 @@ def _tube(path: Floats, radius: float, *, closed: bool) -> tuple[Floats, Ints]:
     return (path[:, None] + radius * ring).reshape(-1, 3), _grid_faces(len(path), 6, closed, True)
 
 
-def _grid_faces(rows: int, columns: int, rows_closed: bool, columns_closed: bool) -> Ints:
+def _grid_faces(rows: int, columns: int, rows_closed: bool, columns_closed: bool) -> IntArray:
     """Triangles of a rows x columns grid of points, optionally joined at its ends."""
     last_row, last_column = rows - (not rows_closed), columns - (not columns_closed)
     i, j = (axis.ravel() for axis in np.meshgrid(np.arange(last_row), np.arange(last_column), indexing="ij"))
@@ -459,7 +458,7 @@ def _grid_faces(rows: int, columns: int, rows_closed: bool, columns_closed: bool
     return np.concatenate([np.stack([a, b, d], 1), np.stack([a, d, c], 1)]).astype(np.int64)
 
 
-def _merge_meshes(meshes: list[tuple[Floats, Ints]]) -> tuple[Floats, Ints]:
+def _merge_meshes(meshes: list[tuple[FloatArray, IntArray]]) -> tuple[FloatArray, IntArray]:
     starts = np.cumsum([0, *(len(points) for points, _ in meshes)])
     faces = [faces + start for (_, faces), start in zip(meshes, starts, strict=False)]
     return np.concatenate([points for points, _ in meshes]), np.concatenate(faces)
@@ -485,7 +484,7 @@ def _make_glasses(form: DressForm) -> list[Piece]:
         outline_x = eye[0] + 0.001 + half_w * np.sign(c) * np.abs(c) ** (2 / power)
         outline_z = eye[2] - 0.002 + half_h * np.sign(s) * np.abs(s) ** (2 / power)
 
-        def plate(x: Floats, z: Floats) -> Floats:
+        def plate(x: FloatArray, z: FloatArray) -> FloatArray:
             """The front of the glasses: a sheet that bends back toward the temples and leans a little."""
             y = eye[1] - 0.016 + 1.4 * x**2 - 0.08 * (z - eye[2])
             return np.stack([x, y, z], -1)
@@ -534,11 +533,11 @@ def _make_cap(form: DressForm) -> list[Piece]:
     return [join_pieces(crown, brim)]
 
 
-def _rounded_box(center: Floats, half: Floats) -> tuple[Floats, Ints]:
+def _rounded_box(center: FloatArray, half: FloatArray) -> tuple[FloatArray, IntArray]:
     """Build a box with soft edges (a superellipsoid): points and triangles."""
     lift, turn = np.meshgrid(np.linspace(-np.pi / 2, np.pi / 2, 14), np.arange(24) * 2 * np.pi / 24, indexing="ij")
 
-    def soft(value: Floats) -> Floats:
+    def soft(value: FloatArray) -> FloatArray:
         return np.sign(value) * np.abs(value) ** 0.5
 
     unit = np.stack(
@@ -609,7 +608,7 @@ def add_cover(form: DressForm, piece: Piece) -> Piece:
     return replace(piece, covers=np.flatnonzero(covered), hides=np.flatnonzero(hides))
 
 
-def _erode(mask: Bools, faces: Ints) -> Bools:
+def _erode(mask: BoolArray, faces: IntArray) -> BoolArray:
     """Remove the members of a vertex set that have a neighbor outside it."""
     edge = ~mask[faces].all(1)
     out = mask.copy()
@@ -617,7 +616,7 @@ def _erode(mask: Bools, faces: Ints) -> Bools:
     return out
 
 
-def _covered_vertices(form: DressForm, placed: Floats, faces: Ints, *, reach: float) -> Bools:
+def _covered_vertices(form: DressForm, placed: FloatArray, faces: IntArray, *, reach: float) -> BoolArray:
     """Which body vertices [R] have a triangle of a placed mesh within `reach` meters outside them, along the normal."""
     origin = form.vertices[:BODY_VERTICES] - 0.006 * form.normals[:BODY_VERTICES]
     direction = form.normals[:BODY_VERTICES]
@@ -640,7 +639,9 @@ def _covered_vertices(form: DressForm, placed: Floats, faces: Ints, *, reach: fl
     return hit
 
 
-def _ray_triangle(o: Floats, d: Floats, a: Floats, ab: Floats, ac: Floats) -> tuple[Floats, Floats, Floats]:
+def _ray_triangle(
+    o: FloatArray, d: FloatArray, a: FloatArray, ab: FloatArray, ac: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Where rays (o, d) [r, 3] meet the planes of triangles [t, 3]: distance and edge coordinates, each [r, t]."""
     normal = np.cross(ab, ac)
     facing = d @ normal.T

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.training.synthetic.asset_pack import Floats, Ints
+from vitruvian.images.types import IntArray
+from vitruvian.training.synthetic.asset_pack import FloatArray
 
 
 def split_quads(quads: NDArray[Any]) -> NDArray[Any]:
@@ -17,13 +18,13 @@ def split_quads(quads: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
 
 
-def mesh_edges(faces: Ints) -> tuple[Ints, Ints]:
+def mesh_edges(faces: IntArray) -> tuple[IntArray, IntArray]:
     """Return the unique edges of a triangle mesh [e, 2], and the number of triangles at each [e]."""
     edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
     return np.unique(np.sort(edges, 1), axis=0, return_counts=True)
 
 
-def laplacian_smooth(positions: Floats, edges: Ints, rounds: int) -> Floats:
+def laplacian_smooth(positions: FloatArray, edges: IntArray, rounds: int) -> FloatArray:
     """Move each vertex [n, c] to the mean of its neighbors, `rounds` times."""
     count = np.bincount(edges.ravel(), minlength=len(positions)).astype(np.float32)[:, None]
     for _ in range(rounds):
@@ -43,11 +44,11 @@ def laplacian_smooth(positions: Floats, edges: Ints, rounds: int) -> Floats:
 class CutMesh:
     """A mesh that was cut out of another with n vertices. Its first n vertices are those of the other."""
 
-    ids: Ints  # [m, 3] vertices of the other mesh
-    weights: Floats  # [m, 3]
-    faces: Ints  # [f, 3]
-    uv: Floats  # [f, 3, 2]
-    source: Ints  # [f] the face of the other mesh that each comes from
+    ids: IntArray  # [m, 3] vertices of the other mesh
+    weights: FloatArray  # [m, 3]
+    faces: IntArray  # [f, 3]
+    uv: FloatArray  # [f, 3, 2]
+    source: IntArray  # [f] the face of the other mesh that each comes from
 
 
 class _MeshBuilder:
@@ -58,7 +59,7 @@ class _MeshBuilder:
         self.weights = [(1.0, 0.0, 0.0)] * count
         self.vertices: dict[Hashable, int] = {}
         self.faces: list[tuple[int, int, int]] = []
-        self.uv: list[list[Floats]] = []
+        self.uv: list[list[FloatArray]] = []
         self.source: list[int] = []
 
     def vertex(self, key: Hashable, ids: tuple[int, int, int], weights: tuple[float, float, float]) -> int:
@@ -69,7 +70,7 @@ class _MeshBuilder:
             self.weights.append(weights)
         return self.vertices[key]
 
-    def add(self, corners: list[int], uv: list[Floats], source: int) -> None:
+    def add(self, corners: list[int], uv: list[FloatArray], source: int) -> None:
         """Add a polygon as a fan of triangles."""
         for k in range(1, len(corners) - 1):
             self.faces.append((corners[0], corners[k], corners[k + 1]))
@@ -86,7 +87,7 @@ class _MeshBuilder:
         )
 
 
-def clip_mesh(faces: Ints, uv: Floats, fields: Floats) -> CutMesh:
+def clip_mesh(faces: IntArray, uv: FloatArray, fields: FloatArray) -> CutMesh:
     """Keep the part of a mesh where each of `fields` [k, n] (or one field [n]) is positive, cut at zero.
 
     Fields cut one after the other, so that bands may be narrower than a triangle and corners stay sharp. `faces` is
@@ -102,7 +103,7 @@ def clip_mesh(faces: Ints, uv: Floats, fields: Floats) -> CutMesh:
         if inside[index]:
             mesh.add([a, b, c], list(uv[index]), int(index))
             continue
-        corners: Floats = np.eye(3)
+        corners: FloatArray = np.eye(3)
         for values in fields:
             corners = _clip_polygon(corners, corners @ values[faces[index]])
         points = []
@@ -116,7 +117,7 @@ def clip_mesh(faces: Ints, uv: Floats, fields: Floats) -> CutMesh:
     return mesh.build()
 
 
-def _clip_polygon(corners: Floats, values: Floats) -> Floats:
+def _clip_polygon(corners: FloatArray, values: FloatArray) -> FloatArray:
     """Cut a convex polygon with barycentric corners [c, 3] where `values` [c] fall below zero."""
     inside = []
     for k in range(len(corners)):
@@ -128,7 +129,7 @@ def _clip_polygon(corners: Floats, values: Floats) -> Floats:
     return np.array(inside).reshape(-1, 3)
 
 
-def split_classes(faces: Ints, uv: Floats, scores: Floats, *, fixed: Ints) -> tuple[CutMesh, Ints]:
+def split_classes(faces: IntArray, uv: FloatArray, scores: FloatArray, *, fixed: IntArray) -> tuple[CutMesh, IntArray]:
     """Split triangles so that each holds one class: the best of linearly interpolated `scores` [n, K].
 
     Triangles with `fixed` [f] >= 0 keep that class and are not split. Also returns the class of each new face: a column
@@ -138,7 +139,7 @@ def split_classes(faces: Ints, uv: Floats, scores: Floats, *, fixed: Ints) -> tu
     best = scores.argmax(1)
     classes: list[int] = []
 
-    def border(a: int, b: int, uv_a: Floats, uv_b: Floats) -> tuple[int, Floats]:
+    def border(a: int, b: int, uv_a: FloatArray, uv_b: FloatArray) -> tuple[int, FloatArray]:
         """Return the vertex on the edge ab where the class of a ends, and its texture coordinates."""
         at_a, at_b = (float(scores[v, best[a]] - scores[v, best[b]]) for v in (a, b))
         share = float(np.clip(at_a / max(at_a - at_b, 1e-9), 0.02, 0.98))

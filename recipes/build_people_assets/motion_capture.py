@@ -16,21 +16,22 @@ from scipy.spatial.transform import Rotation
 from recipes.build_people_assets.anny_bodies import BodySource
 from recipes.build_people_assets.assets import read_table
 from vitruvian.errors import InputError
-from vitruvian.training.synthetic.asset_pack import Arrays, Bools, Floats, Ints
+from vitruvian.images.types import BoolArray, IntArray
+from vitruvian.training.synthetic.asset_pack import Arrays, FloatArray
 
 
-def _to_quaternions(matrices: Floats) -> Floats:
+def _to_quaternions(matrices: FloatArray) -> FloatArray:
     """Convert rotation matrices [..., 3, 3] to unit quaternions [..., 4] (w, x, y, z), w >= 0."""
     quaternions = Rotation.from_matrix(matrices.reshape(-1, 3, 3)).as_quat(canonical=True)  # x, y, z, w
     return np.asarray(np.roll(quaternions, 1, axis=1), np.float32).reshape(*matrices.shape[:-2], 4)
 
 
-def _rotate_toward(start: Rotation, end: Rotation, share: Floats | float) -> Rotation:
+def _rotate_toward(start: Rotation, end: Rotation, share: FloatArray | float) -> Rotation:
     """Rotate from one rotation toward another by a share of the angle between them."""
     return start * Rotation.from_rotvec((start.inv() * end).as_rotvec() * np.asarray(share)[..., None])
 
 
-def _cmu_rotations(table: Arrays, rules: dict[str, Any], names: tuple[str, ...], parents: Ints) -> Floats:
+def _cmu_rotations(table: Arrays, rules: dict[str, Any], names: tuple[str, ...], parents: IntArray) -> FloatArray:
     """Return the rotation of every bone from rest [N, B, 3, 3] in every pose, by the rules of `cmu_to_anny.json`."""
     axes = np.array(rules["axes_matrix"])
     rotations: dict[str, Rotation] = {}
@@ -70,7 +71,7 @@ def _apply_rule(rule: dict[str, Any], rules: dict[str, Any], rotations: dict[str
     return value
 
 
-def _bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
+def _bvh_rotations(path: Path, names: tuple[str, ...], parents: IntArray) -> FloatArray:
     """Return the rotation of every bone from rest [B, 3, 3] in a one-frame .bvh file with the names of our bones."""
     joints: list[tuple[str, int, list[str]]] = []
     stack: list[int] = []
@@ -109,21 +110,21 @@ def _bvh_rotations(path: Path, names: tuple[str, ...], parents: Ints) -> Floats:
     return out
 
 
-def _remove_heading(rotations: Floats) -> Floats:
+def _remove_heading(rotations: FloatArray) -> FloatArray:
     """Rotate poses [N, B, 3, 3] about the vertical so that the root has no heading."""
     root = _to_quaternions(rotations[:, 0])  # [N, 4]
     heading = Rotation.from_euler("z", -2 * np.arctan2(root[:, 3], root[:, 0])[:, None])
     return np.asarray(heading.as_matrix()[:, None] @ rotations)
 
 
-def _local_quaternions(rotations: Floats, parents: Ints) -> Floats:
+def _local_quaternions(rotations: FloatArray, parents: IntArray) -> FloatArray:
     """Convert rotations from rest [N, B, 3, 3] to quaternions relative to the parent [N, B, 4]."""
     above = rotations[:, np.maximum(parents, 0)]
     local = np.where((parents < 0)[:, None, None], rotations, np.swapaxes(above, -1, -2) @ rotations)
     return _to_quaternions(local)
 
 
-def _joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
+def _joint_positions(rotations: FloatArray, heads: FloatArray, parents: IntArray) -> FloatArray:
     """Return positions of heads: rotations [N, B, 3, 3], rest heads [B, 3] -> [N, B, 3], the root at the origin."""
     out = np.zeros((*rotations.shape[:2], 3), np.float32)
     for bone in range(1, len(parents)):
@@ -132,7 +133,7 @@ def _joint_positions(rotations: Floats, heads: Floats, parents: Ints) -> Floats:
     return out
 
 
-def _plausible(positions: Floats, names: tuple[str, ...]) -> Bools:
+def _plausible(positions: FloatArray, names: tuple[str, ...]) -> BoolArray:
     """Return which poses [N, B, 3] keep hands and elbows out of the trunk, the head and the thighs: [N]."""
     at = {name: positions[:, index] for index, name in enumerate(names)}
     trunk, head = (at["root"], at["spine01"]), (at["neck02"], at["head"] + 0.5 * (at["head"] - at["neck02"]))
@@ -149,14 +150,14 @@ def _plausible(positions: Floats, names: tuple[str, ...]) -> Bools:
     return good & (_segment_distance(at["lowerleg01.L"], at["upperleg01.R"], at["lowerleg01.R"]) > 0.09)
 
 
-def _segment_distance(point: Floats, start: Floats, end: Floats) -> Floats:
+def _segment_distance(point: FloatArray, start: FloatArray, end: FloatArray) -> FloatArray:
     """Distance of points to line segments, all [N, 3]: [N]."""
     along = end - start
     share = np.clip(((point - start) * along).sum(-1) / np.maximum((along**2).sum(-1), 1e-9), 0, 1)
     return np.asarray(np.linalg.norm(point - start - share[:, None] * along, axis=-1))
 
 
-def _choose_diverse(features: Floats, count: int, seed: int) -> Ints:
+def _choose_diverse(features: FloatArray, count: int, seed: int) -> IntArray:
     """Choose `count` rows of [N, D]: half by farthest-point sampling, half at random."""
     count = min(count, len(features))
     generator = np.random.default_rng(seed)
@@ -203,7 +204,7 @@ def recorded_poses(source: BodySource, folder: Path | None, count: int, seed: in
     }  # fmt: skip
 
 
-def _choose_poses(positions: Floats, names: tuple[str, ...], joints: list[int], count: int, seed: int) -> Ints:
+def _choose_poses(positions: FloatArray, names: tuple[str, ...], joints: list[int], count: int, seed: int) -> IntArray:
     """Choose poses: nine in ten upright, since that is how people are photographed, the rest in any posture."""
     up = positions[:, names.index("spine01")] - positions[:, 0]
     upright = up[:, 2] > 0.8 * np.linalg.norm(up, axis=1)
@@ -214,7 +215,7 @@ def _choose_poses(positions: Floats, names: tuple[str, ...], joints: list[int], 
     )
 
 
-def _bending_axes(source: BodySource, fingers: list[int]) -> Floats:
+def _bending_axes(source: BodySource, fingers: list[int]) -> FloatArray:
     """Return the axes that fingers bend about: perpendicular to the finger and to the palm."""
     at = {name: source.template_bones[i, 0] for i, name in enumerate(source.bone_names)}
     axes = []
@@ -228,7 +229,7 @@ def _bending_axes(source: BodySource, fingers: list[int]) -> Floats:
     return np.array(axes, np.float32)
 
 
-def _set_standing_poses(quaternions: Floats, names: tuple[str, ...], seed: int) -> None:
+def _set_standing_poses(quaternions: FloatArray, names: tuple[str, ...], seed: int) -> None:
     """Draw standing poses, in place: arms from hanging to raised, elbows and knees more or less bent."""
     generator = np.random.default_rng(seed)
     for side, sign in (("L", 1.0), ("R", -1.0)):

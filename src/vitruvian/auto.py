@@ -16,7 +16,7 @@ import vitruvian
 from vitruvian.config import Config, read_config_dict
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, json_file, pin_revision, split_hub_options
-from vitruvian.json_files import JsonObject, read_json_object
+from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from vitruvian.atomic import write_text
 from vitruvian.errors import ConfigError, InputError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, split_hub_options, upload
-from vitruvian.json_files import JsonObject, read_json_object
+from vitruvian.io.atomic import write_text
+from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.limits import get_limits
 from vitruvian.version import __version__
 

@@ -11,6 +11,9 @@ from torch import nn
 from vitruvian.errors import InputError, WeightsError, import_extra, near_matches
 from vitruvian.weights import WeightFiles
 
+Device = str | int | torch.device | None
+DType = str | torch.dtype | None
+
 
 def choose_dtype(
     requested: torch.dtype | str | None, configured: torch.dtype | None, files: WeightFiles

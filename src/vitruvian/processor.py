@@ -31,7 +31,7 @@ from vitruvian.images import (
     shortest_edge_hw,
 )
 from vitruvian.images.data_format import as_tensor, channels_first, in_data_format, is_channels_last, size_of
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.limits import get_limits
 from vitruvian.ops.pixel_normalization import IMAGENET_MEAN, IMAGENET_STD
 from vitruvian.outputs import BatchFeature

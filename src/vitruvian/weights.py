@@ -21,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitruvian.atomic import atomic_write, write_text
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
-from vitruvian.json_files import read_json_object
+from vitruvian.io.atomic import atomic_write, write_text
+from vitruvian.io.json_files import read_json_object
 
 SAVED_FILES = (  # what `save_weights` writes
     "model.safetensors",

@@ -19,8 +19,9 @@ CONTRIBUTING = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 # Folders and root modules of the package in import order. Those on one line do not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "cpu_threads"),
-    ("atomic", "tasks", "limits", "media_files"),
-    ("json_files", "hub", "outputs"),
+    ("tasks", "limits"),
+    ("io",),
+    ("hub", "outputs"),
     ("config",),
     ("weights",),
     ("devices",),
@@ -28,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cuda",),
     ("ops",),
     ("layers", "images", "human"),
-    ("adapters", "loading", "transformers_api", "image_utils", "losses"),
+    ("image_utils", "losses"),
     ("model", "processor"),
     ("models",),
     ("auto",),

@@ -32,16 +32,16 @@ from tests.unit.models.sam2.test_convert import original as original_sam2
 from tests.unit.pipelines.case import opened, parts_of, sample_image
 from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation, Sam2Config, Sam2Model
 from vitruvian.cli import run
-from vitruvian.cli.coco import Dataset
+from vitruvian.cli.coco_dataset import Dataset
 from vitruvian.cli.commands.tasks import PointmapCommand
-from vitruvian.cli.inputs import Input
 from vitruvian.cli.journal import JOURNAL, Journal
+from vitruvian.cli.sources import NamedSource
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import VideoReader
 from vitruvian.images.rle import compress_counts, decode_rle
-from vitruvian.json_files import read_json
+from vitruvian.io.json_files import read_json
+from vitruvian.io.media_files import is_url
 from vitruvian.layers.init import no_init_weights
-from vitruvian.media_files import is_url
 from vitruvian.models.sam2.convert import convert_checkpoint
 from vitruvian.models.sapiens2.convert import save_converted
 from vitruvian.models.sapiens2.multitask import save_multitask
@@ -425,7 +425,7 @@ def journals(folder: Path) -> list[Seed]:
     """The journal of an output folder, and the plan and segments of an interrupted video."""
     source = folder / "a.jpg"
     source.write_bytes(encode(photo(), "JPEG"))
-    one = Input(identity=str(source), name=str(source), kind="image", path=source)
+    one = NamedSource(identity=str(source), name=str(source), kind="image", path=source)
     out = folder / "out"
     paths = [out / "a.json", out / "a.png"]
     journal = Journal(out)
@@ -612,7 +612,7 @@ def sources(folder: Path) -> list[Seed]:
     table = rows_to_table([Row(source="a.png", status="done", files={"json": b"{}"})] * 3, ["json"])
     forms: tuple[ShardFormat, ...] = ("parquet", "tar")
     for form in forms:
-        name = write_shard([table], str(folder / form), "part-00000", settings="s", form=form)
+        name = write_shard([table], str(folder / form), "part-00000", settings="s", shard_format=form)
         seeds.append(Seed(f"{form}/{name}", (folder / form / name).read_bytes(), _read_shards))
     return seeds
 

@@ -20,10 +20,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import JOURNAL, Journal
+from vitruvian.cli.sources import NamedSource, find_sources
 from vitruvian.errors import InputError, VitruvianError
-from vitruvian.files.output_paths import MAX_NAME_BYTES, name_key, output_path
+from vitruvian.io.output_paths import MAX_NAME_BYTES, name_key, output_path
 from vitruvian.pipelines.people.boxes_file import BoxesFile
 
 few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -43,7 +43,7 @@ def test_every_file_has_an_output_of_its_own(files: list[str], below: bool) -> N
             path = Path(folder, "in", str(number % 2) if below else "", name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        inputs = find_inputs([f"{folder}/in"], recursive=below)
+        inputs = find_sources([f"{folder}/in"], recursive=below)
         outputs = [output_path(f"{folder}/out", one.stem, "_pose.json") for one in inputs]
         assert {one.path and one.path.name for one in inputs} == set(files)
         assert len({name_key(str(path)) for path in outputs}) == len(files)
@@ -149,9 +149,9 @@ class JournalMachine(RuleBasedStateMachine):
     def path(self, file: int) -> Path:
         return self.out / f"{file}.json"
 
-    def source(self, number: int) -> Input:
+    def source(self, number: int) -> NamedSource:
         path = self.folder / f"{number}.jpg"
-        return Input(identity=str(path), name=str(path), kind="image", path=path)
+        return NamedSource(identity=str(path), name=str(path), kind="image", path=path)
 
     @rule(source=sources)
     def change_source(self, source: int) -> None:

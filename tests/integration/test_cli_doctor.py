@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["problems"] == []
-    assert facts["versions"]["torch"] == torch.__version__
-    assert facts["devices"][-1]["device"] == "cpu"
-    assert facts["speed"]["milliseconds"] > 0
-    assert facts["temporary"]["writable"]
-    assert facts["extras"]["video"]["for"] == "videos and cameras"
+    details = json.loads(capsys.readouterr().out)
+    assert details["problems"] == []
+    assert details["versions"]["torch"] == torch.__version__
+    assert details["devices"][-1]["device"] == "cpu"
+    assert details["speed"]["milliseconds"] > 0
+    assert details["temporary"]["writable"]
+    assert details["extras"]["video"]["for"] == "videos and cameras"
     monkeypatch.setenv("VITRUVIAN_MAX_QUEUE", "7")
     assert cli.run(["doctor", "--no-speed"]) == 0
     printed = capsys.readouterr().out

@@ -75,23 +75,23 @@ def test_licenses_are_those_of_the_documentation(capsys: pytest.CaptureFixture[s
 
 def test_info_of_the_builtin_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "info", "builtin", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert set(facts["commands"]) == {"pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"}
-    assert facts["license"] == "Apache-2.0"
-    assert facts["parameters"] == 23_215_628  # the shared encoder once
-    assert facts["size_bytes"] < 25e6
+    details = json.loads(capsys.readouterr().out)
+    assert set(details["commands"]) == {"pose", "parts", "normals", "pointmap", "matte", "albedo", "embed"}
+    assert details["license"] == "Apache-2.0"
+    assert details["parameters"] == 23_215_628  # the shared encoder once
+    assert details["size_bytes"] < 25e6
 
 
 def test_info_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["models", "info", "facebook/sapiens2-seg-0.4b", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    details = json.loads(capsys.readouterr().out)
     model = vitruvian.AutoModel.from_pretrained("facebook/sapiens2-seg-0.4b")
-    assert facts["class"] == "Sapiens2ForSemanticSegmentation"
-    assert facts["commands"] == ["parts", "embed"]
-    assert facts["parameters"] == model.num_parameters()
-    assert facts["dtype"] == "float32"
-    assert facts["size_bytes"] == (Path("facebook/sapiens2-seg-0.4b") / "model.safetensors").stat().st_size
-    assert facts["config"]["hidden_size"] == 32
+    assert details["class"] == "Sapiens2ForSemanticSegmentation"
+    assert details["commands"] == ["parts", "embed"]
+    assert details["parameters"] == model.num_parameters()
+    assert details["dtype"] == "float32"
+    assert details["size_bytes"] == (Path("facebook/sapiens2-seg-0.4b") / "model.safetensors").stat().st_size
+    assert details["config"]["hidden_size"] == 32
     assert cli.run(["models", "info", "facebook/sam2.1-hiera-large"]) == 0
     captured = capsys.readouterr().out
     assert "Sam2Model" in captured

@@ -19,8 +19,8 @@ import vitruvian.cli as cli
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, save_images, wait_until
 from tests.tiny_checkpoints import working_in
 from tests.unit.pipelines.case import sample_image
-from vitruvian.atomic import find_temporary_files
 from vitruvian.cli import run_task
+from vitruvian.io.atomic import find_temporary_files
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 
@@ -107,8 +107,8 @@ def test_a_result_that_vanishes_is_not_done(
 
     done = RunReport.done
 
-    def vanish(self: RunReport, name: str, paths: list[Path], **facts: object) -> None:
-        done(self, name, paths, **facts)  # type: ignore[arg-type]
+    def vanish(self: RunReport, name: str, paths: list[Path], **details: object) -> None:
+        done(self, name, paths, **details)  # type: ignore[arg-type]
         if "001" in name:
             paths[0].unlink()
 
@@ -198,7 +198,7 @@ def test_a_journal_of_version_1_proves_nothing(tmp_path: Path, capsys: pytest.Ca
 def test_other_weights_boxes_and_versions_are_other_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitruvian.files import digests
+    from vitruvian.pipelines import digests
 
     (path,) = save_images(tmp_path / "in", 1)
     model = Path(shutil.copytree("facebook/sapiens2-pose-0.4b", tmp_path / "model"))
@@ -323,7 +323,7 @@ def test_temporary_files_of_killed_runs(tmp_path: Path, monkeypatch: pytest.Monk
 HOLD = """
 import sys, time
 from pathlib import Path
-from vitruvian.files.locks import OutputLock
+from vitruvian.io.locks import OutputLock
 lock = OutputLock(Path(sys.argv[1]), {sys.argv[2]: Path(sys.argv[2])})
 print("locked", flush=True)
 time.sleep(60)

@@ -228,10 +228,10 @@ def test_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     alive: list[int] = []
     done = RunReport.done
 
-    def counting(self: RunReport, *arguments: object, **facts: object) -> None:
+    def counting(self: RunReport, *arguments: object, **details: object) -> None:
         if self.done_count % 16 == 8:
             alive.append(sum(isinstance(one, Pose) for one in gc.get_objects()))
-        done(self, *arguments, **facts)  # type: ignore[arg-type]
+        done(self, *arguments, **details)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RunReport, "done", counting)
     save_images(tmp_path / "in", 80, size_hw=(24, 24))

@@ -20,7 +20,7 @@ from tests.unit.pipelines.case import sample_image, write_clip
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.files.locks import OutputLock
+from vitruvian.io.locks import OutputLock
 from vitruvian.tasks import TASKS
 
 SCHEMA = Path(__file__).parents[2] / "docs/schemas/result-1.json"

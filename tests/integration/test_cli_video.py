@@ -32,7 +32,7 @@ def clip(workspace: Path) -> None:
     make_clip(workspace / "clip.mp4", [np.roll(scene, number, 1) for number in range(COUNT)], rate=RATE, sound="aac")
 
 
-def facts(path: Path) -> tuple[int, Fraction, tuple[int, int], bool]:
+def details(path: Path) -> tuple[int, Fraction, tuple[int, int], bool]:
     """Frames, rate, size and whether there is sound, by PyAV."""
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
@@ -43,7 +43,7 @@ def facts(path: Path) -> tuple[int, Fraction, tuple[int, int], bool]:
 @pytest.mark.parametrize("name", ["parts", "semantic", "normals", "segment", "embed", "track"])
 def test_a_video_keeps_its_frames_rate_and_sound(name: str, tmp_path: Path) -> None:
     assert command(name, "clip.mp4", "-o", tmp_path, "-q") == 0
-    assert facts(tmp_path / f"clip_{name}.mp4") == (COUNT, RATE, SIZE, True)
+    assert details(tmp_path / f"clip_{name}.mp4") == (COUNT, RATE, SIZE, True)
     assert packets(tmp_path / f"clip_{name}.mp4", "audio") == packets(Path("clip.mp4"), "audio")
     records = json_lines((tmp_path / f"clip_{name}.jsonl").read_text())
     assert [record["frame"] for record in records] == list(range(COUNT))
@@ -53,14 +53,14 @@ def test_a_video_keeps_its_frames_rate_and_sound(name: str, tmp_path: Path) -> N
 def test_again_and_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plain.mp4"
     assert command("normals", "clip.mp4", "-o", out, "--no-sound", "--preview", tmp_path / "now.jpg") == 0
-    assert not facts(out)[3]
+    assert not details(out)[3]
     assert pixels(tmp_path / "now.jpg").shape == (*SIZE, 3)
     capsys.readouterr()
     assert command("normals", "clip.mp4", "-o", out, "--no-sound") == 0
     assert "0 done, 1 skipped" in capsys.readouterr().err
     assert command("normals", "clip.mp4", "-o", out) == 0
     assert "1 redone" in capsys.readouterr().err
-    assert facts(out)[3]
+    assert details(out)[3]
     stamp = out.stat().st_mtime_ns
     assert command("normals", "clip.mp4", "-o", out, "--convention", "opencv") == 0  # other settings
     assert "1 redone" in capsys.readouterr().err
@@ -91,12 +91,12 @@ def test_objects_are_tracked(tmp_path: Path) -> None:
 def test_a_prompt_that_does_not_fit_keeps_the_frames_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("track", "clip.mp4", "-o", tmp_path, "--points", "2@5:900,4") == 1
     assert "object 2 in frame 5" in capsys.readouterr().err
-    assert facts(tmp_path / "clip_track.mp4")[0] == 5
+    assert details(tmp_path / "clip_track.mp4")[0] == 5
     assert command("track", "clip.mp4", "-o", tmp_path, "--points", "2@900:5,4") == 1
     assert f"ends with frame {COUNT - 1}, got 900 for object 2" in capsys.readouterr().err
-    assert facts(tmp_path / "clip_track.mp4")[0] == COUNT
+    assert details(tmp_path / "clip_track.mp4")[0] == COUNT
     assert command("track", "clip.mp4", "-o", tmp_path) == 0
-    assert facts(tmp_path / "clip_track.mp4")[0] == COUNT
+    assert details(tmp_path / "clip_track.mp4")[0] == COUNT
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_mattes_have_alpha(tmp_path: Path) -> None:
         assert container.streams.video[0].codec_context.name.startswith("vp9")
         assert "alpha_mode" in {key.lower() for key in container.streams.video[0].metadata}
     assert command("matte", "clip.mp4", "-o", tmp_path / "over.mp4", "--over", "white", "-q") == 0
-    assert facts(tmp_path / "over.mp4")[0] == COUNT
+    assert details(tmp_path / "over.mp4")[0] == COUNT
 
 
 def test_files_a_frame(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_ctrl_c_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert command(*arguments, "--json") == 0
     line = json_lines(capsys.readouterr().out)[0]
     assert (line["resumed_at"], line["frames"]) == (10, 30)
-    assert facts(tmp_path / "out" / "long_parts.mp4") == (30, Fraction(1), SIZE, True)
+    assert details(tmp_path / "out" / "long_parts.mp4") == (30, Fraction(1), SIZE, True)
 
 
 def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +191,7 @@ def test_a_camera(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert line["frames"] == 6
     movie, records = (Path(file) for file in line["files"])
     assert movie.name.startswith("camera2_")
-    assert facts(movie)[0] == 6
+    assert details(movie)[0] == 6
     assert len(json_lines(records.read_text())) == 6
     assert pixels(tmp_path / "now.png").shape == (*SIZE, 3)
 

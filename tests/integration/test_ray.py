@@ -268,15 +268,15 @@ def test_a_pipeline_on_ray_writes_the_files_of_one_machine(
     pipe = pipeline("pose", checkpoint, device="cpu", detect="whole")
     on_ray = pipe.on_ray(workers=1)
     sources = [str(images / "broken.jpg"), *(str(images / f"{number:03d}.jpg") for number in range(3))]
-    summary = on_ray(sources, save=tmp_path / "ray" / "{stem}.json")
+    summary = on_ray(sources, formats=tmp_path / "ray" / "{stem}.json")
     assert (summary.done, summary.failed) == (3, 1)
-    assert on_ray(sources, save=tmp_path / "ray" / "{stem}.json").skipped == 4
+    assert on_ray(sources, formats=tmp_path / "ray" / "{stem}.json").skipped == 4
     list(pipe(sources, save=tmp_path / "one" / "{stem}.json"))
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert len(files) == 3
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "ray").glob("*.json")}
     with pytest.raises(InputError, match="no such option"):
-        on_ray(sources, save=tmp_path / "ray", no_such_option=1)
+        on_ray(sources, formats=tmp_path / "ray", no_such_option=1)
     with pytest.raises(VitruvianError, match="no-such-folder"):  # one error, not one for each source
         run(str(tmp_path / "no-such-folder"), images, tmp_path / "out")
 

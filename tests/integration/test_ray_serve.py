@@ -27,7 +27,7 @@ from ray.cluster_utils import Cluster
 from ray.serve.schema import ServeDeploySchema
 
 from vitruvian import pipeline
-from vitruvian.json_files import json_text
+from vitruvian.io.json_files import json_text
 from vitruvian.scale.ray_serve import Scaling, serve_config, start_on_serve
 from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.settings import ServerLimits, Settings

@@ -23,7 +23,7 @@ from tests.unit.files.clips import make_clip
 from tests.unit.pipelines.case import sample_image
 from vitruvian.images.rle import decode_rle
 from vitruvian.pipelines import pipeline
-from vitruvian.serving.content import kinds_of
+from vitruvian.serving.content import formats_of
 from vitruvian.tasks import find_task
 
 IMAGE = jpeg()
@@ -97,7 +97,7 @@ def _close(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_kind_of_answer(task: str, client: Client) -> None:
-    for kind in kinds_of(task):
+    for kind in formats_of(task):
         answer = client.post(f"/v1/{task}", IMAGE, **OPTIONS.get(task, {}), **{"as": kind})
         if kind == "glb":  # all points of the tiny model are beside depth edges; some triangles between them are not
             assert answer.status == 422
@@ -106,7 +106,7 @@ def test_every_kind_of_answer(task: str, client: Client) -> None:
         assert answer.status == 200, (kind, answer.body)
         assert answer.body.startswith(SIGNATURES[kind]), kind
     info = next(model for model in client.get("/v1/models").json["models"] if model["task"] == task)
-    assert info["kinds"] == list(kinds_of(task))
+    assert info["kinds"] == list(formats_of(task))
     assert (info["state"], info["device"], info["images"]) == ("ready", "cpu", True)
 
 

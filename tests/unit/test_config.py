@@ -24,7 +24,7 @@ from vitruvian import (
     use_limits,
 )
 from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
-from vitruvian.json_files import read_json_object
+from vitruvian.io.json_files import read_json_object
 
 
 @config_dataclass

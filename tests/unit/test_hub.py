@@ -7,7 +7,6 @@ import pytest
 from tests.hub_server import HubClient, HubError, HubServer
 from tests.tiny import tiny_task
 from vitruvian import CheckpointError, Sapiens2ImageProcessor
-from vitruvian.atomic import write_text
 from vitruvian.hub import (
     HubOptions,
     find_file,
@@ -16,6 +15,7 @@ from vitruvian.hub import (
     require_file,
     weight_file,
 )
+from vitruvian.io.atomic import write_text
 
 OPEN = """
 import torch, vitruvian

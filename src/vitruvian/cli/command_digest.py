@@ -15,8 +15,8 @@ from vitruvian.cli.options import (
     SourceGroup,
 )
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.files.digests import file_digest, settings_digest
 from vitruvian.hub import BUILTIN
+from vitruvian.pipelines.digests import file_digest, settings_digest
 
 # Options that do not change results, or of which a digest is taken
 _INDEPENDENT = {
@@ -39,5 +39,5 @@ def command_digest(command: TaskCommand) -> str:
         revision=command.revision,
         detector=getattr(command, "detect", None) or BUILTIN if detects else None,
         options=options,
-        facts=[file_digest(path) for path in command.mask_files()] if isinstance(command, TrackCommand) else [],
+        details=[file_digest(path) for path in command.mask_files()] if isinstance(command, TrackCommand) else [],
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vitruvian.cli.inputs import Input
+from vitruvian.cli.sources import NamedSource
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"
@@ -50,7 +50,7 @@ class Origin:
     settings: str
 
     @classmethod
-    def of(cls, item: Input, settings: str) -> Origin:
+    def of(cls, item: NamedSource, settings: str) -> Origin:
         """Examine a source."""
         size = mtime_ns = digest = None
         try:
@@ -158,7 +158,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ questions
 
-    def state(self, item: Input, files: Iterable[Path], settings: str) -> _State:
+    def state(self, item: NamedSource, files: Iterable[Path], settings: str) -> _State:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:
@@ -201,7 +201,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ records
 
-    def begin(self, item: Input, files: Iterable[Path], settings: str) -> Origin:
+    def begin(self, item: NamedSource, files: Iterable[Path], settings: str) -> Origin:
         """Record what is about to be written, on the disk before any of it is."""
         origin = Origin.of(item, settings)
         self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin, sync=True)
@@ -225,8 +225,8 @@ class Journal:
 
     def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
         """Append a line in one write, after the rest of a line that a killed process left."""
-        facts = {"version": _VERSION, "time_ns": time.time_ns()}
-        line = (json.dumps(facts | record | origin.__dict__) + "\n").encode()
+        details = {"version": _VERSION, "time_ns": time.time_ns()}
+        line = (json.dumps(details | record | origin.__dict__) + "\n").encode()
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._lock, self._file.open("a+b", buffering=0) as file:

@@ -38,7 +38,7 @@ _OPTION_OF_ARGUMENT = {
 }
 
 
-def complete_model(context: Context, incomplete: str) -> list[str]:
+def _complete_model(context: Context, incomplete: str) -> list[str]:
     """Return what the name of a model may be completed to: checkpoints for the command, and folders."""
     from vitruvian.cli.known_checkpoints import known_checkpoints
 
@@ -51,7 +51,7 @@ def complete_model(context: Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-Device = Annotated[
+DeviceOption = Annotated[
     str | None,
     Option(
         help="cuda, cuda:1, mps or cpu.",
@@ -60,7 +60,7 @@ Device = Annotated[
         autocompletion=lambda: ["cpu", "cuda", "cuda:0", "mps"],
     ),
 ]
-Dtype = Annotated[
+DtypeOption = Annotated[
     str | None,
     Option(
         help="float32, bfloat16 or float16. By default bfloat16 on GPUs that support it, else float32.",
@@ -190,12 +190,12 @@ class ModelGroup(OptionGroup):
             "-m",
             help="Name on the Hub, folder, weight file, folder written by vitruvian export, or builtin. `vitruvian "
             "models list` prints known checkpoints.",
-            autocompletion=complete_model,
+            autocompletion=_complete_model,
         ),
     ] = None
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the Hub.")] = None
-    device: Device = None
-    dtype: Dtype = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
     workers: Annotated[
         int | None,
         Option(

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitruvian.cli.inputs import Input
 from vitruvian.cli.options import STDIO
+from vitruvian.cli.sources import NamedSource
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
-from vitruvian.files.output_paths import output_path
 from vitruvian.files.video import FRAME_FORMAT
-from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vitruvian.io.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vitruvian.io.output_paths import output_path
 from vitruvian.tasks import PLOTS, Task, file_extension
 
 OUT = "out"  # the default of --out
@@ -151,7 +151,7 @@ class OutputPlan:
             raise InputError(f"--out {STDIO}: expected one format in --save, got {self.save!r}. Choose one.")
         return formats[0]
 
-    def check(self, inputs: list[Input]) -> None:
+    def check(self, inputs: list[NamedSource]) -> None:
         """Raise `InputError` where the inputs cannot go to standard output or into one file."""
         if self.file is not None and len(inputs) > 1:
             raise InputError(
@@ -167,7 +167,7 @@ class OutputPlan:
         if any(item.kind in ("video", "camera") for item in inputs):
             raise InputError(f"--out {STDIO}: expected images, got a video or a camera. Name a folder.")
 
-    def files(self, item: Input) -> dict[str, Path]:
+    def files(self, item: NamedSource) -> dict[str, Path]:
         """Return the file of each format for an input; of formats with a file per frame, their pattern."""
         moving = item.kind in ("video", "camera")
         if self.file is not None and self._file_format in (VIDEO_DATASET, CROPS):

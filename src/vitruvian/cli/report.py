@@ -133,7 +133,7 @@ class RunReport:
         return nullcontext() if self.quiet else _CONSOLE.status(escape(printable(text)))
 
     def done(
-        self, name: str, files: Sequence[Path], *, changed: bool = False, note: str | None = None, **facts: object
+        self, name: str, files: Sequence[Path], *, changed: bool = False, note: str | None = None, **details: object
     ) -> None:
         """Count a source that gave results; the summary has the notes, such as that no person was found."""
         self.done_count += 1
@@ -143,7 +143,7 @@ class RunReport:
             self._files += files
         if note is not None:
             self._notes[note] = self._notes.get(note, 0) + 1
-        self.line(source=name, status="done", files=[str(file) for file in files], **facts)
+        self.line(source=name, status="done", files=[str(file) for file in files], **details)
         if self.each:
             self.say(f"{name} → {', '.join(str(file) for file in files)}")
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from vitruvian.cli.inputs import Input
 from vitruvian.cli.options import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_task import TaskRun
+from vitruvian.cli.sources import NamedSource
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import prepare_parts, run_part, run_video_file
 from vitruvian.errors import InputError
@@ -166,8 +166,8 @@ def _run_shards(command: TaskCommand, report: RunReport, address: str | None) ->
             folder,
             workers=command.workers,
             gpus_per_worker=command.gpus_per_worker,
-            save=formats,
-            form="tar" if command.shards == "tar" else "parquet",
+            formats=formats,
+            shard_format="tar" if command.shards == "tar" else "parquet",
             overwrite=command.overwrite,
             retry_failed=command.retry_failed,
             encode=_CommandEncoder(worker, formats),
@@ -220,7 +220,7 @@ class _RecordingReport(RunReport):
 class _VideoStep:
     """A step of a video that several workers process: it is split, its parts are processed, and they are joined."""
 
-    input: Input
+    input: NamedSource
     step: Literal["split", "part", "join"]
     part: tuple[int, int | None] = (0, None)
 
@@ -244,10 +244,10 @@ class _CommandActor(ChunkActor):
         self._run = TaskRun(self._command, self._report, writer=writer)
         _ = self._run.pipe
 
-    def process(self, items: Sequence[Input | _VideoStep], contents: None) -> tuple[bool, list[Any]]:
+    def process(self, items: Sequence[NamedSource | _VideoStep], contents: None) -> tuple[bool, list[Any]]:
         """Process inputs, and return what was reported."""
         self._report.calls = []
-        self._run.process([item for item in items if isinstance(item, Input)])
+        self._run.process([item for item in items if isinstance(item, NamedSource)])
         for item in items:
             if isinstance(item, _VideoStep):
                 self._take_step(item)
@@ -255,7 +255,7 @@ class _CommandActor(ChunkActor):
 
     def _take_step(self, step: _VideoStep) -> None:
         run, item = self._run, step.input
-        remaining, changed = run.plan_inputs([item])
+        remaining, changed = run.plan_sources([item])
         if remaining:
             with run.attempt(item):
                 if step.step == "split":
@@ -268,7 +268,7 @@ class _CommandActor(ChunkActor):
                     run_video_file(run, run.pipe, item, changed=item.identity in changed, join=True)
 
 
-def _crashed(item: Input | _VideoStep, message: str) -> list[Any]:
+def _crashed(item: NamedSource | _VideoStep, message: str) -> list[Any]:
     return [("failed", (item.name, message), {})]
 
 
@@ -304,7 +304,7 @@ class _Splits:
 def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     with TaskRun(worker, report) as run:
-        remaining, _ = run.plan_inputs(run.find_inputs())
+        remaining, _ = run.plan_sources(run.find_sources())
         if not remaining:
             return
         with _cluster(address, report) as ray, report.bar("sources", len(remaining)) as bar:
@@ -324,7 +324,9 @@ def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> 
                 bar.update(finished)
 
 
-def _chunks(inputs: Sequence[Input], workers: int, *, split: bool) -> Iterator[Sequence[Input | _VideoStep]]:
+def _chunks(
+    inputs: Sequence[NamedSource], workers: int, *, split: bool
+) -> Iterator[Sequence[NamedSource | _VideoStep]]:
     """Divide inputs: images in chunks of up to 64, videos one by one."""
     images = [item for item in inputs if item.kind == "image"]
     size = min(_MAX_CHUNK, math.ceil(len(images) / (_CHUNKS_PER_WORKER * workers)))

@@ -22,21 +22,21 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitruvian.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
-from vitruvian.cli.coco import Dataset
+from vitruvian.cli.coco_dataset import Dataset
 from vitruvian.cli.command_digest import command_digest
 from vitruvian.cli.commands.track import TrackCommand
-from vitruvian.cli.inputs import Input, find_inputs
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
+from vitruvian.cli.sources import NamedSource, find_sources
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
-from vitruvian.files.locks import OutputLock, remove_unused_locks
-from vitruvian.files.output_paths import name_key
+from vitruvian.io.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
+from vitruvian.io.locks import OutputLock, remove_unused_locks
+from vitruvian.io.output_paths import name_key
 from vitruvian.limits import read_bounded
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.options import replace_options
@@ -74,7 +74,7 @@ def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
             if command.watch:
                 run.watch()
             else:
-                run.process(run.find_inputs())
+                run.process(run.find_sources())
         except KeyboardInterrupt:
             interrupted = True
         if run.dataset is not None:
@@ -107,7 +107,9 @@ class TaskRun:
         self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
-        self._written: dict[str, tuple[Input, dict[Path, int]]] = {}  # files of this pass and their sizes, by identity
+        self._written: dict[
+            str, tuple[NamedSource, dict[Path, int]]
+        ] = {}  # files of this pass and their sizes, by identity
         self.following: list[TaskCommand] = []  # of videos that are done
         self._read_journal = functools.cache(Journal)
         self._temporary_files = functools.cache(find_temporary_files)
@@ -166,18 +168,18 @@ class TaskRun:
         detector: PeopleDetector | None = self.pipe.choose_detector(replace_options(self.pipe.options, options))
         return detector
 
-    def find_inputs(self) -> list[Input]:
+    def find_sources(self) -> list[NamedSource]:
         """List the inputs that the sources name."""
         command = self.command
-        return find_inputs(
+        return find_sources(
             command.sources, recursive=command.recursive, sequences_are_videos=self.plan.sequences_are_videos
         )
 
     # ------------------------------------------------------------------------------------------------ one pass
 
-    def process(self, inputs: Sequence[Input]) -> None:
+    def process(self, inputs: Sequence[NamedSource]) -> None:
         """Process all inputs that are not done yet, and compare what lies on disk with what was planned."""
-        remaining, changed = self.plan_inputs(inputs)
+        remaining, changed = self.plan_sources(inputs)
         if self.dataset is not None:
             self.dataset.leave_out({item.file_name for item in remaining})
         images = [item for item in remaining if item.kind in ("image", "stdin")]
@@ -192,14 +194,14 @@ class TaskRun:
         self._add_following(inputs)
         self._compare_with_disk()
 
-    def plan_inputs(self, inputs: Sequence[Input]) -> tuple[list[Input], set[str]]:
+    def plan_sources(self, inputs: Sequence[NamedSource]) -> tuple[list[NamedSource], set[str]]:
         """Plan the files of inputs; return those that are not done yet, and the identities of those that changed."""
         inputs = [item for item in inputs if not self.is_result(item)]
         self.plan.check(inputs)
-        remaining: list[Input] = []
+        remaining: list[NamedSource] = []
         changed: set[str] = set()
         self._files.clear()
-        planned: dict[str, Input] = {}
+        planned: dict[str, NamedSource] = {}
         for item in inputs:
             with self.attempt(item):
                 if self._state(item, planned) == "changed":
@@ -209,7 +211,7 @@ class TaskRun:
             check_writable(self.plan.folder)  # before the model is opened
         return remaining, changed
 
-    def _add_following(self, inputs: Sequence[Input]) -> None:
+    def _add_following(self, inputs: Sequence[NamedSource]) -> None:
         """Note the tasks of `track --then` on videos that are done, now or before."""
         if not isinstance(self.command, TrackCommand):
             return
@@ -221,7 +223,7 @@ class TaskRun:
                 self.following += self.command.people_commands(str(item.path), records)
 
     @contextmanager
-    def attempt(self, item: Input) -> Iterator[None]:
+    def attempt(self, item: NamedSource) -> Iterator[None]:
         """Report an error in the block as that of one input, and unlock its outputs."""
         try:
             yield
@@ -234,7 +236,7 @@ class TaskRun:
         finally:
             self.release(item)
 
-    def is_result(self, item: Input) -> bool:
+    def is_result(self, item: NamedSource) -> bool:
         """Return whether a listed file is a result itself, of this run or of others."""
         if not item.listed or item.path is None:
             return False
@@ -248,7 +250,7 @@ class TaskRun:
                 return True
         return False
 
-    def _state(self, item: Input, planned: dict[str, Input]) -> str:
+    def _state(self, item: NamedSource, planned: dict[str, NamedSource]) -> str:
         """Plan the files of an input, and return "new" or "changed"; raise what speaks against processing it."""
         if item.error is not None:
             raise item.error
@@ -266,7 +268,7 @@ class TaskRun:
                 raise InputError(f"{path}: is also the result of {other.name}. Rename one of the two inputs.")
         return self._journal_state(item, result_paths(files))
 
-    def _journal_state(self, item: Input, paths: Sequence[Path]) -> str:
+    def _journal_state(self, item: NamedSource, paths: Sequence[Path]) -> str:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
@@ -281,7 +283,7 @@ class TaskRun:
 
     # ------------------------------------------------------------------------------------------------ one input
 
-    def claim(self, item: Input) -> dict[str, Path]:
+    def claim(self, item: NamedSource) -> dict[str, Path]:
         """Lock the outputs of an input, record what is planned, and return the file of each format.
 
         Raises:
@@ -310,11 +312,11 @@ class TaskRun:
             for entry in self._temporary_files(path.parent).pop(path.name, []):
                 entry.unlink(missing_ok=True)
 
-    def planned_files(self, item: Input) -> dict[str, Path]:
+    def planned_files(self, item: NamedSource) -> dict[str, Path]:
         """Return the file of each format for an input."""
         return self._files[item.identity]
 
-    def complete(self, item: Input) -> list[Path]:
+    def complete(self, item: NamedSource) -> list[Path]:
         """Record that the outputs of an input are written, unlock them, and return them. Thread-safe."""
         paths = result_paths(self._files[item.identity])
         if item.kind in ("video", "camera"):  # worker threads sync the files of images
@@ -323,7 +325,7 @@ class TaskRun:
         self.release(item)
         return paths
 
-    def release(self, item: Input) -> None:
+    def release(self, item: NamedSource) -> None:
         """Unlock the outputs of an input."""
         held = self._locks.pop(item.identity, None)
         if held is not None:
@@ -341,7 +343,7 @@ class TaskRun:
 
     # ------------------------------------------------------------------------------------------------ images
 
-    def _run_images(self, images: Sequence[Input], changed: set[str]) -> None:
+    def _run_images(self, images: Sequence[NamedSource], changed: set[str]) -> None:
         """Run images through the pipeline; one that fails does not stop the rest."""
         pipe = self.pipe
         to_stdout = self.plan.stdout_format is not None
@@ -352,10 +354,10 @@ class TaskRun:
         reported: set[int] = set()
 
         def report_done(index: int) -> None:
-            item, facts = images[index], writer.facts[index]
+            item, details = images[index], writer.details[index]
             paths = [] if to_stdout else result_paths(self._files[item.identity])
             reported.add(index)  # first: Ctrl-C may come in the middle of the report
-            self.report.done(item.name, paths, changed=item.identity in changed, **facts)
+            self.report.done(item.name, paths, changed=item.identity in changed, **details)
 
         try:
             with (
@@ -377,10 +379,10 @@ class TaskRun:
                         report_done(index)
                     bar.update(index + 1)
         finally:
-            for index in sorted(writer.facts.keys() - reported) if not to_stdout else ():
+            for index in sorted(writer.details.keys() - reported) if not to_stdout else ():
                 report_done(index)  # written ahead of an interruption
 
-    def _loader(self, item: Input) -> FrameLoader:
+    def _loader(self, item: NamedSource) -> FrameLoader:
         """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
 
         def load() -> Frame:
@@ -412,8 +414,8 @@ class TaskRun:
         self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; press Ctrl-C to stop.")
         while True:
             now = time.monotonic()
-            complete: list[Input] = []
-            for item in self.find_inputs():
+            complete: list[NamedSource] = []
+            for item in self.find_sources():
                 key, stamp = item.identity, _stamp(item.path)
                 if stamp is None or processed.get(key) == stamp or self.is_result(item):
                     continue
@@ -432,11 +434,11 @@ class _FileWriter(ResultWriter):
     """Writes the files of each result, and completes its input.
 
     Attributes:
-        facts: What to report of each image that is written, by its index.
+        details: What to report of each image that is written, by its index.
     """
 
-    def __init__(self, run: TaskRun, images: Sequence[Input]) -> None:
-        self.facts: dict[int, dict[str, Any]] = {}
+    def __init__(self, run: TaskRun, images: Sequence[NamedSource]) -> None:
+        self.details: dict[int, dict[str, Any]] = {}
         self._run, self._images = run, images
 
     def write(self, result: Result, index: int) -> None:
@@ -448,7 +450,7 @@ class _FileWriter(ResultWriter):
             save_as(file_format, converted, path, draw=command.output.draw)
         sync_to_disk(files.values())
         self._run.complete(item)
-        self.facts[index] = _facts(result)
+        self.details[index] = _details(result)
 
 
 class _StdoutWriter(ResultWriter):
@@ -461,11 +463,11 @@ class _StdoutWriter(ResultWriter):
                 f"standard output: expected a file or a pipe for {self._format}, got a terminal. Add --out FILE."
             )
         self._content: dict[int, bytes] = {}
-        self.facts: dict[int, dict[str, Any]] = {}
+        self.details: dict[int, dict[str, Any]] = {}
 
     def write(self, result: Result, index: int) -> None:
         """Keep the bytes until it is their turn."""
-        self.facts[index] = _facts(result)
+        self.details[index] = _details(result)
         converted = self._command.output.convert(result)
         content = encode_as(self._format, converted, draw=self._command.output.draw)
         self._content[index] = content + (b"\n" if self._format == "json" else b"")
@@ -476,10 +478,10 @@ class _StdoutWriter(ResultWriter):
         sys.stdout.buffer.flush()
 
 
-def _facts(result: Result) -> dict[str, Any]:
+def _details(result: Result) -> dict[str, Any]:
     """Return what is reported of a result."""
-    facts: dict[str, Any] = {"size_hw": list(result.size_hw)}
-    return facts if result.people is None else facts | {"note": result.people.note, "people": len(result.people)}
+    details: dict[str, Any] = {"size_hw": list(result.size_hw)}
+    return details if result.people is None else details | {"note": result.people.note, "people": len(result.people)}
 
 
 def _read_stdin(name: str) -> Frame:

@@ -14,23 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.commands.track import TrackCommand
-from vitruvian.cli.inputs import Input
 from vitruvian.cli.output_plan import CROPS, PLOT_EXTENSIONS, VIDEO_DATASET, VIDEO_FORMATS, result_paths
+from vitruvian.cli.sources import NamedSource
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.files.coco import write_youtube_vis
-from vitruvian.files.locks import OutputLock
 from vitruvian.files.video import FRAME_FORMAT
+from vitruvian.io.locks import OutputLock
 from vitruvian.pipelines.video import (
     VideoOptions,
     VideoReport,
-    pipeline_task,
+    frame_processor,
     run_video,
-    run_video_part,
+    run_video_range,
     split_video,
 )
-from vitruvian.pipelines.video.video_segments import segments_path
+from vitruvian.pipelines.video.resume_folder import resume_path
 from vitruvian.results import Result, Track
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _PREVIEW_SECONDS = 1.0
 
 
-def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool, join: bool = False) -> None:
+def run_video_file(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool, join: bool = False) -> None:
     """Process a video, or resume one that was interrupted; with `join` one whose parts are all done."""
     if run.dataset is not None:
         raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
@@ -58,10 +58,10 @@ def run_video_file(run: TaskRun, pipe: Any, item: Input, *, changed: bool, join:
 
 def _restarts(command: TaskCommand, files: Mapping[str, Path]) -> bool:
     """Return whether a video is processed from its first frame on, rather than resumed."""
-    return command.overwrite or not any(segments_path(path).is_dir() for path in result_paths(files))
+    return command.overwrite or not any(resume_path(path).is_dir() for path in result_paths(files))
 
 
-def prepare_parts(run: TaskRun, item: Input, *, seconds: float) -> list[tuple[int, int | None]]:
+def prepare_parts(run: TaskRun, item: NamedSource, *, seconds: float) -> list[tuple[int, int | None]]:
     """Divide a video into parts for `run_part`."""
     files = run.claim(item)
     frames = _FrameWriter(run.command, files, item.name)
@@ -69,14 +69,14 @@ def prepare_parts(run: TaskRun, item: Input, *, seconds: float) -> list[tuple[in
     return split_video(str(item.source), _video_options(run, frames, restart=restart), seconds=seconds)
 
 
-def run_part(run: TaskRun, pipe: Any, item: Input, part: tuple[int, int | None]) -> None:
+def run_part(run: TaskRun, pipe: Any, item: NamedSource, part: tuple[int, int | None]) -> None:
     """Process a part of a video. Other workers process others, so only the part is locked."""
     files = run.planned_files(item)
     path = result_paths(files)[0]
     lock = OutputLock(run.plan.folder, {f"{run.journal.name_of(path)}@{part[0]}": path})
     try:
         options = _video_options(run, _FrameWriter(run.command, files, item.name), restart=False)
-        run_video_part(str(item.source), pipeline_task(pipe, **run.call_options), options, part)
+        run_video_range(str(item.source), frame_processor(pipe, **run.call_options), options, part)
     finally:
         lock.release()
 
@@ -88,7 +88,7 @@ def _track_options(command: TaskCommand, files: Mapping[str, Path]) -> dict[str,
     return {"keep_state": command.state_folder(files), "refine": command.refined()}
 
 
-def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
+def run_camera(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
     count = run.command.frames
     run.report.say(f"{item.name}: " + (f"{count} frames" if count else "Ctrl-C ends"))
@@ -103,7 +103,7 @@ def run_camera(run: TaskRun, pipe: Any, item: Input, *, changed: bool) -> None:
 def _run_loop(
     run: TaskRun,
     pipe: Any,
-    item: Input,
+    item: NamedSource,
     frames: _FrameWriter,
     *,
     restart: bool,
@@ -122,7 +122,7 @@ def _run_loop(
             **track_options,
         )
         source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
-        return run_video(source, pipeline_task(pipe, **run.call_options), options)
+        return run_video(source, frame_processor(pipe, **run.call_options), options)
 
 
 def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> VideoOptions:
@@ -220,8 +220,8 @@ def _crop_files(folder: Path) -> list[tuple[int, Path]]:
     return _numbered(folder, r"(\d{5,})_\d+\.png")
 
 
-def _numbered(folder: Path, form: str) -> list[tuple[int, Path]]:
-    matches = ((re.fullmatch(form, file.name), file) for file in folder.glob("*"))
+def _numbered(folder: Path, frame_name: str) -> list[tuple[int, Path]]:
+    matches = ((re.fullmatch(frame_name, file.name), file) for file in folder.glob("*"))
     return [(int(match[1]), file) for match, file in matches if match is not None]
 
 

@@ -51,7 +51,7 @@ def no_capture() -> Iterator[None]:
 
 
 @dataclass
-class CapturedCall:
+class _CapturedCall:
     """A captured call: static inputs, graph and static outputs, and cached constants that the graph reads."""
 
     inputs: list[Tensor]
@@ -77,11 +77,11 @@ class GraphCache:
 
     def __init__(self, *, max_graphs: int = 4, max_batch: int = 4, calls_before: int = 0) -> None:
         self.max_graphs, self.max_batch, self.calls_before = max_graphs, max_batch, calls_before
-        self.captured: OrderedDict[Key, CapturedCall] = OrderedDict()
+        self.captured: OrderedDict[Key, _CapturedCall] = OrderedDict()
         self.replays: Counter[int] = Counter()
         self.failed: dict[Key, str] = {}
         self._calls: Counter[Key] = Counter()  # that ran without a graph
-        self._pool: CapturePool | None = None  # of all graphs, which never run at the same time
+        self._pool: _CapturePool | None = None  # of all graphs, which never run at the same time
         self._lock = threading.RLock()  # a graph has one set of static inputs; calls may be nested
 
     def __reduce__(self) -> tuple[object, ...]:  # copies of a model capture for themselves
@@ -144,11 +144,11 @@ class GraphCache:
 
     def _capture(
         self, key: Key, function: Callable[..., object], leaves: list[object], structure: pytree.TreeSpec
-    ) -> CapturedCall | None:
+    ) -> _CapturedCall | None:
         """Capture a call and keep its graph; None for calls that cannot be captured, which is tried once."""
         if key in self.failed:
             return None
-        self._pool = self._pool or CapturePool()
+        self._pool = self._pool or _CapturePool()
         try:
             call = self._pool.capture(function, leaves, structure)
         except RuntimeError as error:
@@ -171,7 +171,7 @@ class GraphCache:
         return call
 
 
-class CapturePool:
+class _CapturePool:
     """The stream and the memory pool of captures.
 
     cuBLAS needs a workspace of 32 MB for each stream. Allocated while capturing, it is part of the pool and lives as
@@ -184,7 +184,7 @@ class CapturePool:
 
     def capture(
         self, function: Callable[..., object], leaves: list[object], structure: pytree.TreeSpec
-    ) -> CapturedCall:
+    ) -> _CapturedCall:
         """Run a call twice as a warmup, then capture it."""
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(static, structure)
@@ -203,7 +203,7 @@ class CapturePool:
             raise
         outputs, output_structure = pytree.tree_flatten(result)
         inputs = [leaf for leaf in static if isinstance(leaf, Tensor)]
-        return CapturedCall(inputs, graph, outputs, output_structure, constants)
+        return _CapturedCall(inputs, graph, outputs, output_structure, constants)
 
     def _release(self) -> None:
         """Tell the allocator that a failed capture has ended; torch has no public function for it."""

@@ -15,7 +15,6 @@ from PIL import Image
 from vitruvian.errors import InputError
 from vitruvian.images.types import RgbImage
 
-Floats = NDArray[np.float32]
 Color = tuple[int, int, int]
 
 WHITE: Color = (255, 255, 255)

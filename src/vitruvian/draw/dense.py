@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.draw.canvas import NEUTRAL, WHITE, Floats, image_hw
+from vitruvian.draw.canvas import NEUTRAL, WHITE, image_hw
 from vitruvian.draw.palettes import turbo_map
 from vitruvian.draw.text import draw_text, line_height, text_size, text_width
 from vitruvian.errors import InputError
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import Float32Array, RgbImage
 
 _AXES: Final[dict[str, tuple[float, float, float]]] = {"opencv": (1.0, -1.0, -1.0), "opengl": (1.0, 1.0, 1.0)}
 _BAND = 2**16  # pixels of one step: fits into the cache
@@ -20,7 +20,7 @@ _SAMPLE = 2**19  # pixels that near and far are estimated from
 
 
 def color_normals(
-    normals: Floats, mask: NDArray[np.bool_] | None = None, *, convention: Literal["opencv", "opengl"] = "opencv"
+    normals: Float32Array, mask: NDArray[np.bool_] | None = None, *, convention: Literal["opencv", "opengl"] = "opencv"
 ) -> RgbImage:
     """Show normals in the usual colors: red to the right, green up, blue to the viewer; gray where unknown.
 
@@ -52,7 +52,7 @@ def color_normals(
 
 
 def color_depth(
-    depth: Floats, mask: NDArray[np.bool_] | None = None, *, near: float | None = None, far: float | None = None
+    depth: Float32Array, mask: NDArray[np.bool_] | None = None, *, near: float | None = None, far: float | None = None
 ) -> RgbImage:
     """Show inverse depth in the color map Turbo: near is red, far is blue; gray where unknown.
 
@@ -80,7 +80,7 @@ def color_depth(
 
 
 def add_depth_bar(
-    image: RgbImage, depths: Floats, *, near: float | None = None, far: float | None = None, unit: str = ""
+    image: RgbImage, depths: Float32Array, *, near: float | None = None, far: float | None = None, unit: str = ""
 ) -> RgbImage:
     """Draw the color bar of `color_depth` with its ends into the lower left corner of an image.
 
@@ -111,7 +111,7 @@ def add_depth_bar(
     return np.array(canvas)
 
 
-def _depth_range(depths: Floats, near: float | None, far: float | None) -> tuple[float, float]:
+def _depth_range(depths: Float32Array, near: float | None, far: float | None) -> tuple[float, float]:
     """Return near and far, by default percentiles of the depths [N]."""
     for name, value in (("near", near), ("far", far)):
         if value is not None and not 0 < value < float("inf"):
@@ -128,7 +128,7 @@ _ITERATIONS = 24
 _OVERSAMPLING = 8  # further directions of the subspace iteration, for faster convergence
 
 
-def principal_colors(patches: Floats, size_hw: tuple[int, int]) -> RgbImage:
+def principal_colors(patches: Float32Array, size_hw: tuple[int, int]) -> RgbImage:
     """Color patches by their first three principal components: similar patches have similar colors.
 
     Args:
@@ -183,7 +183,7 @@ def checkerboard(size_hw: tuple[int, int]) -> RgbImage:
     return np.repeat(gray[..., None], 3, axis=2)  # [H, W, 3]
 
 
-def composite(foreground: Floats, alpha: Floats, background: RgbImage) -> RgbImage:
+def composite(foreground: Float32Array, alpha: Float32Array, background: RgbImage) -> RgbImage:
     """Composite a premultiplied foreground over a background: ``foreground + (1 − alpha) · background``.
 
     Args:

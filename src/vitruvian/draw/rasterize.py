@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.draw.canvas import Floats, image_hw
+from vitruvian.draw.canvas import image_hw
 from vitruvian.images.connected_components import run_positions
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import Float32Array, IntArray, RgbImage
 
-_Ints = NDArray[np.int64]
 _Point = Sequence[float] | NDArray[np.float64]  # x, y
 
 _MAX_PIXELS = 2**20  # of strokes painted together: limits memory
@@ -51,7 +50,7 @@ class Strokes:
         size_hw = image_hw(image)
         table = np.asarray(self.rows, dtype=np.float64).reshape(-1, 9)  # [N, 9]
         near = np.abs(table[:, :4]).max(1) <= _MAX_DISTANCE * max(size_hw)  # false for NaN
-        drawn: Floats = table[near & (table[:, 4] > 0) & (table[:, 8] > 0)].astype(np.float32)
+        drawn: Float32Array = table[near & (table[:, 4] > 0) & (table[:, 8] > 0)].astype(np.float32)
         stroke, y, first, count = _spans(drawn, size_hw)
         area = np.bincount(stroke, weights=count, minlength=len(drawn))  # [N] pixels
         large = area > _LARGE
@@ -64,7 +63,7 @@ class Strokes:
                 _paint(image, drawn, stroke[rows], y[rows], first[rows], count[rows])
 
 
-def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints, _Ints]:
+def _spans(table: Float32Array, size_hw: tuple[int, int]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return the rows of pixels that strokes may cover: stroke, y, first x and number of pixels, each [rows]."""
     height, width = size_hw
     x0, y0, x1, y1, radius = table[:, :5].T
@@ -86,7 +85,9 @@ def _spans(table: Floats, size_hw: tuple[int, int]) -> tuple[_Ints, _Ints, _Ints
     return stroke, y, left, np.maximum(right - left + 1, 0)
 
 
-def _paint(image: RgbImage, table: Floats, stroke: _Ints, y: _Ints, first: _Ints, count: _Ints) -> None:
+def _paint(
+    image: RgbImage, table: Float32Array, stroke: IntArray, y: IntArray, first: IntArray, count: IntArray
+) -> None:
     """Paint rows of pixels of strokes."""
     if not count.any():  # outside of the image
         return
@@ -118,17 +119,17 @@ def _paint(image: RgbImage, table: Floats, stroke: _Ints, y: _Ints, first: _Ints
     flat[pixel[starts]] = np.rint(mixed).astype(np.uint8)
 
 
-def _cover(table: Floats, stroke: _Ints, x: _Ints, y: _Ints) -> Floats:
+def _cover(table: Float32Array, stroke: IntArray, x: IntArray, y: IntArray) -> Float32Array:
     """Return the share of each pixel that its stroke covers, times the opacity of the stroke: [entries]."""
     x0, y0, x1, y1, radius = table[:, :5].T
     along_x, along_y = x1 - x0, y1 - y0  # [N]
     length2 = np.maximum(along_x**2 + along_y**2, 1e-9)
-    which: _Ints | np.int64 = stroke if stroke[0] != stroke[-1] else stroke[0]  # one index is faster
+    which: IntArray | np.int64 = stroke if stroke[0] != stroke[-1] else stroke[0]  # one index is faster
     dx, dy = x - x0[which], y - y0[which]  # [entries]
     t = np.clip(dx * (along_x / length2)[which] + dy * (along_y / length2)[which], 0, 1)
     dx -= t * along_x[which]
     dy -= t * along_y[which]
     distance = np.sqrt(dx * dx + dy * dy)
     cover = np.clip(radius[which] + 0.5 - distance, 0, np.minimum(1, 2 * radius)[which])
-    result: Floats = (cover * table[which, 8]).astype(np.float32)
+    result: Float32Array = (cover * table[which, 8]).astype(np.float32)
     return result

@@ -30,7 +30,7 @@ from vitruvian.export.onnx_export import example_inputs
 from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
-from vitruvian.media_files import IMAGE_SUFFIXES
+from vitruvian.io.media_files import IMAGE_SUFFIXES
 from vitruvian.model import Model
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE
 
@@ -202,10 +202,10 @@ def quantize_int8(
     manager = passes.Manager()
     manager.register_pass(passes.ConstantFolding())  # NNCF wants weights in the shape in which they are multiplied
     manager.run_passes(graph)
-    known, kept = _node_names(graph.get_ordered_ops()), set(keep)
-    for name in kept - known:
+    known, excluded = _node_names(graph.get_ordered_ops()), set(keep)
+    for name in excluded - known:
         raise InputError(f"keep: expected names of operations, got {name!r}.{near_matches(name, known)}")
-    names = sorted({*_input_and_output_matmuls(graph), *_gated_matmuls(graph), *kept})
+    names = sorted({*_input_and_output_matmuls(graph), *_gated_matmuls(graph), *excluded})
     with contextlib.redirect_stdout(sys.stderr):  # progress is no output
         quantized = nncf.quantize(
             graph,

@@ -26,7 +26,7 @@ from torch import Tensor
 from vitruvian.auto import AutoConfig, AutoProcessor, find_class
 from vitruvian.config import Config
 from vitruvian.errors import CheckpointError, InputError, import_extra
-from vitruvian.json_files import read_json_object
+from vitruvian.io.json_files import read_json_object
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines import pipeline_class

@@ -9,8 +9,8 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import atomic_write
 from vitruvian.errors import import_extra
+from vitruvian.io.atomic import atomic_write
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:

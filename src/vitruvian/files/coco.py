@@ -20,13 +20,13 @@ from typing import IO, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import Writer, atomic_write
 from vitruvian.errors import InputError
 from vitruvian.files.images import write_image
-from vitruvian.files.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, rle_area, rle_box_xywh
-from vitruvian.json_files import JsonObject, json_text
+from vitruvian.io.atomic import Writer, atomic_write
+from vitruvian.io.json_files import JsonObject, json_text
+from vitruvian.io.output_paths import output_path, safe_name
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1
@@ -185,14 +185,14 @@ class CocoWriter(Writer):
         self._open = True
 
     def add(
-        self, result: _CocoResult, *, file_name: str | None = None, facts: Mapping[str, object] | None = None
+        self, result: _CocoResult, *, file_name: str | None = None, details: Mapping[str, object] | None = None
     ) -> int:
         """Add a result and return the id of its image.
 
         Args:
             result: The result.
             file_name: Name of the image; `result.source` by default.
-            facts: More values for the record of the image.
+            details: More values for the record of the image.
         """
         with self._lock:
             if not self._open:
@@ -210,7 +210,7 @@ class CocoWriter(Writer):
             image: JsonObject = {"id": image_id, "file_name": name, "height": height, "width": width}
             image |= {} if result.frame is None else {"frame": result.frame}
             image |= {} if result.time is None else {"time": round(result.time, 6)}
-            image |= facts or {}
+            image |= details or {}
             lines = [json_text(record) for record in records]
             self._put("images", self.images, [json_text(image)])
             self._put("annotations", self.annotations, lines)
@@ -258,9 +258,9 @@ class CocoWriter(Writer):
                 record = json.loads(text)
                 if "score" in record:
                     category = record["category_id"]
-                    kept = {key: record[key] for key in _RESULT_KEYS if key in record}
-                    kept["category_id"] = COCO_CATEGORY_IDS[names[category]] if known else category
-                    file.write(separator + json_text(kept))
+                    fields = {key: record[key] for key in _RESULT_KEYS if key in record}
+                    fields["category_id"] = COCO_CATEGORY_IDS[names[category]] if known else category
+                    file.write(separator + json_text(fields))
                     separator = ",\n"
             file.write("[]\n" if separator == "[\n" else "]\n")
 

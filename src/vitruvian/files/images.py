@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
+from vitruvian.io.atomic import atomic_write
 
 _Options = dict[str, int | bool]
 
@@ -39,14 +39,15 @@ def write_image(path: str | Path, image: NDArray[np.uint8]) -> None:
     name, formats, suffix = Path(path).name, _FORMATS[shape[2]], Path(path).suffix.lower()
     if suffix not in formats:
         raise InputError(f"{name}: expected an extension {', '.join(formats)}, got {suffix or 'none'!r}.")
-    form, options = formats[suffix]
+    pil_format, options = formats[suffix]
     side = max(shape)
-    if side > _MAX_SIDE.get(form, side):
+    if side > _MAX_SIDE.get(pil_format, side):
         raise InputError(
-            f"{name}: expected at most {_MAX_SIDE[form]} pixels a side for {form}, got {side}. Write .png instead."
+            f"{name}: expected at most {_MAX_SIDE[pil_format]} pixels a side for {pil_format}, got {side}. "
+            f"Write .png instead."
         )
     with atomic_write(path) as temporary:
-        Image.fromarray(image).save(temporary, form, **options)
+        Image.fromarray(image).save(temporary, pil_format, **options)
 
 
 def write_label_png(path: str | Path, labels: NDArray[np.integer], colors: NDArray[np.uint8]) -> None:

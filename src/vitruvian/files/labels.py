@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError, one_line
-from vitruvian.files.output_paths import name_key, output_path
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import decode_rle
-from vitruvian.json_files import JsonObject, json_text
+from vitruvian.io.atomic import atomic_write
+from vitruvian.io.json_files import JsonObject, json_text
+from vitruvian.io.output_paths import name_key, output_path
 
 _YOLO_VISIBLE = 2
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are not UTF-8
@@ -179,8 +179,8 @@ def write_cvat(path: str | Path, coco: Mapping[str, Any]) -> None:
         for name in points:
             _add_cvat_label(labels, name, "points", parent=category["name"])
     for number, (image, records) in enumerate(images):
-        facts = {"id": number, "name": image["file_name"], "width": image["width"], "height": image["height"]}
-        parent = ElementTree.SubElement(root, "image", _attributes(facts))
+        details = {"id": number, "name": image["file_name"], "width": image["width"], "height": image["height"]}
+        parent = ElementTree.SubElement(root, "image", _attributes(details))
         for record in records:
             category = _category(record, coco)
             common = {"label": category["name"], "occluded": 0, "source": "auto", "z_order": 0}

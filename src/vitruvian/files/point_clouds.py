@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.atomic import atomic_write
 from vitruvian.errors import InputError
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.json_files import JsonObject
+from vitruvian.io.atomic import atomic_write
+from vitruvian.io.json_files import JsonObject
 
 _FLOAT, _UNSIGNED_SHORT, _UNSIGNED_INT = 5126, 5123, 5125  # glTF component types
 _VERTICES, _INDICES = 34962, 34963  # glTF buffer view targets

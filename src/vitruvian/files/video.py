@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import Writer, temporary_path, write_errors
 from vitruvian.errors import ImageError, InputError, import_extra, near_matches, one_line
 from vitruvian.files.images import write_image
 from vitruvian.images import load_image
 from vitruvian.images.types import RgbImage
+from vitruvian.io.atomic import Writer, temporary_path, write_errors
+from vitruvian.io.media_files import FRAME_PATTERN
 from vitruvian.limits import get_limits
-from vitruvian.media_files import FRAME_PATTERN
 
 _Container = Any  # objects of PyAV, which is optional
 _Stream = Any
@@ -342,7 +342,7 @@ _BT709, _LIMITED_RANGE = 1, 1  # FFmpeg constants
 
 
 @dataclass(frozen=True)
-class Codec:
+class _Codec:
     """The encoder for a file name suffix."""
 
     container: str
@@ -354,13 +354,13 @@ class Codec:
 
 _VP9 = {"deadline": "realtime", "cpu-used": "5", "row-mt": "1", "crf": "24", "b": "0"}
 # By suffix and alpha. H.264 has no B-frames, so that durations of a variable frame rate are stored exactly.
-_CODECS: dict[tuple[str, bool], Codec] = {
-    (".mp4", False): Codec("mp4", "libx264", "yuv420p", {"crf": "18", "preset": "veryfast", "bf": "0"}, even=True),
-    (".webm", False): Codec("webm", "libvpx-vp9", "yuv420p", _VP9),
+_CODECS: dict[tuple[str, bool], _Codec] = {
+    (".mp4", False): _Codec("mp4", "libx264", "yuv420p", {"crf": "18", "preset": "veryfast", "bf": "0"}, even=True),
+    (".webm", False): _Codec("webm", "libvpx-vp9", "yuv420p", _VP9),
     # Hidden reference frames of VP9 cannot carry alpha, hence no auto-alt-ref.
-    (".webm", True): Codec("webm", "libvpx-vp9", "yuva420p", _VP9 | {"auto-alt-ref": "0"}),
-    (".mov", False): Codec("mov", "prores_ks", "yuv422p10le", {"profile": "hq", "vendor": "apl0"}),
-    (".mov", True): Codec(
+    (".webm", True): _Codec("webm", "libvpx-vp9", "yuva420p", _VP9 | {"auto-alt-ref": "0"}),
+    (".mov", False): _Codec("mov", "prores_ks", "yuv422p10le", {"profile": "hq", "vendor": "apl0"}),
+    (".mov", True): _Codec(
         "mov", "prores_ks", "yuva444p10le", {"profile": "4444", "alpha_bits": "16", "vendor": "apl0"}
     ),
 }
@@ -567,7 +567,7 @@ class SequenceWriter(Writer):
         self.count += 1
 
 
-def codec_for(path: str | Path, *, alpha: bool) -> Codec:
+def codec_for(path: str | Path, *, alpha: bool) -> _Codec:
     """Return the encoder for a file name."""
     extension = Path(path).suffix.lower()
     extensions = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})

@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.images.types import DoubleArray
+from vitruvian.images.types import Float64Array
 
 
-def box_areas(boxes_xyxy: DoubleArray) -> DoubleArray:
+def box_areas(boxes_xyxy: Float64Array) -> Float64Array:
     """Return the areas of boxes: [N, 4] -> [N]."""
-    areas: DoubleArray = np.prod(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], axis=-1)
+    areas: Float64Array = np.prod(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], axis=-1)
     return areas
 
 
-def box_iou(boxes_xyxy: DoubleArray, others_xyxy: DoubleArray, crowd: NDArray[np.bool_] | None = None) -> DoubleArray:
+def box_iou(
+    boxes_xyxy: Float64Array, others_xyxy: Float64Array, crowd: NDArray[np.bool_] | None = None
+) -> Float64Array:
     """Return the intersection over union of every two boxes: [N, 4], [M, 4] -> [N, M].
 
     Where another box is a `crowd` [M], it is the intersection over the area of the box, as COCO defines it.
@@ -26,5 +28,5 @@ def box_iou(boxes_xyxy: DoubleArray, others_xyxy: DoubleArray, crowd: NDArray[np
     union = areas + box_areas(others_xyxy)[None] - intersection
     if crowd is not None:
         union = np.where(crowd[None], areas, union)
-    iou: DoubleArray = intersection / np.where(union > 0, union, 1)
+    iou: Float64Array = intersection / np.where(union > 0, union, 1)
     return iou

@@ -19,12 +19,12 @@ def mask_polygons(mask: NDArray[np.bool_], *, tolerance: float = 1.0, holes: boo
         holes: Whether the outlines of holes are returned too. Their points run the other way round.
     """
     loops = [_simplified(loop, tolerance) for loop in _edge_loops(mask)]
-    areas = [signed_area(loop) for loop in loops]
+    areas = [_signed_area(loop) for loop in loops]
     order = np.argsort([-abs(area) for area in areas], kind="stable")
     return [loops[i] for i in order if areas[i] > 0 or (holes and areas[i] < 0)]
 
 
-def signed_area(polygon: Polygon) -> float:
+def _signed_area(polygon: Polygon) -> float:
     """Return the area of a polygon [N, 2]; negative if its points run counter-clockwise in the image."""
     x, y = polygon.astype(np.float64).T
     return float(np.sum(x * np.roll(y, -1) - np.roll(x, -1) * y) / 2)
@@ -75,7 +75,7 @@ def _simplified(loop: Polygon, tolerance: float) -> Polygon:
         return loop
     far = int(np.argmax(((loop - loop[0]) ** 2).sum(1)))
     closed = np.concatenate([loop, loop[:1]])
-    kept = {0, far}
+    indices = {0, far}
     ranges = [(0, far), (far, len(loop))]
     while ranges:
         first, last = ranges.pop()
@@ -91,7 +91,7 @@ def _simplified(loop: Polygon, tolerance: float) -> Polygon:
         worst = int(np.argmax(distance))
         if distance[worst] > tolerance:
             index = first + 1 + worst
-            kept.add(index)
+            indices.add(index)
             ranges += [(first, index), (index, last)]
-    simple = loop[sorted(kept)]
+    simple = loop[sorted(indices)]
     return simple if len(simple) >= 3 else loop

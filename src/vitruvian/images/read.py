@@ -25,8 +25,8 @@ from vitruvian.errors import ImageError, InputError, near_matches, one_line
 from vitruvian.images.decode import check_size, decode_image, is_image, load_pixels
 from vitruvian.images.download import download, redacted_url
 from vitruvian.images.upright_rgb import array_to_rgb, to_array, to_rgb, to_upright_rgb
+from vitruvian.io.media_files import is_url
 from vitruvian.limits import get_limits, read_bounded
-from vitruvian.media_files import is_url
 
 ImageSource = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[np.generic] | Tensor

@@ -131,7 +131,7 @@ def compress_counts(counts: npt.ArrayLike) -> str:
     return bytes(letters[index < groups[:, None]].astype(np.uint8)).decode("ascii")
 
 
-def decompress_counts(text: str | bytes) -> IntArray:
+def _decompress_counts(text: str | bytes) -> IntArray:
     """Read COCO's string of run lengths: [N]."""
     raw = text.encode("ascii", errors="replace") if isinstance(text, str) else text
     letters = np.frombuffer(raw, dtype=np.uint8).astype(np.int64) - 48
@@ -153,7 +153,7 @@ def read_rle(rle: AnyRle) -> tuple[int, int, IntArray]:
     """Return height, width and run lengths of an RLE, or raise `InputError` where they are inconsistent."""
     try:
         (height, width), counts = map(int, rle["size"]), rle["counts"]  # type: ignore[call-overload]
-        lengths = decompress_counts(counts) if isinstance(counts, (str, bytes)) else np.asarray(counts, dtype=np.int64)
+        lengths = _decompress_counts(counts) if isinstance(counts, (str, bytes)) else np.asarray(counts, dtype=np.int64)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise

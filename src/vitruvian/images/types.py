@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 RgbImage = NDArray[np.uint8]  # [H, W, 3]
 SizeHW = tuple[int, int]  # height and width in pixels
-DoubleArray = NDArray[np.float64]
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating]
+FloatArray = npt.NDArray[np.floating]
 Indices = npt.NDArray[np.int64]
 
 
-def assign(cost: Floats) -> tuple[Indices, Indices]:
+def assign(cost: FloatArray) -> tuple[Indices, Indices]:
     """Pair min(n, m) rows of a cost matrix [n, m] with different columns, at least total cost.
 
     NaN and infinite costs are worse than any sum of others: such pairs are chosen only where nothing else is left.
@@ -47,7 +47,7 @@ def assign(cost: Floats) -> tuple[Indices, Indices]:
     return row_of[columns][order], columns[order]
 
 
-def _augment(cost: Floats, row: int, row_of: Indices, price: Floats) -> None:
+def _augment(cost: FloatArray, row: int, row_of: Indices, price: FloatArray) -> None:
     """Add a row to the pairs along the cheapest alternating path; modifies `row_of` and `price` in place."""
     distance = cost[row] - price  # of the cheapest path to each column
     previous = np.full(len(price), -1)  # column before it on that path

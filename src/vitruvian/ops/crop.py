@@ -30,14 +30,14 @@ if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
 
-Floats = NDArray[np.float32]
+Float32Array = NDArray[np.float32]
 
 _CUBIC = -0.75  # the coefficient of torch's bicubic filter
 
 
 def crop_boxes(
     pixels: Tensor,
-    boxes_xywh: Tensor | Floats,
+    boxes_xywh: Tensor | Float32Array,
     output_hw: tuple[int, int],
     *,
     padding: float = 1.25,
@@ -59,7 +59,7 @@ def crop_boxes(
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise InputError(f"pixels: expected one image [C, H, W], got {list(pixels.shape)}. Crop one at a time.")
     boxes = boxes_xywh.detach().float().cpu().numpy() if isinstance(boxes_xywh, Tensor) else boxes_xywh
-    positions = sample_positions(boxes, output_hw, padding=padding)  # [N, 1 + w + h]
+    positions = _sample_positions(boxes, output_hw, padding=padding)  # [N, 1 + w + h]
     is_rgb8 = pixels.dtype == torch.uint8 and pixels.shape[0] == 3
     if is_rgb8 and use_triton("crop", pixels, dtypes=(torch.uint8,)):
         constants = channel_constants(3, scale, mean, std)  # [2, 3]
@@ -80,8 +80,8 @@ def crop_windows(boxes_xywh: Tensor, output_hw: tuple[int, int], padding: float 
 
 
 def crop_windows_numpy(
-    boxes_xywh: Floats, output_hw: tuple[int, int], *, padding: float = 1.25
-) -> tuple[Floats, Floats]:
+    boxes_xywh: Float32Array, output_hw: tuple[int, int], *, padding: float = 1.25
+) -> tuple[Float32Array, Float32Array]:
     """Return what `crop_windows` returns, as NumPy arrays and without any call of torch.
 
     A call of torch holds the GIL for microseconds even for four numbers, which threads that feed a GPU compete for.
@@ -93,21 +93,21 @@ def crop_windows_numpy(
         raise InputError(f"output_hw: expected positive height and width, got {output_hw}. Pass the model's size.")
     if not padding > 0:
         raise InputError(f"padding: expected a positive factor, got {padding}. Use 1 for no padding.")
-    center_xy: Floats = boxes[:, :2] + np.float32(0.5) * boxes[:, 2:]  # [N, 2]
+    center_xy: Float32Array = boxes[:, :2] + np.float32(0.5) * boxes[:, 2:]  # [N, 2]
     box_width, box_height = (boxes[:, 2:] * np.float32(padding)).T  # [N], [N]
     aspect = np.float32(width / height)
     sides = np.maximum(box_width, box_height * aspect), np.maximum(box_height, box_width / aspect)
     return center_xy, np.stack(sides, axis=1)  # [N, 2]
 
 
-def sample_positions(boxes_xywh: Floats, output_hw: tuple[int, int], *, padding: float = 1.25) -> Floats:
+def _sample_positions(boxes_xywh: Float32Array, output_hw: tuple[int, int], *, padding: float = 1.25) -> Float32Array:
     """Return the sample positions of crops of boxes [N, 4]: [N, 1 + w + h].
 
     A row is 1 where the crop is enlarged and 0 where not, then x of each output column, then y of each output row.
     """
     center_xy, size_wh = crop_windows_numpy(boxes_xywh, output_hw, padding=padding)
     height, width = output_hw
-    table: Floats = np.empty((len(size_wh), 1 + width + height), np.float32)
+    table: Float32Array = np.empty((len(size_wh), 1 + width + height), np.float32)
     zoom = np.float32(1) / size_wh * np.array([width - 1, height - 1], np.float32)  # [N, 2]
     table[:, 0] = zoom.min(axis=1) >= 1
     for axis, (start, count) in enumerate(((1, width), (1 + width, height))):
@@ -116,14 +116,14 @@ def sample_positions(boxes_xywh: Floats, output_hw: tuple[int, int], *, padding:
 
 
 @functools.lru_cache(maxsize=16)
-def _steps(count: int) -> Floats:
+def _steps(count: int) -> Float32Array:
     """Relative positions of `count` samples in a window, from −½ to ½: [n]."""
     if count == 1:
         return np.zeros(1, np.float32)
     return np.arange(count, dtype=np.float32) / np.float32(count - 1) - np.float32(0.5)
 
 
-def _check_boxes(boxes: Floats) -> None:
+def _check_boxes(boxes: Float32Array) -> None:
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise InputError(f"boxes_xywh: expected shape [N, 4], got {list(boxes.shape)}. Pass x, y, width, height.")
     wrong = ~(np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] > 0).all(axis=1))  # [N]

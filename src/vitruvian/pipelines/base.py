@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitruvian.auto import AutoProcessor
 from vitruvian.cuda.streams import PendingTensors, upload_stream
-from vitruvian.devices import checked_device, checked_dtype, default_placement, devices_of
+from vitruvian.devices import Device, DType, checked_device, checked_dtype, default_placement, devices_of
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, HUB_KEYWORDS
 from vitruvian.images.data_format import pixels_of
@@ -29,14 +29,7 @@ from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput
 from vitruvian.pipelines.options import OnEmpty, Options, PeopleOptions, replace_options
-from vitruvian.pipelines.people.detectors import (
-    DetectorSpec,
-    Device,
-    DType,
-    PeopleDetector,
-    detect_people,
-    open_detector,
-)
+from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, detector_spec
 from vitruvian.pipelines.saving import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
@@ -274,9 +267,9 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             return None
         own = self.model.config.name_or_path if "people" in self.checkpoint_tasks else None
         spec = detector_spec(options, own)
-        return None if spec is None else self.open_detector(spec, threshold=options.detect_threshold)
+        return None if spec is None else self.detector_for(spec, threshold=options.detect_threshold)
 
-    def open_detector(self, spec: DetectorSpec, *, threshold: float | None = None) -> PeopleDetector:
+    def detector_for(self, spec: DetectorSpec, *, threshold: float | None = None) -> PeopleDetector:
         """Open a people detector on the device of the model; one that has a name is opened once."""
         if not isinstance(spec, str | Path):
             return open_detector(spec)
@@ -289,11 +282,11 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         """Detect the people of an image; None without a detector."""
         if self.detector is None or not isinstance(self.options, PeopleOptions):
             return None
-        people = self.run_detector(self.detector, frame, self.options.on_empty or self.on_empty)
+        people = self.detect_with(self.detector, frame, self.options.on_empty or self.on_empty)
         by_default = self.options.detect is None and self.detector.name == BUILTIN != self.model.config.name_or_path
         return replace(people, note=DEFAULT_DETECTOR_NOTE) if by_default and people.note is None else people
 
-    def run_detector(self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty) -> People:
+    def detect_with(self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty) -> People:
         """Detect the people of an image."""
         source, limit = str(frame.path or frame.name), getattr(self.options, "max_people", None)
         return detect_people(

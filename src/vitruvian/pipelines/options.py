@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 from vitruvian.config import Range
 from vitruvian.errors import InputError, near_matches
 from vitruvian.limits import MAX_TILE_OVERLAP
-from vitruvian.models.sam2.options import MAX_CROP_LAYERS, AutomaticMaskOptions, TrackingOptions
+from vitruvian.models.sam2.options import MAX_CROP_LAYERS, AutomaticMaskOptions, Sam2SessionOptions
 from vitruvian.tasks import Convention
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _choices(kind: object) -> tuple[object, ...]:
     return tuple(value for part in parts for value in typing.get_args(part) or (None,))
 
 
-def check_option_fields(options: Any) -> None:
+def _check_option_fields(options: Any) -> None:
     """Raise `InputError` for a field of a dataclass that is none of its literals, or out of its range."""
     for field in dataclasses.fields(options):
         value, choices = getattr(options, field.name), _choices(field.type)
@@ -164,7 +164,7 @@ class Options:
     optimize: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        check_option_fields(self)
+        _check_option_fields(self)
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers: expected at least 1, got {self.workers}.")
         if self.optimize not in (True, False, "auto"):
@@ -424,7 +424,7 @@ class MasksOptions(Options, AutomaticMaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackOptions(Options, TrackingOptions):
+class TrackOptions(Options, Sam2SessionOptions):
     """What to track and how. Session options; defaults differ from Transformers.
 
     Args:
@@ -450,7 +450,7 @@ class TrackOptions(Options, TrackingOptions):
     max_people: int | None = option(None, "Maximum number of detected people, by score.", ge=1)
     interactive: bool = True
     mask_threshold: float = 0.0
-    # fields of TrackingOptions, whose docstring has them
+    # fields of Sam2SessionOptions, whose docstring has them
     prior_logits: bool = True
     corrections_as_conditioning: bool = True
     independent_objects: bool = True

@@ -31,7 +31,7 @@ from vitruvian.images.download import download, redacted_url
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.types import RgbImage
 from vitruvian.images.upright_rgb import to_array
-from vitruvian.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
+from vitruvian.io.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
 
 # Platform → format of PyAV and the name of camera number n.
 _CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
@@ -350,10 +350,10 @@ def _from_camera(number: int) -> Source:
 def _camera_frames(number: int) -> Iterator[tuple[float, RgbImage]]:
     """Yield (seconds since the first frame, image uint8 [H, W, 3]) of a camera for as long as it runs."""
     av = import_av()
-    form, name = _CAMERA_FORMATS.get(sys.platform, _CAMERA_FORMATS["linux"])
-    options = {"framerate": "30"} if form == "avfoundation" else {}
+    device_format, name = _CAMERA_FORMATS.get(sys.platform, _CAMERA_FORMATS["linux"])
+    options = {"framerate": "30"} if device_format == "avfoundation" else {}
     try:
-        container = av.open(name.format(number), format=form, options=options)
+        container = av.open(name.format(number), format=device_format, options=options)
     except (av.error.FFmpegError, OSError, ValueError) as error:
         raise InputError(
             f"camera:{number}: expected a camera, got {one_line(error)}. Check that it is plugged in and not in use."

@@ -13,7 +13,7 @@ from PIL import Image
 from vitruvian.draw.canvas import NEUTRAL
 from vitruvian.files.arrays import write_exr
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of
 
 

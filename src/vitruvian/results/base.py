@@ -26,7 +26,7 @@ from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image
 from vitruvian.files.labels import write_png_zip
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import JsonObject, json_text, write_json
+from vitruvian.io.json_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
@@ -184,10 +184,10 @@ class Result:
     def _repr_html_(self) -> str:
         """Return the drawing and what it is about for notebooks."""
         image = base64.b64encode(self._repr_png_()).decode()
-        facts = [self.task, self.source, self.model, f"{self.size_hw[1]}×{self.size_hw[0]}"]
+        details = [self.task, self.source, self.model, f"{self.size_hw[1]}×{self.size_hw[0]}"]
         if self.people is not None:
-            facts += [f"{len(self.people)} {'person' if len(self.people) == 1 else 'people'}", self.people.note]
-        text = html.escape(" · ".join(fact for fact in facts if fact))
+            details += [f"{len(self.people)} {'person' if len(self.people) == 1 else 'people'}", self.people.note]
+        text = html.escape(" · ".join(detail for detail in details if detail))
         return f'<figure><img src="data:image/png;base64,{image}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
     def write(self, path: Path, extension: str) -> None:

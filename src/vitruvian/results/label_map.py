@@ -17,7 +17,7 @@ from vitruvian.files.images import write_label_png
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result
 
 

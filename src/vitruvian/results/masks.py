@@ -19,7 +19,7 @@ from vitruvian.files.labels import write_lines, yolo_segment_lines
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import (
     Result,
     array_of,

@@ -18,7 +18,7 @@ from vitruvian.files.images import write_image
 from vitruvian.images import load_image
 from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of, box_window, check_array
 
 

@@ -16,7 +16,7 @@ from vitruvian.files.coco import box_xywh
 from vitruvian.files.images import write_image
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of
 from vitruvian.results.supervision import to_detections
 

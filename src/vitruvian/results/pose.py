@@ -16,7 +16,7 @@ from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import keypoint_category, keypoint_record
 from vitruvian.files.labels import write_lines, yolo_pose_lines
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of, rounded_list
 from vitruvian.results.supervision import to_key_points
 

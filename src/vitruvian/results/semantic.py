@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from vitruvian.draw import class_colors
 from vitruvian.errors import InputError
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import array_of
 from vitruvian.results.label_map import LabelMap
 

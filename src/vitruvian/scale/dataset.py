@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vitruvian.errors import InputError
 from vitruvian.scale.rows import row_schema
 from vitruvian.scale.sources import BYTES_COLUMNS, PATH_COLUMNS, SourceItem, read_sources
-from vitruvian.scale.worker import FileEncoder, PipelineSpec, PipelineWorker, as_image_bytes, default_kinds
+from vitruvian.scale.worker import FileEncoder, PipelineSpec, PipelineWorker, as_image_bytes, default_formats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ def map_dataset(
     *,
     model: str | None = None,
     column: str | None = None,
-    save: Sequence[str] | None = None,
+    formats: Sequence[str] | None = None,
     workers: int = 1,
     batch_size: int = 16,
     cpus_per_worker: float = 1.0,
@@ -36,7 +36,7 @@ def map_dataset(
         task: Name of the task.
         model: Name of a checkpoint.
         column: Name of the column; by default the first of the usual names.
-        save: Kinds of files, each a column of the result; by default JSON and what the task writes.
+        formats: File formats, each a column of the result; by default JSON and what the task writes.
         workers: Number of workers with a model.
         batch_size: Rows that a worker processes together.
         cpus_per_worker: Cores for each worker.
@@ -51,11 +51,11 @@ def map_dataset(
     chosen = column or next((name for name in (*BYTES_COLUMNS, *PATH_COLUMNS) if name in names), None)
     if chosen is None or chosen not in names:
         raise InputError(f"column: expected one with images or paths, got {', '.join(names)}. Pass column=…")
-    kinds = tuple(save) if save is not None else default_kinds(task)
+    formats = tuple(formats) if formats is not None else default_formats(task)
     spec = PipelineSpec(task=task, model=model, dtype=dtype, options=options)
     return dataset.map_batches(
         _DatasetWorker,
-        fn_constructor_args=(spec, kinds, chosen),
+        fn_constructor_args=(spec, formats, chosen),
         batch_size=batch_size,
         concurrency=workers,
         num_cpus=cpus_per_worker,
@@ -66,8 +66,9 @@ def map_dataset(
 class _DatasetWorker:
     """Processes batches of a dataset."""
 
-    def __init__(self, spec: PipelineSpec, kinds: Sequence[str], column: str) -> None:
-        self._worker, self._kinds, self._column = PipelineWorker(spec, FileEncoder(tuple(kinds)), kinds), kinds, column
+    def __init__(self, spec: PipelineSpec, formats: Sequence[str], column: str) -> None:
+        self._worker = PipelineWorker(spec, FileEncoder(tuple(formats)), formats)
+        self._formats, self._column = formats, column
 
     def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         values = list(batch[self._column])
@@ -80,8 +81,8 @@ class _DatasetWorker:
             contents = [as_image_bytes(value) for value in values]
         rows = self._worker.process(items, contents)
         columns: dict[str, Any] = {name: value for name, value in batch.items() if name != self._column}
-        for name in row_schema(self._kinds).names:
-            if name in self._kinds:
+        for name in row_schema(self._formats).names:
+            if name in self._formats:
                 texts = [row.files.get(name) for row in rows]
                 columns[name] = [text.decode() if name == "json" and text is not None else text for text in texts]
             else:

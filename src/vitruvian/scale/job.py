@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitruvian.errors import InputError
-from vitruvian.files.digests import settings_digest
-from vitruvian.files.locks import OutputLock
-from vitruvian.files.output_paths import PathPattern
 from vitruvian.hub import BUILTIN
+from vitruvian.io.locks import OutputLock
+from vitruvian.io.output_paths import PathPattern
 from vitruvian.limits import get_limits
+from vitruvian.pipelines.digests import settings_digest
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
@@ -28,7 +28,7 @@ from vitruvian.scale.placement import choose_placement
 from vitruvian.scale.shard_stage import crashed_table, write_counted
 from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names
 from vitruvian.scale.sources import SourceItem, list_sources, read_sources
-from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, RunnerSpec, default_kinds
+from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, RunnerSpec, default_formats
 from vitruvian.tasks import find_task
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def run_on_ray(
     workers: int | None = None,
     cpus_per_worker: float | None = None,
     gpus_per_worker: float | None = None,
-    save: Sequence[str] | None = None,
-    form: ShardFormat = "parquet",
+    formats: Sequence[str] | None = None,
+    shard_format: ShardFormat = "parquet",
     column: str | None = None,
     recursive: bool = True,
     chunk_size: int | None = None,
@@ -87,7 +87,7 @@ def run_on_ray(
     """Run a task on many sources with a Ray cluster, and write shards of results. A second call resumes.
 
     Args:
-        spec: The task, its model and its options; other classes need `save` and `settings` too.
+        spec: The task, its model and its options; other classes need `formats` and `settings` too.
         sources: Folders, globs, lists, Parquet files and tars, see `vitruvian.scale.sources`; or the items themselves.
         out: Folder or URI for the shards; or a pattern with ``{stem}`` in it, such as ``"out/{stem}.json"``, for a file
             of each source, as the option `save` of pipelines takes it.
@@ -97,8 +97,8 @@ def run_on_ray(
             if it has none.
         cpus_per_worker: Cores for each worker; by default 1 with a GPU, and otherwise what there is, divided.
         gpus_per_worker: GPUs for each worker, possibly a fraction; by default 1 if the cluster has any.
-        save: Kinds of files, each a column of the shards; by default JSON and what the task writes.
-        form: ``"parquet"`` or ``"tar"`` (WebDataset).
+        formats: File formats, each a column of the shards; by default JSON and what the task writes.
+        shard_format: ``"parquet"`` or ``"tar"`` (WebDataset).
         column: Column of Parquet sources.
         recursive: Whether to list the folders inside folders too.
         chunk_size: Sources in a chunk and rows in a shard. By default it grows from 64 to 1024.
@@ -117,15 +117,15 @@ def run_on_ray(
     out = str(out)
     paths = PathPattern(out) if "{" in out else None
     if isinstance(spec, PipelineSpec):
-        save = () if paths is not None else save or default_kinds(spec.task)
-        settings = settings or _spec_digest(spec, paths.pattern if paths is not None else save)
-    if save is None or settings is None:
-        raise InputError("save, settings: expected both for a spec of another class than PipelineSpec, got none.")
+        formats = () if paths is not None else formats or default_formats(spec.task)
+        settings = settings or _spec_digest(spec, paths.pattern if paths is not None else formats)
+    if formats is None or settings is None:
+        raise InputError("formats, settings: expected both for a spec of another class than PipelineSpec, got none.")
     if paths is not None:
         if is_remote(out):
             raise InputError(f"out: expected a folder for shards on a remote file system, got the pattern {out}.")
         out = str(paths.folder / _ROWS)
-    kinds = tuple(save)
+    formats = tuple(formats)
     summary = JobSummary()
     with _locked(out), connected(ray, address, runtime_env):
         items = _items(sources, column=column, recursive=recursive, ordered=paths is not None)
@@ -138,7 +138,9 @@ def run_on_ray(
         index = ShardIndex.read(out, settings=settings)
         placement = choose_placement(ray.nodes(), workers, cpus_per_worker, gpus_per_worker)
         runner = ChunkRunner(
-            shard_stages(spec, encode or FileEncoder(kinds), kinds, out=out, settings=settings, form=form),
+            _shard_stages(
+                spec, encode or FileEncoder(formats), formats, out=out, settings=settings, shard_format=shard_format
+            ),
             first_shard=_next_number(index.names),
             placement=placement,
             rows_per_shard=chunk_size or DEFAULT_CHUNK,
@@ -160,26 +162,26 @@ def run_on_ray(
     return summary
 
 
-def shard_stages(
-    spec: RunnerSpec, encode: Encoder, kinds: Sequence[str], *, out: str, settings: str, form: ShardFormat
+def _shard_stages(
+    spec: RunnerSpec, encode: Encoder, formats: Sequence[str], *, out: str, settings: str, shard_format: ShardFormat
 ) -> Stages:
     """Return what runs on the cluster for shards: bytes are read, a pipeline makes rows, and shards are written."""
     return Stages(
-        actor=ShardActor,
-        arguments=(spec, encode, tuple(kinds)),
+        actor=_ShardActor,
+        arguments=(spec, encode, tuple(formats)),
         read=read_sources,
         read_arguments=(get_limits(),),
         write=write_counted,
-        write_arguments=(out, settings, form),
-        crashed=functools.partial(crashed_table, tuple(kinds)),
+        write_arguments=(out, settings, shard_format),
+        crashed=functools.partial(crashed_table, tuple(formats)),
     )
 
 
-class ShardActor(ChunkActor):
+class _ShardActor(ChunkActor):
     """Processes chunks with a pipeline."""
 
-    def __init__(self, spec: RunnerSpec, encode: Encoder, kinds: Sequence[str]) -> None:
-        self._arguments = spec, encode, kinds
+    def __init__(self, spec: RunnerSpec, encode: Encoder, formats: Sequence[str]) -> None:
+        self._arguments = spec, encode, formats
 
     def load(self) -> None:
         """Open the pipeline."""
@@ -213,7 +215,7 @@ def _spec_digest(spec: PipelineSpec, files: Sequence[str] | str) -> str:
         revision=str(spec.options.get("revision") or "") or None,
         detector=str(spec.options.get("detect") or BUILTIN) if detects else None,
         options=spec.options,
-        facts=[spec.dtype, files],
+        details=[spec.dtype, files],
     )
 
 

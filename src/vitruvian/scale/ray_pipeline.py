@@ -55,7 +55,7 @@ class RayPipeline:
         sources: str | Path | Sequence[str | Path],
         *,
         save: str | Path,
-        kinds: Sequence[str] | None = None,
+        formats: Sequence[str] | None = None,
         overwrite: bool = False,
         retry_failed: bool = False,
         **options: object,
@@ -67,7 +67,7 @@ class RayPipeline:
                 folders are left out, as in other calls of pipelines.
             save: A file name with ``{stem}`` in it, such as ``"out/{stem}.png"``, as other calls take it; or a folder
                 or URI for shards.
-            kinds: Kinds of files in shards, each a column; by default JSON and what the task writes.
+            formats: File formats in shards, each a column; by default JSON and what the task writes.
             overwrite: Whether to remove the results that are there first.
             retry_failed: Whether to process sources again that failed before.
             options: Options of the task for this call.
@@ -78,7 +78,7 @@ class RayPipeline:
             dataclasses.replace(self.spec, options=dict(self.spec.options) | options),
             [os.fspath(source) for source in named],
             save,
-            save=kinds,
+            formats=formats,
             overwrite=overwrite,
             retry_failed=retry_failed,
             recursive=False,

@@ -32,7 +32,7 @@ from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.job_store import Job
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import ServerLimits, Settings
-from vitruvian.serving.videos import StoredVideo, open_upload
+from vitruvian.serving.stored_videos import StoredVideo, open_upload
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -168,8 +168,8 @@ def _deployment(args: Mapping[str, Any]) -> Any:
     serve = import_serve()
     role, settings = args["role"], _settings_from_json(args["settings"])
 
-    def build() -> ReplicaApp:
-        return ReplicaApp(role, settings)
+    def build() -> _ReplicaApp:
+        return _ReplicaApp(role, settings)
 
     return serve.deployment(serve.ingress(build)(Replica), name=_APPLICATIONS[role][0])
 
@@ -179,18 +179,18 @@ class Replica:
 
     async def create_job(self, video: Sequence[Any], name: str, *job: Any) -> Job:
         """Create a job with a video: references to its bytes, its name, and the last arguments of `JobStarter`."""
-        assert ReplicaApp.of_process is not None
-        return await ReplicaApp.of_process.create_job(video, name, *job)
+        assert _ReplicaApp.of_process is not None
+        return await _ReplicaApp.of_process.create_job(video, name, *job)
 
 
-class ReplicaApp:
+class _ReplicaApp:
     """The ASGI application of a replica."""
 
-    of_process: ClassVar[ReplicaApp | None] = None  # a replica is a process
+    of_process: ClassVar[_ReplicaApp | None] = None  # a replica is a process
 
     def __init__(self, role: Role, settings: Settings) -> None:
         self._role, self._failures = role, list[Exception]()
-        ReplicaApp.of_process = self
+        _ReplicaApp.of_process = self
         set_limits(**{"download_bytes": settings.limits.upload_bytes} | dict(settings.image_limits))
         if role != "jobs":  # a folder belongs to one process
             self._folder = tempfile.TemporaryDirectory(prefix="vitruvian-serve-")

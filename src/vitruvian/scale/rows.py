@@ -47,8 +47,8 @@ def failure_row(item: SourceItem, error: str, *, status: Status = "failed") -> R
     return Row(source=item.name, source_size=item.size, source_mtime_ns=item.mtime_ns, status=status, error=error)
 
 
-def row_schema(kinds: Sequence[str]) -> pa.Schema:
-    """Return the columns of rows with these kinds of files."""
+def row_schema(formats: Sequence[str]) -> pa.Schema:
+    """Return the columns of rows with these file formats."""
     pa = import_pyarrow()
     fields = {
         "source": pa.string(),
@@ -59,20 +59,22 @@ def row_schema(kinds: Sequence[str]) -> pa.Schema:
         "height": pa.int32(),
         "width": pa.int32(),
     }
-    return pa.schema({**fields, **{kind: pa.large_string() if kind == "json" else pa.large_binary() for kind in kinds}})
+    return pa.schema(
+        {**fields, **{name: pa.large_string() if name == "json" else pa.large_binary() for name in formats}}
+    )
 
 
-def rows_to_table(rows: Sequence[Row], kinds: Sequence[str]) -> pa.Table:
+def rows_to_table(rows: Sequence[Row], formats: Sequence[str]) -> pa.Table:
     """Return rows as an Arrow table."""
     pa = import_pyarrow()
-    schema = row_schema(kinds)
+    schema = row_schema(formats)
     columns: dict[str, list[object]] = {name: [] for name in schema.names}
     for row in rows:
         for name in ("source_size", "source_mtime_ns", "status", "height", "width"):
             columns[name].append(getattr(row, name))
         columns["source"].append(escape_surrogates(row.source))
         columns["error"].append(None if row.error is None else escape_surrogates(row.error))
-        for kind in kinds:
-            content = row.files.get(kind)
-            columns[kind].append(content.decode() if kind == "json" and content is not None else content)
+        for file_format in formats:
+            content = row.files.get(file_format)
+            columns[file_format].append(content.decode() if file_format == "json" and content is not None else content)
     return pa.table(columns, schema=schema)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _MAX_ERRORS = 20  # of a shard that are reported
 
 
-def write_counted(out: str, settings: str, form: ShardFormat, name: str, *tables: pa.Table) -> ChunkCounts:
+def write_counted(out: str, settings: str, shard_format: ShardFormat, name: str, *tables: pa.Table) -> ChunkCounts:
     """Write a shard and count its rows."""
-    file_name = write_shard(tables, out, name, settings=settings, form=form)
+    file_name = write_shard(tables, out, name, settings=settings, shard_format=shard_format)
     statuses = [status for table in tables for status in table.column("status").to_pylist()]
     errors = [error for table in tables for error in table.column("error").to_pylist() if error is not None]
     return ChunkCounts(
@@ -30,6 +30,6 @@ def write_counted(out: str, settings: str, form: ShardFormat, name: str, *tables
     )
 
 
-def crashed_table(kinds: Sequence[str], item: SourceItem, message: str) -> pa.Table:
+def crashed_table(formats: Sequence[str], item: SourceItem, message: str) -> pa.Table:
     """Return the row of a source that ends its worker."""
-    return rows_to_table([failure_row(item, message, status="crashed")], kinds)
+    return rows_to_table([failure_row(item, message, status="crashed")], formats)

@@ -38,29 +38,29 @@ _TEMPORARY = ".part"
 _INDEX_COLUMNS = ("source", "source_size", "source_mtime_ns", "status")
 
 
-def source_key(name: str) -> int:
+def _source_key(name: str) -> int:
     """Return 64 bits that identify a source, by the name that its row has: bytes that are not UTF-8 are escaped."""
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "little")
 
 
 def _version_key(name: str, size: int | None, mtime_ns: int | None) -> int:
     """Return 64 bits that identify a source and its content, as far as size and time tell."""
-    return source_key(f"{name}\0{size}\0{mtime_ns}")
+    return _source_key(f"{name}\0{size}\0{mtime_ns}")
 
 
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write_shard(tables: Sequence[pa.Table], out: str, name: str, *, settings: str, form: ShardFormat) -> str:
+def write_shard(tables: Sequence[pa.Table], out: str, name: str, *, settings: str, shard_format: ShardFormat) -> str:
     """Write the rows of tables as one shard, atomically, and return its file name."""
     pa = import_pyarrow()
     table = pa.concat_tables(tables)
     filesystem, folder = open_filesystem(out)
     filesystem.create_dir(folder, recursive=True)
-    file_name = f"{name}.{form}"
+    file_name = f"{name}.{shard_format}"
     temporary = join(folder, f".{file_name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
     try:
-        if form == "parquet":
+        if shard_format == "parquet":
             _write_parquet(table, filesystem, temporary, settings)
         else:
             _write_tar(table, filesystem, temporary, settings)
@@ -85,16 +85,16 @@ def _write_parquet(table: pa.Table, filesystem: FileSystem, path: str, settings:
 
 def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str) -> None:
     """Write `KEY.KIND` members for each row, as WebDataset reads them, and all rows without files at the end."""
-    from vitruvian.files.output_paths import safe_name  # with torch
+    from vitruvian.io.output_paths import safe_name  # with torch
 
-    kinds = [name for name in table.schema.names if name not in _ROW_COLUMNS]
+    formats = [name for name in table.schema.names if name not in _ROW_COLUMNS]
     records = [{"settings": settings}]
     with filesystem.open_output_stream(path) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
         for number, row in enumerate(table.to_pylist()):
             key = f"{number:06d}_{safe_name(PurePosixPath(row['source']).stem).replace('.', '_')[:80]}"
-            for kind in kinds:
-                if row[kind] is not None:
-                    _add_member(archive, f"{key}.{PLOTS.get(kind, kind).lstrip('_')}", row[kind])
+            for file_format in formats:
+                if row[file_format] is not None:
+                    _add_member(archive, f"{key}.{PLOTS.get(file_format, file_format).lstrip('_')}", row[file_format])
             records.append({name: row[name] for name in _ROW_COLUMNS} | {"key": key})
         _add_member(archive, _TAR_RECORDS, "".join(json.dumps(record) + "\n" for record in records))
 
@@ -148,7 +148,7 @@ class ShardIndex:
                     "Choose another --out, or add --overwrite."
                 )
             keys = [
-                (source_key(source), _version_key(source, size, mtime), status != "done")
+                (_source_key(source), _version_key(source, size, mtime), status != "done")
                 for source, size, mtime, status in rows
             ]
             parts.append(
@@ -172,7 +172,7 @@ class ShardIndex:
 
     def state(self, item: SourceItem, *, retry_failed: bool) -> tuple[bool, list[str]]:
         """Return whether a source is done, and the shards with outdated rows of it."""
-        key, current = np.uint64(source_key(item.name)), _version_key(item.name, item.size, item.mtime_ns)
+        key, current = np.uint64(_source_key(item.name)), _version_key(item.name, item.size, item.mtime_ns)
         begin, end = (int(np.searchsorted(self.sources, key, side=side)) for side in ("left", "right"))
         usable: list[int] = []
         outdated: list[int] = []
@@ -181,9 +181,9 @@ class ShardIndex:
             (usable if same else outdated).append(index)
         # Of several rows the newest with a result counts; a job that was killed may have left others.
         usable.sort(key=lambda index: (self.failed[index], -self.shards[index]))
-        kept = {int(self.shards[index]) for index in usable[:1]}
+        remaining = {int(self.shards[index]) for index in usable[:1]}
         shards = {int(self.shards[index]) for index in (*usable[1:], *outdated)}
-        return bool(usable), [self.names[shard] for shard in sorted(shards - kept)]
+        return bool(usable), [self.names[shard] for shard in sorted(shards - remaining)]
 
 
 def shard_names(filesystem: FileSystem, folder: str) -> list[str]:
@@ -237,13 +237,13 @@ def remove_rows(out: str, name: str, sources: set[str], *, settings: str) -> Non
     filesystem, folder = open_filesystem(out)
     with filesystem.open_input_file(join(folder, name)) as file:
         table = pq.ParquetFile(file).read()
-    kept = table.filter(pc.invert(pc.is_in(table.column("source"), value_set=pa.array(sorted(sources)))))
-    if kept.num_rows:
-        write_shard([kept], out, name.rpartition(".")[0], settings=settings, form="parquet")
+    remaining = table.filter(pc.invert(pc.is_in(table.column("source"), value_set=pa.array(sorted(sources)))))
+    if remaining.num_rows:
+        write_shard([remaining], out, name.rpartition(".")[0], settings=settings, shard_format="parquet")
     else:
         filesystem.delete_file(join(folder, name))
 
 
 def shard_name(number: int, first: str) -> str:
     """Return the name of a shard: its number in the run, and a hash that tells runs apart."""
-    return f"{_PREFIX}{number:06d}-{source_key(first) & 0xFFFFFFFF:08x}"
+    return f"{_PREFIX}{number:06d}-{_source_key(first) & 0xFFFFFFFF:08x}"

@@ -26,8 +26,8 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vitruvian.errors import InputError, VitruvianError, one_line
+from vitruvian.io.media_files import IMAGE_SUFFIXES, is_url, source_kind, walk_files
 from vitruvian.limits import Limits, get_limits, use_limits
-from vitruvian.media_files import IMAGE_SUFFIXES, is_url, source_kind, walk_files
 from vitruvian.scale.filesystems import import_pyarrow, is_remote, join, open_filesystem, open_input
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitruvian.atomic import sync_to_disk
 from vitruvian.errors import VitruvianError
+from vitruvian.io.atomic import sync_to_disk
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines import Failure, pipeline, pipeline_class
 from vitruvian.pipelines.saving import ResultWriter, encode_as
@@ -70,24 +70,24 @@ class PipelineSpec:
 class FileEncoder:
     """Encodes results as the files that `Result.save` writes."""
 
-    kinds: tuple[str, ...]
+    formats: tuple[str, ...]
 
     def __call__(self, result: Result) -> dict[str, bytes]:
         """Return the bytes of each kind of file."""
-        return {kind: encode_as(kind, result, draw=lambda one: one.plot()) for kind in self.kinds}
+        return {name: encode_as(name, result, draw=lambda one: one.plot()) for name in self.formats}
 
 
-def default_kinds(task: str) -> tuple[str, ...]:
-    """Return the kinds of files in rows by default: JSON, and what the task writes without drawings."""
-    kinds = find_task(task).image_files
-    return tuple(dict.fromkeys(("json", *(kind for kind in kinds if not kind.startswith("plot")))))
+def default_formats(task: str) -> tuple[str, ...]:
+    """Return the file formats in rows by default: JSON, and what the task writes without drawings."""
+    formats = find_task(task).image_files
+    return tuple(dict.fromkeys(("json", *(name for name in formats if not name.startswith("plot")))))
 
 
 class PipelineWorker:
     """A pipeline that processes chunks: the body of an actor."""
 
-    def __init__(self, spec: RunnerSpec, encode: Encoder, kinds: Sequence[str]) -> None:
-        self._run, self._encode, self._kinds = spec.open_runner(), encode, tuple(kinds)
+    def __init__(self, spec: RunnerSpec, encode: Encoder, formats: Sequence[str]) -> None:
+        self._run, self._encode, self._formats = spec.open_runner(), encode, tuple(formats)
 
     def process(self, items: Sequence[SourceItem], contents: Sequence[bytes | VitruvianError]) -> list[Row]:
         """Return a row for each image, in order."""
@@ -104,7 +104,7 @@ class PipelineWorker:
 
     def process_table(self, items: Sequence[SourceItem], contents: Sequence[bytes | VitruvianError]) -> pa.Table:
         """Return the rows as an Arrow table."""
-        return rows_to_table(self.process(items, contents), self._kinds)
+        return rows_to_table(self.process(items, contents), self._formats)
 
 
 class _RowWriter(ResultWriter):

@@ -1,7 +1,7 @@
 """Which kind of file answers a request.
 
-A kind is what `--save` of the command line takes: json, npz, png, 16.png, webp, exr, ply, glb, plot, plot.jpg. A
-request names it with the parameter `as`, or with the header Accept; a parameter of the media type tells kinds of one
+A file format is what `--save` of the command line takes: json, npz, png, 16.png, webp, exr, ply, glb, plot, plot.jpg. A
+request names it with the parameter `as`, or with the header Accept; a parameter of the media type tells formats of one
 type apart: ``image/png;kind=plot``. JSON is the default.
 """
 
@@ -29,7 +29,7 @@ MEDIA_TYPES = {
     "plot.jpg": "image/jpeg",
 }
 FILE_TYPES = {
-    **{f".{kind}": media for kind, media in MEDIA_TYPES.items() if kind not in PLOTS},
+    **{f".{file_format}": media for file_format, media in MEDIA_TYPES.items() if file_format not in PLOTS},
     ".jsonl": "application/x-ndjson",
     ".mp4": "video/mp4",
     ".webm": "video/webm",
@@ -37,28 +37,28 @@ FILE_TYPES = {
 }
 
 
-def kinds_of(task: str) -> tuple[str, ...]:
-    """Return the kinds of files that can answer a request for a task, the default first."""
+def formats_of(task: str) -> tuple[str, ...]:
+    """Return the file formats that can answer a request for a task, the default first."""
     return tuple(dict.fromkeys(("json", *TASKS[task].image_formats())))
 
 
-def choose_kind(task: str, *, accept: str | None, asked: str | None) -> str:
+def choose_format(task: str, *, accept: str | None, asked: str | None) -> str:
     """Return the kind of file for a request, or raise an error 406."""
-    kinds = kinds_of(task)
+    formats = formats_of(task)
     if asked is not None:
-        if asked in kinds:
+        if asked in formats:
             return asked
-        raise RequestError(406, subject="as", expected=f"one of {', '.join(kinds)} for {task}", got=repr(asked[:40]))
-    shown_first = sorted(kinds, key=lambda kind: kind == "exr")  # browsers do not show EXR; stable
+        raise RequestError(406, subject="as", expected=f"one of {', '.join(formats)} for {task}", got=repr(asked[:40]))
+    shown_first = sorted(formats, key=lambda file_format: file_format == "exr")  # browsers do not show EXR; stable
     ranges = sorted(_read_accept(accept or "*/*"), key=lambda one: -one[0])  # stable: the first of equals
     for quality, media, wanted in ranges:
-        for kind in shown_first:
-            if quality > 0 and wanted in (None, kind) and _matches(MEDIA_TYPES[kind], media):
-                return kind
-    types = ", ".join(dict.fromkeys(MEDIA_TYPES[kind] for kind in kinds))
+        for file_format in shown_first:
+            if quality > 0 and wanted in (None, file_format) and _matches(MEDIA_TYPES[file_format], media):
+                return file_format
+    types = ", ".join(dict.fromkeys(MEDIA_TYPES[file_format] for file_format in formats))
     raise RequestError(
         406, subject="Accept", expected=f"one of {types} for {task}", got=repr((accept or "")[:80]),
-        hint=f"Or name a kind: ?as=KIND, one of {', '.join(kinds)}.",
+        hint=f"Or name a kind: ?as=KIND, one of {', '.join(formats)}.",
     )  # fmt: skip
 
 

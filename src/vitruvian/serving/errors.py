@@ -91,7 +91,7 @@ def status_of(error: BaseException) -> int:
     return 503 if isinstance(error, CheckpointError | ConfigError) else 500
 
 
-def error_parts(error: BaseException) -> ErrorParts:
+def _error_parts(error: BaseException) -> ErrorParts:
     """Return what a client is told. Of errors that are not ours, nothing: the log has them."""
     if not isinstance(error, VitruvianError):
         advice = "It is a bug of the server: its log has the details."
@@ -109,4 +109,4 @@ def error_parts(error: BaseException) -> ErrorParts:
 def error_response(error: BaseException) -> JSONResponse:
     """Return the answer for an error."""
     headers = error.headers if isinstance(error, RequestError) else {}
-    return JSONResponse(ErrorBody(error=error_parts(error)).model_dump(), status_of(error), headers)
+    return JSONResponse(ErrorBody(error=_error_parts(error)).model_dump(), status_of(error), headers)

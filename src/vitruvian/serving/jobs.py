@@ -28,12 +28,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from vitruvian.errors import one_line
-from vitruvian.json_files import write_json
+from vitruvian.io.json_files import write_json
 from vitruvian.serving.errors import RequestError, not_found, too_many
 from vitruvian.serving.job_store import FINAL, Job, JobState, JobStore
 from vitruvian.serving.options import JOB_OPTIONS, PeopleRequest
 from vitruvian.serving.settings import Settings
-from vitruvian.serving.upload_folder import UploadFolder
+from vitruvian.serving.uploads import UploadFolder
 
 _log = logging.getLogger("vitruvian.serving")
 _NAMES = "names.json"  # in the folder of a job: what the client calls its files

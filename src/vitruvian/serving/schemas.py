@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.json_files import json_text
+from vitruvian.io.json_files import json_text
 from vitruvian.results import (
     Albedo,
     Embedding,
@@ -42,7 +42,7 @@ def result_schemas() -> dict[str, Schema]:
 
 
 def _describe(examples: Sequence[Result]) -> Schema:
-    schema = schema_of([json.loads(json_text(example.to_dict())) for example in examples])
+    schema = _schema_of([json.loads(json_text(example.to_dict())) for example in examples])
     return {
         "title": type(examples[0]).__name__,
         "description": inspect.getdoc(type(examples[0]).to_dict) or "",
@@ -50,7 +50,7 @@ def _describe(examples: Sequence[Result]) -> Schema:
     }
 
 
-def schema_of(values: Sequence[object]) -> Schema:
+def _schema_of(values: Sequence[object]) -> Schema:
     """Return a schema that all these values follow."""
     present = [value for value in values if value is not None]
     nullable = len(present) < len(values)
@@ -67,15 +67,15 @@ def _schema_of_present(values: Sequence[object]) -> Schema:
     if len(objects) == len(values):
         names = {name: None for value in objects for name in value}
         if all(name.isdigit() for name in names) and names:  # numbers of classes
-            return {"type": "object", "additionalProperties": schema_of([one for v in objects for one in v.values()])}
+            return {"type": "object", "additionalProperties": _schema_of([one for v in objects for one in v.values()])}
         return {
             "type": "object",
-            "properties": {name: schema_of([value.get(name) for value in objects]) for name in names},
+            "properties": {name: _schema_of([value.get(name) for value in objects]) for name in names},
             "required": [name for name in names if all(name in value for value in objects)],
         }
     lists = [value for value in values if isinstance(value, list)]
     if len(lists) == len(values):
-        return {"type": "array", "items": schema_of([one for value in lists for one in value])}
+        return {"type": "array", "items": _schema_of([one for value in lists for one in value])}
     types = {_TYPES[type(value)] for value in values}
     if types == {"integer", "number"}:
         types = {"number"}

@@ -28,16 +28,15 @@ from vitruvian.pipelines.sources import load_rgb
 from vitruvian.results import Result
 from vitruvian.serving.batching import FairLock, ModelQueue, Ticket
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
-from vitruvian.serving.images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.job_store import Job
 from vitruvian.serving.jobs import Jobs
+from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions, TrackPromptFields, TrackRequest
 from vitruvian.serving.settings import Settings
-from vitruvian.serving.stores import LruStore
-from vitruvian.serving.upload_folder import UploadFolder
-from vitruvian.serving.uploads import UploadReader
-from vitruvian.serving.videos import StoredVideo, video_store
+from vitruvian.serving.stored_images import EncodeImage, StoredImage, segment_stored
+from vitruvian.serving.stored_videos import StoredVideo, video_store
+from vitruvian.serving.uploads import UploadFolder, UploadReader
 from vitruvian.tasks import PLOTS, TASKS, find_task
 
 AnswerT = TypeVar("AnswerT")
@@ -180,21 +179,21 @@ class Service:
         return self.queues[task]
 
     async def answer(
-        self, request: Request, task: str, body: bytes, name: str, options: TaskOptions, kind: str
+        self, request: Request, task: str, body: bytes, name: str, options: TaskOptions, file_format: str
     ) -> bytes:
         """Run a task on an image, and return the result as the bytes of a file."""
         queue = self.queue(task)
         options.check_prompts(self.settings.limits.prompts)
         call = queue.pipe.for_call(options.call_options())
 
-        encode = partial(self._encode, kind, options)
+        encode = partial(self._encode, file_format, options)
         return await self.wait(request, queue.submit(Ticket(body, name, call, encode)))
 
-    def _encode(self, kind: str, options: TaskOptions, result: Result) -> bytes:
+    def _encode(self, file_format: str, options: TaskOptions, result: Result) -> bytes:
         """Return a result as the bytes of a file."""
         output = options.output()
-        save = {} if kind in PLOTS else output.save_options(kind)
-        return encode_as(kind, output.convert(result), draw=output.draw, folder=self.temporary, **save)
+        save = {} if file_format in PLOTS else output.save_options(file_format)
+        return encode_as(file_format, output.convert(result), draw=output.draw, folder=self.temporary, **save)
 
     async def store(self, request: Request, body: bytes, name: str, owner: str | None) -> StoredImage:
         """Store an image, with its embedding if there is a model for that."""
@@ -210,7 +209,7 @@ class Service:
         self.images.add(image)
         return image
 
-    async def segment(self, request: Request, image: StoredImage, options: TaskOptions, kind: str) -> bytes:
+    async def segment(self, request: Request, image: StoredImage, options: TaskOptions, file_format: str) -> bytes:
         """Segment a stored image by prompts, with its embedding."""
         queue = self.queue("segment")
         options.check_prompts(self.settings.limits.prompts)
@@ -218,8 +217,8 @@ class Service:
 
         def work() -> bytes:
             with self.metrics.stage("segment", "click"):
-                result = segment_stored(queue, image, call_options, draws=kind in PLOTS)
-                return self._encode(kind, options, result)
+                result = segment_stored(queue, image, call_options, draws=file_format in PLOTS)
+                return self._encode(file_format, options, result)
 
         return await self.wait(request, self._submit_short_task(work))
 
@@ -228,7 +227,7 @@ class Service:
         return await self.wait(request, self._submit_short_task(lambda: video.read_frame(frame)))
 
     async def segment_frame(
-        self, request: Request, video: StoredVideo, frame: int, options: TaskOptions, kind: str
+        self, request: Request, video: StoredVideo, frame: int, options: TaskOptions, file_format: str
     ) -> bytes:
         """Segment a frame of a stored video by prompts; the frame is a stored image from the first prompt on."""
         self.queue("segment").check_space()
@@ -239,7 +238,7 @@ class Service:
             body = await self.read_frame(request, video, frame)
             image = await self.store(request, body, f"{video.name} frame {frame}", video.owner)
             video.frame_images[frame] = image.id
-        return await self.segment(request, image, options, kind)
+        return await self.segment(request, image, options, file_format)
 
     def add_prompt(self, video: StoredVideo, prompt: TrackPromptFields) -> None:
         """Store a prompt of a video, in the place of an earlier one of the object in this frame."""

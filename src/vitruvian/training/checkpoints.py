@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.json_files import JsonObject, read_json_object
+from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
 from vitruvian.training.synthetic.rng import derive_seed
@@ -82,7 +82,7 @@ def save_checkpoint(
         partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    for old in list_checkpoints(folder)[:-keep]:
+    for old in _list_checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return path
 
@@ -116,7 +116,7 @@ def load_checkpoint(
 
 def find_checkpoint(folder: Path, resume: str) -> Path | None:
     """Return the checkpoint to resume from: with "auto" the last one of a run, if any; otherwise the one named."""
-    known = list_checkpoints(folder)
+    known = _list_checkpoints(folder)
     if resume == "auto":
         return known[-1] if known else None
     if resume == "never":
@@ -132,7 +132,7 @@ def find_checkpoint(folder: Path, resume: str) -> Path | None:
     return path
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
+def _list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, the oldest first."""
     paths = (folder / "checkpoints").glob("step-*")
     numbered = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_dir()}

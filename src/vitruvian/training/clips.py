@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitruvian.errors import InputError
 from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss
 from vitruvian.losses.terms import LossTerms
-from vitruvian.models.sam2.options import TrackingOptions
+from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 from vitruvian.ops.interpolate import bilinear
@@ -95,7 +95,7 @@ class ClipObjective(nn.Module):
             inference_state_device=frames.device,
             video_storage_device=frames.device,
             dtype=frames.dtype,
-            options=TrackingOptions(corrections_as_conditioning=True, independent_objects=True),
+            options=Sam2SessionOptions(corrections_as_conditioning=True, independent_objects=True),
         )
         kind = float(_rand((), generator))
         self._start(session, truth[0], kind, generator)

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from vitruvian import tasks
-from vitruvian.atomic import write_text
 from vitruvian.config import ConfigBase, bounded, config_dataclass
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.json_files import read_json_object, read_text
+from vitruvian.io.atomic import write_text
+from vitruvian.io.json_files import read_json_object, read_text
 
-TASKS = tuple(task.name for task in tasks.TASKS.values() if task.sapiens2_head is not None)
+TRAINED_TASKS = tuple(task.name for task in tasks.TASKS.values() if task.sapiens2_head is not None)
 
 
 @config_dataclass
-class ConfigTable(ConfigBase):
+class _ConfigTable(ConfigBase):
     """A table of a training configuration. Unknown names raise `ConfigError`."""
 
     @classmethod
@@ -36,7 +36,7 @@ class ConfigTable(ConfigBase):
 
 
 @config_dataclass
-class ModelConfig(ConfigTable):
+class ModelConfig(_ConfigTable):
     """What is trained.
 
     Args:
@@ -72,9 +72,10 @@ class ModelConfig(ConfigTable):
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ConfigError(f"model.tasks: expected one or more different tasks, got {self.tasks}.")
         for name in self.tasks:
-            if name not in TASKS:
+            if name not in TRAINED_TASKS:
                 raise ConfigError(
-                    f"model.tasks: expected some of {', '.join(TASKS)}, got {name!r}.{near_matches(name, TASKS)}"
+                    f"model.tasks: expected some of {', '.join(TRAINED_TASKS)}, got {name!r}."
+                    f"{near_matches(name, TRAINED_TASKS)}"
                 )
         for field in ("heads", "loss_weights"):
             for name in getattr(self, field):
@@ -90,7 +91,7 @@ class ModelConfig(ConfigTable):
 
 
 @config_dataclass
-class AugmentConfig(ConfigTable):
+class AugmentConfig(_ConfigTable):
     """Random changes of images. Zero everywhere disables them.
 
     Args:
@@ -109,7 +110,7 @@ class AugmentConfig(ConfigTable):
 
 
 @config_dataclass
-class StreamConfig(ConfigTable):
+class StreamConfig(_ConfigTable):
     """Synthetic people that are rendered while training: see `vitruvian.training.datasets.stream`.
 
     Args:
@@ -137,7 +138,7 @@ class StreamConfig(ConfigTable):
 
 
 @config_dataclass
-class DataConfig(ConfigTable):
+class DataConfig(_ConfigTable):
     """Where batches come from.
 
     Args:
@@ -173,7 +174,7 @@ class DataConfig(ConfigTable):
 
 
 @config_dataclass
-class OptimizerConfig(ConfigTable):
+class OptimizerConfig(_ConfigTable):
     """AdamW or Muon; the defaults are those of the published recipes.
 
     Args:
@@ -197,7 +198,7 @@ class OptimizerConfig(ConfigTable):
 
 
 @config_dataclass
-class ScheduleConfig(ConfigTable):
+class ScheduleConfig(_ConfigTable):
     """The schedule of the learning rate.
 
     Args:
@@ -216,7 +217,7 @@ class ScheduleConfig(ConfigTable):
 
 
 @config_dataclass
-class EMAConfig(ConfigTable):
+class EMAConfig(_ConfigTable):
     """The exponential moving average of weights (EMA), which is evaluated and saved.
 
     Args:
@@ -229,7 +230,7 @@ class EMAConfig(ConfigTable):
 
 
 @config_dataclass
-class CheckpointConfig(ConfigTable):
+class CheckpointConfig(_ConfigTable):
     """Checkpoints to resume from.
 
     Args:
@@ -247,7 +248,7 @@ class CheckpointConfig(ConfigTable):
 
 
 @config_dataclass
-class LogConfig(ConfigTable):
+class LogConfig(_ConfigTable):
     """Logging.
 
     Args:
@@ -262,7 +263,7 @@ class LogConfig(ConfigTable):
 
 
 @config_dataclass
-class EvaluationConfig(ConfigTable):
+class EvaluationConfig(_ConfigTable):
     """When to evaluate.
 
     Args:
@@ -277,7 +278,7 @@ class EvaluationConfig(ConfigTable):
 
 
 @config_dataclass
-class TrainConfig(ConfigTable):
+class TrainConfig(_ConfigTable):
     """A training run.
 
     Args:
@@ -395,7 +396,7 @@ def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
         if name not in known:
             raise ConfigError(f"{path}{name}: there is no such setting.{near_matches(name, known)}")
         hint = known[name]
-        inner = isinstance(hint, type) and issubclass(hint, ConfigTable)
+        inner = isinstance(hint, type) and issubclass(hint, _ConfigTable)
         if inner and isinstance(value, Mapping):
             value = _build(hint, value, path=f"{path}{name}.")
         elif inner and not isinstance(value, hint):

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.cli.inputs import Input
 from vitruvian.cli.journal import _DIGEST_BYTES, JOURNAL, Journal
+from vitruvian.cli.sources import NamedSource
 from vitruvian.errors import InputError
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Input:
+def source(tmp_path: Path) -> NamedSource:
     return make_input(tmp_path / "in" / "a.jpg", b"image")
 
 
-def make_input(path: Path, content: bytes) -> Input:
+def make_input(path: Path, content: bytes) -> NamedSource:
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(content)
-    return Input(identity=str(path), name=str(path), kind="image", path=path)
+    return NamedSource(identity=str(path), name=str(path), kind="image", path=path)
 
 
-def finish(folder: Path, one: Input, *paths: Path, settings: str = "s") -> None:
+def finish(folder: Path, one: NamedSource, *paths: Path, settings: str = "s") -> None:
     journal = Journal(folder)
     origin = journal.begin(one, paths, settings)
     for path in paths:
@@ -32,11 +32,11 @@ def finish(folder: Path, one: Input, *paths: Path, settings: str = "s") -> None:
     journal.done(origin, paths)
 
 
-def state(folder: Path, one: Input, *paths: Path, settings: str = "s") -> str:
+def state(folder: Path, one: NamedSource, *paths: Path, settings: str = "s") -> str:
     return Journal(folder).state(one, paths, settings)
 
 
-def test_states_of_a_job(tmp_path: Path, source: Input) -> None:
+def test_states_of_a_job(tmp_path: Path, source: NamedSource) -> None:
     out = tmp_path / "out"
     one, two = out / "a.json", out / "b" / "a.png"
     assert state(out, source, one) == "new"
@@ -50,7 +50,7 @@ def test_states_of_a_job(tmp_path: Path, source: Input) -> None:
     assert state(out, source, one) == "changed"
 
 
-def test_a_started_job_is_not_done(tmp_path: Path, source: Input) -> None:
+def test_a_started_job_is_not_done(tmp_path: Path, source: NamedSource) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
     Journal(out).begin(source, [path], "s")
     path.write_text("half")
@@ -72,7 +72,7 @@ def test_large_sources_are_compared_by_time(tmp_path: Path) -> None:
     assert state(tmp_path / "out", one, path) == "changed"
 
 
-def test_results_of_other_sources(tmp_path: Path, source: Input) -> None:
+def test_results_of_other_sources(tmp_path: Path, source: NamedSource) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
     finish(out, source, path)
     other = make_input(tmp_path / "else" / "a.jpg", b"another image")
@@ -83,7 +83,7 @@ def test_results_of_other_sources(tmp_path: Path, source: Input) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no journal", "no record", "other size", "version 1"])
-def test_unknown_files(damage: str, tmp_path: Path, source: Input) -> None:
+def test_unknown_files(damage: str, tmp_path: Path, source: NamedSource) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
     finish(out, source, path)
     if damage == "no journal":
@@ -101,7 +101,7 @@ def test_unknown_files(damage: str, tmp_path: Path, source: Input) -> None:
         state(out, source, path)
 
 
-def test_folders_of_frames(tmp_path: Path, source: Input) -> None:
+def test_folders_of_frames(tmp_path: Path, source: NamedSource) -> None:
     out, folder = tmp_path / "out", tmp_path / "out" / "a_pose"
     folder.mkdir(parents=True)
     assert state(out, source, folder) == "new"
@@ -117,7 +117,7 @@ def test_folders_of_frames(tmp_path: Path, source: Input) -> None:
         state(out, source, folder)
 
 
-def test_missing_and_empty_files_are_not_done(tmp_path: Path, source: Input) -> None:
+def test_missing_and_empty_files_are_not_done(tmp_path: Path, source: NamedSource) -> None:
     journal = Journal(tmp_path)
     origin = journal.begin(source, [tmp_path / "a.json"], "s")
     with pytest.raises(InputError, match="no file or an empty one"):
@@ -127,7 +127,7 @@ def test_missing_and_empty_files_are_not_done(tmp_path: Path, source: Input) -> 
         journal.done(origin, [tmp_path / "a.json"])
 
 
-def test_yolo_labels_may_be_empty(tmp_path: Path, source: Input) -> None:
+def test_yolo_labels_may_be_empty(tmp_path: Path, source: NamedSource) -> None:
     journal, path = Journal(tmp_path), tmp_path / "a.txt"
     origin = journal.begin(source, [path], "s")
     with pytest.raises(InputError, match="no file or an empty one"):
@@ -141,7 +141,7 @@ def test_yolo_labels_may_be_empty(tmp_path: Path, source: Input) -> None:
     "garbage",
     [b"\x00\xff\n", b"{}\n", b"[]\n", b"7\n", b'{"version": 2}\n', b'{"version": 2, "eve', b"[" * 9999 + b"\n"],
 )
-def test_damaged_lines_are_skipped(garbage: bytes, tmp_path: Path, source: Input) -> None:
+def test_damaged_lines_are_skipped(garbage: bytes, tmp_path: Path, source: NamedSource) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
     finish(out, source, path)
     journal = out / JOURNAL
@@ -151,7 +151,7 @@ def test_damaged_lines_are_skipped(garbage: bytes, tmp_path: Path, source: Input
     assert state(out, source, out / "b.json") == "done"
 
 
-def test_two_processes_share_a_journal(tmp_path: Path, source: Input) -> None:
+def test_two_processes_share_a_journal(tmp_path: Path, source: NamedSource) -> None:
     one, two = Journal(tmp_path), Journal(tmp_path)
     (tmp_path / "a.json").write_text("result")
     one.done(one.begin(source, [tmp_path / "a.json"], "s"), [tmp_path / "a.json"])

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.unit.files.clips import SIZE, av, make_clip, packets, shade
 from vitruvian.errors import ImageError, InputError
 from vitruvian.files.video import SequenceWriter, Sound, VideoReader, VideoWriter, _exact_rate
-from vitruvian.pipelines.video.video_segments import _join_videos
+from vitruvian.pipelines.video.resume_folder import _join_videos
 
 QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from vitruvian.images.polygons import mask_polygons, signed_area
+from vitruvian.images.polygons import _signed_area, mask_polygons
 
 
 def filled(polygons: list[np.ndarray], size_hw: tuple[int, int]) -> np.ndarray:
@@ -25,7 +25,7 @@ def test_any_mask_and_back(seed: int) -> None:
     generator = np.random.default_rng(seed)
     mask = generator.random((9, 12)) < 0.55
     polygons = mask_polygons(mask, tolerance=0, holes=True)
-    assert sum(signed_area(one) for one in polygons) == mask.sum()
+    assert sum(_signed_area(one) for one in polygons) == mask.sum()
     np.testing.assert_array_equal(filled(polygons, mask.shape), mask)
 
 
@@ -34,14 +34,14 @@ def test_a_rectangle_has_four_corners() -> None:
     mask[2:6, 3:11] = True
     (polygon,) = mask_polygons(mask)
     assert {tuple(point) for point in polygon.tolist()} == {(3, 2), (11, 2), (11, 6), (3, 6)}
-    assert signed_area(polygon) == 32
+    assert _signed_area(polygon) == 32
 
 
 def test_parts_by_size_and_corners_that_touch() -> None:
     mask = np.zeros((8, 8), bool)
     mask[:2, :2], mask[2:6, 2:6], mask[3, 3] = True, True, False
-    assert [signed_area(one) for one in mask_polygons(mask, tolerance=0)] == [16, 4]
-    assert [signed_area(one) for one in mask_polygons(mask, tolerance=0, holes=True)] == [16, 4, -1]
+    assert [_signed_area(one) for one in mask_polygons(mask, tolerance=0)] == [16, 4]
+    assert [_signed_area(one) for one in mask_polygons(mask, tolerance=0, holes=True)] == [16, 4, -1]
     assert mask_polygons(np.zeros((3, 3), bool)) == []
 
 

@@ -14,7 +14,7 @@ from tests.unit.images.samples import photo
 from tests.unit.ops.versions import every_version
 from vitruvian.errors import InputError
 from vitruvian.images import image_to_tensor
-from vitruvian.ops.crop import crop_boxes, crop_windows, crop_windows_numpy, sample_positions
+from vitruvian.ops.crop import _sample_positions, crop_boxes, crop_windows, crop_windows_numpy
 from vitruvian.ops.pixel_normalization import rescale_and_normalize
 
 IMAGENET = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -190,7 +190,7 @@ def test_windows_and_positions_are_those_of_float32_torch(size_hw):
     center_xy, size_wh = crop_windows_numpy(boxes, size_hw)
     np.testing.assert_array_equal(center_xy, center.numpy())
     np.testing.assert_array_equal(size_wh, size.numpy())
-    positions = sample_positions(boxes, size_hw)
+    positions = _sample_positions(boxes, size_hw)
     assert positions.dtype == center_xy.dtype == size_wh.dtype == np.float32
     enlarged = ((width - 1) / size[:, 0]).minimum((height - 1) / size[:, 1]) >= 1
     np.testing.assert_array_equal(positions[:, 0], enlarged.numpy())
@@ -205,7 +205,7 @@ def test_positions_need_no_call_of_torch():
             raise AssertionError(f"{function} was called")
 
     with Forbidden():
-        assert sample_positions(np.array([BOXES["wide"]], np.float32), (64, 48)).shape == (1, 1 + 48 + 64)
+        assert _sample_positions(np.array([BOXES["wide"]], np.float32), (64, 48)).shape == (1, 1 + 48 + 64)
 
 
 def test_mistakes_are_named():

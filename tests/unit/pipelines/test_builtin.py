@@ -18,7 +18,7 @@ from vitruvian import InputError, VitruvianWarning, hub, pipeline
 from vitruvian.errors import CheckpointError
 from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.multitask import save_multitask
-from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection
+from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines import _warn_about_builtin, default_model
 from vitruvian.pipelines.demo import DEMO_TASKS, _demo_images, _demo_models, random_pipeline, run_demo

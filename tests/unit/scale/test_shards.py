@@ -32,7 +32,9 @@ def write(folder: Path, items: list[SourceItem], *, form: ShardFormat = "parquet
         for item in items
     ]
     rows.append(failure_row(SourceItem("bad.jpg", "bad.jpg", 1, 2), "bad.jpg: broken"))
-    return write_shard([rows_to_table(rows, KINDS)], str(folder), f"part-{number:06d}-0", settings="s", form=form)
+    return write_shard(
+        [rows_to_table(rows, KINDS)], str(folder), f"part-{number:06d}-0", settings="s", shard_format=form
+    )
 
 
 @pytest.mark.parametrize("form", ["parquet", "tar"])
@@ -74,7 +76,7 @@ def test_a_result_counts_before_a_failure_of_the_same_source(tmp_path: Path) -> 
     failed = write(tmp_path, [])
     done = write_shard(
         [rows_to_table([Row(source="bad.jpg", source_size=1, source_mtime_ns=2, status="done")], KINDS)],
-        str(tmp_path), "part-000001-0", settings="s", form="parquet",
+        str(tmp_path), "part-000001-0", settings="s", shard_format="parquet",
     )  # fmt: skip
     assert ShardIndex.read(str(tmp_path), settings="s").state(bad, retry_failed=False) == (True, [failed])
     assert failed != done

@@ -9,7 +9,7 @@ import pytest
 from vitruvian.cli.app import program
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.pipelines.options import option_rows
-from vitruvian.serving.content import choose_kind, kinds_of
+from vitruvian.serving.content import choose_format, formats_of
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
@@ -125,18 +125,18 @@ def test_texts_of_query_parameters() -> None:
     ],
 )
 def test_kinds_by_accept(task: str, accept: str | None, kind: str) -> None:
-    assert choose_kind(task, accept=accept, asked=None) == kind
+    assert choose_format(task, accept=accept, asked=None) == kind
 
 
 @pytest.mark.parametrize("accept", ["text/html", "image/webp", "application/json;q=0", "nonsense", "image/png;kind=x"])
 def test_kinds_that_there_are_not(accept: str) -> None:
     with pytest.raises(RequestError, match="one of application/json") as caught:
-        choose_kind("normals", accept=accept, asked=None)
+        choose_format("normals", accept=accept, asked=None)
     assert caught.value.status == 406
 
 
 def test_as_goes_before_accept() -> None:
-    assert choose_kind("pose", accept="text/html", asked="npz") == "npz"
+    assert choose_format("pose", accept="text/html", asked="npz") == "npz"
     with pytest.raises(RequestError, match="exr"):
-        choose_kind("pose", accept=None, asked="exr")
-    assert kinds_of("matte")[0] == "json"
+        choose_format("pose", accept=None, asked="exr")
+    assert formats_of("matte")[0] == "json"

@@ -13,9 +13,9 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.training import checkpoints as checkpoint
 from vitruvian.training.checkpoints import (
     TrainingState,
+    _list_checkpoints,
     _optimizer_tensors,
     find_checkpoint,
-    list_checkpoints,
     load_checkpoint,
     save_checkpoint,
     seed_step,
@@ -89,7 +89,7 @@ def test_only_the_newest_checkpoints_remain(tmp_path: Path):
     setup = Setup()
     for step in (1, 2, 3, 10):
         setup.save(tmp_path, step, keep=2)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000003", "step-00000010"]
+    assert [path.name for path in _list_checkpoints(tmp_path)] == ["step-00000003", "step-00000010"]
     assert find_checkpoint(tmp_path, "auto") == tmp_path / "checkpoints" / "step-00000010"
 
 
@@ -110,7 +110,7 @@ def test_incomplete_checkpoints_are_ignored(tmp_path: Path):
     Setup().save(tmp_path, 1)
     (tmp_path / "checkpoints" / ".step-00000002.77.part").mkdir()
     (tmp_path / "checkpoints" / "step-x").mkdir()
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001"]
+    assert [path.name for path in _list_checkpoints(tmp_path)] == ["step-00000001"]
 
 
 def test_find_checkpoint(tmp_path: Path):

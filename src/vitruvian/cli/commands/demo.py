@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.options import MODEL, Debug, Device, Dtype, MessageGroup, Quiet
+from vitruvian.cli.options import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
 from vitruvian.errors import InputError
 
 EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --model parts=facebook/sapiens2-seg-0.4b"
@@ -35,8 +35,8 @@ def demo(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the sheet and all files.")] = Path("out/demo"),
-    device: Device = None,
-    dtype: Dtype = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:

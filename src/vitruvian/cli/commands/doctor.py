@@ -39,7 +39,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
     "synthetic": (("anny", "scipy"), "asset packs of synthetic people"),
 }
-_Facts = dict[str, Any]  # of JSON
+_Details = dict[str, Any]  # of JSON
 
 
 def doctor(
@@ -50,15 +50,15 @@ def doctor(
     Exits with 1 if a required component is missing.
     """
     problems: list[str] = []
-    facts: _Facts = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
-    facts |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
-    facts["limits"] = dataclasses.asdict(get_limits())
-    facts["server_limits"] = dataclasses.asdict(read_limits({}, subject="limits")[1])
-    facts |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
+    details: _Details = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
+    details |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
+    details["limits"] = dataclasses.asdict(get_limits())
+    details["server_limits"] = dataclasses.asdict(read_limits({}, subject="limits")[1])
+    details |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
     if as_json:
-        print_json(facts)
+        print_json(details)
     else:
-        _show(facts)
+        _show(details)
     if problems:
         raise typer.Exit(1)
 
@@ -69,43 +69,43 @@ def _has(module: str) -> bool:
 
 
 def _versions(problems: list[str]) -> dict[str, str]:
-    facts = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
+    details = {"vitruvian": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in _CORE:
         try:
-            facts[name] = importlib.metadata.version(name)
+            details[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"{name}: not installed. Install it with: pip install {name}")
-    return facts
+    return details
 
 
-def _devices(problems: list[str]) -> list[_Facts]:
+def _devices(problems: list[str]) -> list[_Details]:
     """Return what models can run on, the best first."""
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
         problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Reinstall it.")
         return []
-    facts: list[_Facts] = []
+    details: list[_Details] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         name = torch.cuda.get_device_name(index)
-        facts.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
+        details.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free, "bfloat16": bf16})
     if torch.backends.mps.is_available():
-        facts.append({"device": "mps", "name": "Metal"})
+        details.append({"device": "mps", "name": "Metal"})
     name = torch.backends.cpu.get_cpu_capability()
-    return [*facts, {"device": "cpu", "name": name, "cores": usable_cores(), "threads": torch.get_num_threads()}]
+    return [*details, {"device": "cpu", "name": name, "cores": usable_cores(), "threads": torch.get_num_threads()}]
 
 
-def _extras() -> dict[str, _Facts]:
+def _extras() -> dict[str, _Details]:
     """Return which extras are installed, and what an incomplete one lacks."""
-    facts: dict[str, _Facts] = {}
+    details: dict[str, _Details] = {}
     for name, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if not _has(module)]
-        facts[name] = {"installed": not missing, "for": purpose}
+        details[name] = {"installed": not missing, "for": purpose}
         if 0 < len(missing) < len(modules):
-            facts[name]["missing"] = missing
-    return facts
+            details[name]["missing"] = missing
+    return details
 
 
 def _kernels() -> dict[str, bool]:
@@ -126,7 +126,7 @@ def _kernels() -> dict[str, bool]:
     }
 
 
-def _caches() -> dict[str, _Facts]:
+def _caches() -> dict[str, _Details]:
     """Return where downloads and compiled kernels are, and their size; links are not counted twice."""
     from huggingface_hub import constants
 
@@ -134,16 +134,16 @@ def _caches() -> dict[str, _Facts]:
         "checkpoints (HF_HOME)": Path(constants.HF_HUB_CACHE),
         "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
     }
-    facts: dict[str, _Facts] = {}
+    details: dict[str, _Details] = {}
     for name, folder in folders.items():
-        facts[name] = {"path": str(folder), "exists": folder.is_dir(), "bytes": 0}
+        details[name] = {"path": str(folder), "exists": folder.is_dir(), "bytes": 0}
         for path in folder.rglob("*"):
             with contextlib.suppress(OSError):
-                facts[name]["bytes"] += path.stat().st_size if path.is_file() and not path.is_symlink() else 0
-    return facts
+                details[name]["bytes"] += path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+    return details
 
 
-def _temporary(problems: list[str]) -> _Facts:
+def _temporary(problems: list[str]) -> _Details:
     """Return whether temporary files can be written."""
     folder = tempfile.gettempdir()
     try:
@@ -155,7 +155,7 @@ def _temporary(problems: list[str]) -> _Facts:
     return {"path": folder, "writable": True}
 
 
-def _tiny_run(problems: list[str]) -> _Facts | None:
+def _tiny_run(problems: list[str]) -> _Details | None:
     """Time a pose model with random weights on the best device, on 256 x 192 pixels."""
     try:
         import torch
@@ -181,7 +181,7 @@ def _tiny_run(problems: list[str]) -> _Facts | None:
     return {"device": device, "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
 
 
-def _show(facts: _Facts) -> None:
+def _show(details: _Details) -> None:
     """Print everything for people."""
 
     def section(title: str) -> None:
@@ -191,37 +191,37 @@ def _show(facts: _Facts) -> None:
         typer.echo(f"  {' ' if good is None else '✓' if good else '–'} {name:<28} {printable(text)}")
 
     section("Versions")
-    for name, version in facts["versions"].items():
+    for name, version in details["versions"].items():
         row(name, version)
     section("Devices")
-    for one in facts["devices"]:
+    for one in details["devices"]:
         memory = f", {decimal(one['free'])} of {decimal(one['memory'])} free" if "memory" in one else ""
         threads = f", cores: {one['cores']}, threads: {one['threads']}" if "cores" in one else ""
         row(one["device"], f"{one['name']}{memory}{threads}", True)
     section("Extras")
-    for name, extra in facts["extras"].items():
+    for name, extra in details["extras"].items():
         advice = "" if extra["installed"] else f'   pip install "vitruvian[{name}]"'
         row(name, f"{extra['for']}{advice}", extra["installed"])
     section("Kernels")
-    for name, there in facts["kernels"].items():
+    for name, there in details["kernels"].items():
         row(name, "yes" if there else "no", there)
     section("Folders")
-    for name, cache in facts["caches"].items():
+    for name, cache in details["caches"].items():
         row(name, f"{cache['path']} ({decimal(cache['bytes']) if cache['exists'] else 'empty'})")
-    row("temporary files", facts["temporary"]["path"], facts["temporary"]["writable"])
+    row("temporary files", details["temporary"]["path"], details["temporary"]["writable"])
     for title, key, limits in (
         ("Limits (docs/limits.md)", "limits", Limits()),
         ("Limits of vitruvian serve (docs/serving.md)", "server_limits", ServerLimits()),
     ):
         section(title)
-        for name, limit in facts[key].items():
+        for name, limit in details[key].items():
             default = getattr(limits, name)
             row(name, f"{limit:,}" + ("" if limit == default else f"   (by default {default:,})"))
-    if (speed := facts["speed"]) is not None:
+    if (speed := details["speed"]) is not None:
         section("Speed of a tiny model")
         row(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)
     typer.echo()
-    for problem in facts["problems"]:
+    for problem in details["problems"]:
         typer.secho(printable(f"Problem: {problem}"), fg="red")
-    if not facts["problems"]:
+    if not details["problems"]:
         typer.secho("No problems found.", fg="green")

@@ -43,10 +43,10 @@ def list_models(
     task = None if task is None else find_task(task).name
     known, sizes = list(known_checkpoints()), cached_sizes()
     if has_builtin():
-        facts = describe_checkpoint(BUILTIN)
-        millions = round(facts["parameters"] / 1e6)
-        known.insert(0, KnownCheckpoint(BUILTIN, tuple(facts["commands"]), "builtin", millions))
-        sizes[BUILTIN] = facts["size_bytes"]
+        details = describe_checkpoint(BUILTIN)
+        millions = round(details["parameters"] / 1e6)
+        known.insert(0, KnownCheckpoint(BUILTIN, tuple(details["commands"]), "builtin", millions))
+        sizes[BUILTIN] = details["size_bytes"]
     chosen = [one for one in known if (not cached or one.name in sizes) and (task is None or task in one.commands)]
     if as_json:
         rows = [
@@ -82,15 +82,15 @@ def info(
     """Describe a checkpoint: task, parameters, data type, size. For Hub checkpoints only config.json is downloaded."""
     from vitruvian.cli.checkpoints import describe_checkpoint
 
-    facts = describe_checkpoint(name, revision)
+    details = describe_checkpoint(name, revision)
     if as_json:
-        print_json(facts)
+        print_json(details)
         return
-    facts["parameters"] = format_millions(round(facts["parameters"] / 1e6, 1))
-    for title, value in facts.items():
+    details["parameters"] = format_millions(round(details["parameters"] / 1e6, 1))
+    for title, value in details.items():
         if title not in ("config", "size_bytes") and value is not None:
             typer.echo(printable(f"{title:<11} {', '.join(value) if isinstance(value, list) else value}"))
-    for key, value in facts["config"].items() if config else ():
+    for key, value in details["config"].items() if config else ():
         text = json.dumps(value, ensure_ascii=False)
         typer.secho(printable(f"  {key}: {text if len(text) < 100 else text[:96] + ' …'}"), dim=True)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import MODEL, Debug, Device, Dtype, MessageGroup, Quiet
+from vitruvian.cli.options import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, find_task
 
@@ -42,8 +42,8 @@ def serve(
         str | None,
         _model_option(help="Person detector: a checkpoint or an ONNX file.", show_default="the model, or builtin"),
     ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     batch_size: Annotated[int | None, _model_option(help="Inputs in a batch.", min=1, show_default="by device")] = None,
     host: Annotated[str, _access_option(help="Address to listen on.", envvar=f"{_PREFIX}HOST")] = "127.0.0.1",
     port: Annotated[

@@ -15,7 +15,7 @@ from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.options import BatchGroup, CocoGroup, PeopleGroup, TileGroup, read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
-from vitruvian.json_files import read_json
+from vitruvian.io.json_files import read_json
 from vitruvian.pipelines.output_options import (
     ALL_MASKS_HELP,
     MatteOutput,

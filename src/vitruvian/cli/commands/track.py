@@ -14,7 +14,7 @@ from vitruvian.cli.options import read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.hub import BUILTIN
-from vitruvian.json_files import read_json
+from vitruvian.io.json_files import read_json
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
 

@@ -34,7 +34,7 @@ from vitruvian.images.data_format import in_data_format, is_channels_last, size_
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,

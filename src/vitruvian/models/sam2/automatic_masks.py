@@ -192,7 +192,7 @@ def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: Automati
     """Resize masks to the image, fill holes, remove islands and compute boxes; candidates are best first."""
     step = max(1, _RESIZED_PIXELS // (size_hw[0] * size_hw[1]))
     pixels, rles = [torch.zeros(0, *size_hw, dtype=torch.bool)], []
-    boxes, kept = [torch.zeros(0, 4, dtype=torch.long)], [candidates.select(slice(0, 0))]
+    boxes, nonempty_chunks = [torch.zeros(0, 4, dtype=torch.long)], [candidates.select(slice(0, 0))]
     for start in range(0, len(candidates.scores), step):
         chunk = candidates.select(slice(start, start + step))
         masks = _paste(chunk, size_hw, 1.0, options.mask_threshold)  # [n, H, W]
@@ -201,13 +201,13 @@ def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: Automati
         )
         nonempty = masks.flatten(1).any(dim=-1)
         masks = masks[nonempty]
-        kept.append(chunk.select(nonempty))
+        nonempty_chunks.append(chunk.select(nonempty))
         boxes.append(mask_boxes(masks).cpu())
         if options.output_rle_mask:
             rles += encode_rles(masks) if len(masks) else []
         else:
             pixels.append(masks.cpu())
-    _, scores, stability, _, points, crops = (torch.cat(fields).cpu() for fields in zip(*kept, strict=True))
+    _, scores, stability, _, points, crops = (torch.cat(fields).cpu() for fields in zip(*nonempty_chunks, strict=True))
     return MaskProposals(
         size_hw=size_hw,
         scores=scores,

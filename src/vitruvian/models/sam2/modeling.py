@@ -374,14 +374,14 @@ def _not_padding(labels: Tensor | None, boxes: Tensor | None) -> Tensor | None:
     return torch.stack(prompts).any(dim=0) if prompts else None  # [B, P]
 
 
-def _check_shape(name: str, value: Tensor | None, batch: int, form: str) -> None:
-    """Raise `InputError` unless a prompt has the dimensions of `form` and the size of the batch."""
+def _check_shape(name: str, value: Tensor | None, batch: int, dims: str) -> None:
+    """Raise `InputError` unless a prompt has the dimensions of `dims` and the size of the batch."""
     if value is None:
         return
-    sizes = form.strip("[]").split(", ")
+    sizes = dims.strip("[]").split(", ")
     last = int(sizes[-1]) if sizes[-1].isdigit() else None
     if value.ndim != len(sizes) or 0 in value.shape or (last is not None and value.shape[-1] != last):
-        raise InputError(f"{name}: expected {form}, got {list(value.shape)}. Prepare prompts with Sam2Processor.")
+        raise InputError(f"{name}: expected {dims}, got {list(value.shape)}. Prepare prompts with Sam2Processor.")
     if value.shape[0] != batch:
         raise InputError(f"{name}: expected prompts for each of {batch} images, got {value.shape[0]}.")
 

@@ -65,7 +65,7 @@ class AutomaticMaskOptions:
 
 
 @dataclass(frozen=True)
-class TrackingOptions:
+class Sam2SessionOptions:
     """What a session does other than transformers; everything is off by default.
 
     Args:
@@ -101,7 +101,7 @@ class TrackingOptions:
     history_folder: Path | str | None = None
 
     @classmethod
-    def from_keywords(cls, keywords: Mapping[str, Any]) -> TrackingOptions:
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> Sam2SessionOptions:
         """Build options; raise `InputError` for unknown names."""
         known = [field.name for field in fields(cls)]
         for name in keywords:

@@ -29,14 +29,14 @@ from vitruvian.images.data_format import in_data_format, size_of
 from vitruvian.images.nms import box_nms, mask_boxes
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_cleanup import CORRECTED_LOGIT, fill_holes_and_remove_islands, without_overlap
 from vitruvian.models.sam2.mask_decoder import stability_score
+from vitruvian.models.sam2.prompt_coordinates import read_boxes, read_points
 from vitruvian.models.sam2.prompt_encoder import PADDING
-from vitruvian.models.sam2.prompts import read_boxes, read_points
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
@@ -313,9 +313,9 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
             all_boxes: Boxes of the masks [N, 4].
             crops_nms_thresh: IoU above which the worse of two masks is dropped.
         """
-        kept = box_nms(all_boxes, all_scores, crops_nms_thresh)
-        runs = [all_masks[index] for index in kept.tolist()]
-        return [decode_rle(run) for run in runs], all_scores[kept], runs, all_boxes[kept]
+        selected = box_nms(all_boxes, all_scores, crops_nms_thresh)
+        runs = [all_masks[index] for index in selected.tolist()]
+        return [decode_rle(run) for run in runs], all_scores[selected], runs, all_boxes[selected]
 
     def _resize_labels(self, labels: Tensor) -> Tensor:
         """Resize label masks [H, W] or [P, H, W] without mixing labels: int64."""

@@ -21,9 +21,9 @@ from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.layers.backbone_stages import as_hw
 from vitruvian.models.sam2.configuration import positional_fields
-from vitruvian.models.sam2.options import TrackingOptions
+from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.processing import FixedSizeProcessor, Sam2Processor
-from vitruvian.models.sam2.prompts import prompt_levels
+from vitruvian.models.sam2.prompt_coordinates import prompt_levels
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
@@ -192,7 +192,7 @@ class Sam2VideoProcessor(Sam2Processor):
             video_storage_device: Device of stored frames; by default that of the model.
             max_vision_features_cache_size: Frames whose features are stored.
             dtype: Data type of frames and masks.
-            options: Fields of `TrackingOptions`.
+            options: Fields of `Sam2SessionOptions`.
         """
         frames: Tensor | None = None
         height = width = None
@@ -209,7 +209,7 @@ class Sam2VideoProcessor(Sam2Processor):
             video_storage_device=video_storage_device or inference_device,
             dtype=dtype,
             max_vision_features_cache_size=max_vision_features_cache_size,
-            options=TrackingOptions.from_keywords(options),
+            options=Sam2SessionOptions.from_keywords(options),
         )
 
     def add_inputs_to_inference_session(

@@ -4,7 +4,8 @@
     model(session, frame_idx) ── reads prompts and memories, stores outputs ──▶ session
 
 Outputs of conditioning frames, which were prompted before they were tracked, are stored apart from those of other
-frames. By default a session behaves as in transformers and stores everything; `TrackingOptions` lists what may differ.
+frames. By default a session behaves as in transformers and stores everything; `Sam2SessionOptions` lists the
+differences.
 `HistoryFiles` keeps the history on a disk. `session_state` and `restore_session` stop a video and continue it later.
 """
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.models.sam2.options import TrackingOptions
+from vitruvian.models.sam2.options import Sam2SessionOptions
 
 CONDITIONING, TRACKED = "cond_frame_outputs", "non_cond_frame_outputs"
 _SMALL = ("object_pointer", "object_score_logits", "iou_scores")  # outputs that stay on the device of the model
@@ -75,7 +76,7 @@ class Sam2VideoInferenceSession:
         dtype: torch.dtype | str = "float32",
         max_vision_features_cache_size: int = 1,
         *,
-        options: TrackingOptions | None = None,
+        options: Sam2SessionOptions | None = None,
     ) -> None:
         self.video_height, self.video_width = video_height, video_width
         self.inference_device = inference_device
@@ -83,7 +84,7 @@ class Sam2VideoInferenceSession:
         self.video_storage_device = video_storage_device
         self.dtype: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         self.max_vision_features_cache_size = max_vision_features_cache_size
-        self.options = options or TrackingOptions()
+        self.options = options or Sam2SessionOptions()
         self._files = HistoryFiles(self.options.history_folder) if self.options.history_folder else None
         self.is_streaming = video is None
         self.processed_frames: dict[int, Tensor] | None = None
@@ -248,9 +249,9 @@ class Sam2VideoInferenceSession:
             self.frames_tracked_per_obj[index] = {other: way for other, way in tracked if other in outputs[TRACKED]}
             self.mask_inputs_per_obj[index].pop(frame_idx, None)
         if self.is_streaming and self.processed_frames is not None:
-            kept = {other: frame for other, frame in self.processed_frames.items() if other == frame_idx}
-            self._dropped_frames += len(self.processed_frames) - len(kept)
-            self.processed_frames = kept
+            remaining = {other: frame for other, frame in self.processed_frames.items() if other == frame_idx}
+            self._dropped_frames += len(self.processed_frames) - len(remaining)
+            self.processed_frames = remaining
 
     # ------------------------------------------------------------------------------------------------------- frames
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
 # Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vitruvian.errors import InputError, WeightsError
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
 from vitruvian.limits import get_limits
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
 from vitruvian.hub import HubOptions, pin_revision
-from vitruvian.json_files import JsonObject
+from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
-from vitruvian.loading import fill_model
+from vitruvian.model.loading import fill_model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
@@ -31,7 +31,7 @@ from vitruvian.models.sapiens2.modeling import (
     Sapiens2TaskModel,
 )
 from vitruvian.models.sapiens2.multitask_checkpoint import read_multitask, write_multitask
-from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection
+from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import describe_mismatch, match_keys

@@ -23,11 +23,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitruvian.atomic import atomic_write, write_text
 from vitruvian.config import ConfigBase, read_config_dict
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, is_builtin, local_path, require_file, weight_file
-from vitruvian.json_files import read_json_object
+from vitruvian.io.atomic import atomic_write, write_text
+from vitruvian.io.json_files import read_json_object
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.weights import SafetensorsFile, WeightFiles, damaged_file_error, unshared

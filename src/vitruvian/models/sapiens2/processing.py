@@ -28,7 +28,7 @@ from vitruvian.images import (
 from vitruvian.images.data_format import channels_first, in_data_format
 from vitruvian.images.label_maps import resized_argmax
 from vitruvian.losses.heatmap import draw_heatmaps
-from vitruvian.ops.crop import Floats
+from vitruvian.ops.crop import Float32Array
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature, output_field
@@ -143,7 +143,11 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return BatchFeature(data, return_tensors)
 
     def prepare_images(
-        self, pixels: list[Tensor], people: Sequence[Tensor | Floats] | None, *, dtype: torch.dtype = torch.float32
+        self,
+        pixels: list[Tensor],
+        people: Sequence[Tensor | Float32Array] | None,
+        *,
+        dtype: torch.dtype = torch.float32,
     ) -> list[Tensor] | Tensor:
         """Crop or resize images [3, H, W], then rescale and normalize them: float32 [3, h, w] each, crops stacked.
 

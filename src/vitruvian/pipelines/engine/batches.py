@@ -152,7 +152,7 @@ class BatchQueue(Generic[OwnerT]):
     """Inputs that wait for the model, in order.
 
     Args:
-        task: The task.
+        steps: The steps of the pipeline.
         size: Maximum size of a batch.
         graphs: Where the model stores its CUDA graphs, if it has any.
         warmup: Whether the first batches are small, so that the first result does not wait for a whole one to load.
@@ -163,14 +163,14 @@ class BatchQueue(Generic[OwnerT]):
 
     def __init__(
         self,
-        task: InferenceSteps[Any],
+        steps: InferenceSteps[Any],
         size: BatchSize,
         graphs: GraphCache | None,
         *,
         warmup: bool = False,
         partial: bool = False,
     ) -> None:
-        self._task, self._size, self._graphs, self._partial = task, size, graphs, partial
+        self._steps, self._size, self._graphs, self._partial = steps, size, graphs, partial
         self._inputs: deque[_QueuedInput[OwnerT]] = deque()
         self._warmup = 1 if warmup and not self.graph_size else size.size
 
@@ -186,7 +186,7 @@ class BatchQueue(Generic[OwnerT]):
         """
         if self._graphs is None or self._size.size <= self._graphs.max_batch:
             return None
-        return self._size.size if self._task.fixed_input_size else 0
+        return self._size.size if self._steps.fixed_input_size else 0
 
     @property
     def next_size(self) -> int:
@@ -220,7 +220,7 @@ class BatchQueue(Generic[OwnerT]):
             if self._graphs is not None:
                 self._graphs.clear()  # a smaller batch needs other graphs
             try:
-                self._size.shrink_below(len(batch.rows), self._task.device, batch.out_of_memory)
+                self._size.shrink_below(len(batch.rows), self._steps.device, batch.out_of_memory)
             except InputError as error:
                 batch.error = error
         if batch.error is not None:
@@ -237,18 +237,18 @@ class BatchQueue(Generic[OwnerT]):
 
 
 def forward_inputs(
-    task: InferenceSteps[Any],
+    steps: InferenceSteps[Any],
     inputs: Sequence[ModelInput | DeferredModelInput],
     size: BatchSize,
     graphs: GraphCache | None = None,
 ) -> list[Any]:
     """Run the model on the inputs of one image, batch by batch; return one output for each. Errors are raised."""
-    queue: BatchQueue[None] = BatchQueue(task, size, graphs)
+    queue: BatchQueue[None] = BatchQueue(steps, size, graphs)
     queue.add(None, inputs)
     outputs: dict[int, Any] = {}
     while queue:
         with queue.take() as batch:
-            batch.outputs = task.forward(batch.inputs())
+            batch.outputs = steps.forward(batch.inputs())
         outputs |= {index: output for _, index, output in queue.complete(batch)}
         if batch.error is not None:
             raise batch.error

@@ -80,19 +80,19 @@ class Results(Generic[ResultT]):
         self.close()
 
 
-def run_one(task: InferenceSteps[ResultT], loader: FrameLoader, batch: BatchSize) -> ResultT:
+def run_one(steps: InferenceSteps[ResultT], loader: FrameLoader, batch: BatchSize) -> ResultT:
     """Process one image in the calling thread. Errors are raised."""
     frame = loader.frame(0)
     if isinstance(frame, Failure):
         raise frame.error
     with torch.inference_mode():
-        prepared = task.prepare(frame, task.detect(frame) if task.detects(frame) else None)
-        outputs = forward_inputs(task, prepared.inputs, batch)
-        return task.finish(prepared, HostCopy(task.decode(prepared, outputs)).wait())
+        prepared = steps.prepare(frame, steps.detect(frame) if steps.detects(frame) else None)
+        outputs = forward_inputs(steps, prepared.inputs, batch)
+        return steps.finish(prepared, HostCopy(steps.decode(prepared, outputs)).wait())
 
 
 def run_many(
-    task: InferenceSteps[ResultT],
+    steps: InferenceSteps[ResultT],
     source: Source,
     *,
     batch: BatchSize,
@@ -110,14 +110,14 @@ def run_many(
     error, Ctrl-C or `close`.
     """
     with InferenceEngine(
-        task, source, batch=batch, workers=workers, save=save, batch_timeout=batch_timeout, graphs=graphs
+        steps, source, batch=batch, workers=workers, save=save, batch_timeout=batch_timeout, graphs=graphs
     ) as engine:
         while True:
             engine.wakeup.clear()
             engine.advance()
             if engine.batch_ready():
                 with engine.batches.take() as taken:
-                    taken.outputs = task.forward(taken.inputs())
+                    taken.outputs = steps.forward(taken.inputs())
                 engine.complete(taken)
                 del taken  # it holds device memory
             elif (item := engine.pop_finished()) is not None:
@@ -179,7 +179,7 @@ class InferenceEngine(Generic[ResultT]):
 
     def __init__(
         self,
-        task: InferenceSteps[ResultT],
+        steps: InferenceSteps[ResultT],
         source: Source,
         *,
         batch: BatchSize,
@@ -188,14 +188,14 @@ class InferenceEngine(Generic[ResultT]):
         batch_timeout: float | None,
         graphs: GraphCache | None,
     ) -> None:
-        workers = workers or _default_workers(task.device)
-        self._task, self._source, self._batch = task, source, batch
+        workers = workers or _default_workers(steps.device)
+        self._steps, self._source, self._batch = steps, source, batch
         self._save, self._batch_timeout = save, batch_timeout
         self.batches: BatchQueue[_InFlight[ResultT]] = BatchQueue(
-            task, batch, graphs, warmup=True, partial=batch_timeout is None
+            steps, batch, graphs, warmup=True, partial=batch_timeout is None
         )
         # Images past the model before it pauses for the consumer.
-        self._max_ahead = max(_MIN_FINISHED, batch.size) if task.max_ahead is None else task.max_ahead
+        self._max_ahead = max(_MIN_FINISHED, batch.size) if steps.max_ahead is None else steps.max_ahead
         self._max_in_flight = _max_in_flight(batch.size, workers)
         self._slots = threading.Semaphore(self._max_in_flight)
         self._loads: queue.SimpleQueue[Future[_Loaded] | BaseException | None] = queue.SimpleQueue()
@@ -212,10 +212,10 @@ class InferenceEngine(Generic[ResultT]):
         self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian")
         self._decode_pool: ThreadPoolExecutor | None = None  # one thread, which synchronizes with the device
-        self._decode_thread = task.decode_thread()
+        self._decode_thread = steps.decode_thread()
         if self._decode_thread == "stream":
             self._decode_pool = ThreadPoolExecutor(1, thread_name_prefix="vitruvian-device")
-            self._download_stream = CudaStream(task.device)
+            self._download_stream = CudaStream(steps.device)
         self._reader = threading.Thread(target=self._read_source, name="vitruvian-source", daemon=True)
 
     def __enter__(self) -> Self:
@@ -290,7 +290,7 @@ class InferenceEngine(Generic[ResultT]):
         finally:
             on_decode.reset(token)
         self._budget.resize(index, 0 if isinstance(frame, Failure) else frame.image.nbytes)
-        if isinstance(frame, Failure) or self._task.detects(frame):
+        if isinstance(frame, Failure) or self._steps.detects(frame):
             return frame, None
         try:
             return frame, self._prepare(frame, None)
@@ -299,12 +299,12 @@ class InferenceEngine(Generic[ResultT]):
 
     @torch.inference_mode()
     def _prepare(self, frame: Frame, people: People | None) -> Prepared:
-        return self._task.prepare(frame, people)
+        return self._steps.prepare(frame, people)
 
     @torch.inference_mode()
     def _decode(self, prepared: Prepared, outputs: list[Any]) -> HostCopy[Any]:
         """Decode on the device, and start copying to the host."""
-        return HostCopy(self._task.decode(prepared, outputs))
+        return HostCopy(self._steps.decode(prepared, outputs))
 
     def _decode_on_stream(self, computed: StreamEvent, prepared: Prepared, outputs: list[Any]) -> HostCopy[Any]:
         """Decode on a stream beside the model's, once the outputs are computed; on the host if memory runs out."""
@@ -322,7 +322,7 @@ class InferenceEngine(Generic[ResultT]):
     @torch.inference_mode()
     def _finish(self, prepared: Prepared, decode: Callable[[], HostCopy[Any]]) -> ResultT:
         """Finish and save an image."""
-        result = self._task.finish(prepared, decode().wait())
+        result = self._steps.finish(prepared, decode().wait())
         if self._save is not None:
             self._save(result, prepared.frame.index)
         return result
@@ -387,7 +387,7 @@ class InferenceEngine(Generic[ResultT]):
                 item.preparing = _completed(prepared)
             else:
                 with torch.inference_mode():
-                    people = self._task.detect(frame)
+                    people = self._steps.detect(frame)
                 item.preparing = self._submit(self._pool, self._prepare, frame, people)
         except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
             item.fail(error)
@@ -434,7 +434,7 @@ class InferenceEngine(Generic[ResultT]):
     def complete(self, batch: Batch[_InFlight[ResultT]]) -> None:
         """Assign the outputs or errors of a batch to its images."""
         if self._batch_timeout is None:
-            self._computed = StreamEvent(self._task.device)
+            self._computed = StreamEvent(self._steps.device)
         for item, index, output in self.batches.complete(batch):
             if isinstance(output, Exception):
                 item.fail(output)
@@ -452,12 +452,12 @@ class InferenceEngine(Generic[ResultT]):
             if prepared is None:
                 continue
             item.prepared, item.outputs = None, {}
-            if self._task.upload_stream is not None:
+            if self._steps.upload_stream is not None:
                 prepared.inputs = []  # frees their device memory
             decode: Callable[[], HostCopy[Any]] = partial(self._decode, prepared, outputs)
             try:
                 if self._decode_pool is not None:
-                    computed = StreamEvent(self._task.device)
+                    computed = StreamEvent(self._steps.device)
                     decode = self._decode_pool.submit(self._decode_on_stream, computed, prepared, outputs).result
                 elif self._decode_thread == "consumer":
                     decode = _completed(decode()).result

@@ -23,7 +23,7 @@ import numpy as np
 
 from vitruvian.errors import InputError
 from vitruvian.images.types import RgbImage
-from vitruvian.json_files import read_json, read_text
+from vitruvian.io.json_files import read_json, read_text
 from vitruvian.results.base import People
 
 # Our name of a column -> names in CSV files.

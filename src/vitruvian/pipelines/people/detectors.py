@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
+from vitruvian.devices import Device, DType
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
 from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.options import BoxFormat, OnEmpty
 from vitruvian.results.base import People
 
-Device = str | int | torch.device | None
-DType = str | torch.dtype | None
 _WHOLE_IMAGE = "whole image"  # in results, which are saved with it
 
 
@@ -211,7 +209,7 @@ def whole_image(
     )
 
 
-def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFormat = "xywh") -> People:
+def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, box_format: BoxFormat = "xywh") -> People:
     """Check boxes [P, 4] (or one box [4]) that a user passed for an image; return them in their order.
 
     A box may extend beyond the image, but must overlap it.
@@ -225,9 +223,9 @@ def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, form: BoxFo
     if table.ndim != 2 or table.shape[1] != 4:
         raise InputError(f"boxes: expected the shape [P, 4], got {list(table.shape)}. Pass four numbers per person.")
     corners = table.copy()  # [P, 4]
-    if form == "xywh":
+    if box_format == "xywh":
         corners[:, 2:] += corners[:, :2]
-    words = "x, y, width, height" if form == "xywh" else "x1, y1, x2, y2"
+    words = "x, y, width, height" if box_format == "xywh" else "x1, y1, x2, y2"
     clipped = _clip_boxes(corners, size_hw)  # [P, 4]
     for number, (row, box, inside) in enumerate(zip(table.tolist(), corners, clipped, strict=True)):
         problem = None

@@ -27,15 +27,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitruvian.devices import Device
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
-from vitruvian.images.types import RgbImage
-from vitruvian.pipelines.people.detectors import Device
+from vitruvian.images.types import Float32Array, RgbImage
 from vitruvian.results.base import People
 
-Floats = NDArray[np.float32]
 Array = NDArray[np.generic]
 DetectorKind = Literal["yolox", "rtmdet"]
 _KINDS: tuple[DetectorKind, ...] = ("yolox", "rtmdet")
@@ -74,8 +73,8 @@ class _InputLayout(NamedTuple):
 class _Detections(NamedTuple):
     """Candidates of one image in pixels of the input."""
 
-    boxes_xyxy: Floats  # [N, 4]
-    scores: Floats  # [N]
+    boxes_xyxy: Float32Array  # [N, 4]
+    scores: Float32Array  # [N]
     suppressed: bool  # whether the graph includes NMS
 
 
@@ -118,16 +117,16 @@ class OnnxDetector:
         limits = np.array([width, height] * 2, np.float32)
         return People(boxes_xyxy=np.clip(boxes * scale, 0, limits), scores=scores, detector=self.name)
 
-    def _to_input(self, pixels: Floats) -> Array:
+    def _to_input(self, pixels: Float32Array) -> Array:
         """Convert RGB 0..255 [H, W, 3] to the input of the graph: BGR, normalized for RTMDet."""
-        values: Floats = pixels[..., ::-1]  # [H, W, 3] BGR
+        values: Float32Array = pixels[..., ::-1]  # [H, W, 3] BGR
         if self.kind == "rtmdet" and self.layout.dtype != np.uint8:
             values = (values - _RTMDET_MEAN) / _RTMDET_STD
         if not self.layout.channels_last:
             values = values.transpose(2, 0, 1)  # [3, H, W]
         return np.ascontiguousarray(values[None].astype(self.layout.dtype))  # [1, 3, H, W] or [1, H, W, 3]
 
-    def _select(self, detections: _Detections) -> tuple[Floats, Floats]:
+    def _select(self, detections: _Detections) -> tuple[Float32Array, Float32Array]:
         """Apply the threshold, and NMS unless the graph includes it: [P, 4], [P]."""
         order = np.flatnonzero(detections.scores >= self.threshold)
         order = order[np.argsort(-detections.scores[order], kind="stable")][:_MAX_CANDIDATES]
@@ -199,7 +198,7 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
     )
 
 
-def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Float32Array, tuple[int, int]]:
     """Resize an image to fit the top left of a gray one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
@@ -238,7 +237,7 @@ def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, sub
     return detections
 
 
-def _final_detections(table: Floats, rows: Sequence[Array]) -> _Detections | None:
+def _final_detections(table: Float32Array, rows: Sequence[Array]) -> _Detections | None:
     """Read corners and scores after NMS: [N, 5], or [N, 4] and scores [N].
 
     Labels [N] and the number of valid rows [1] may be missing.
@@ -258,7 +257,7 @@ def _final_detections(table: Floats, rows: Sequence[Array]) -> _Detections | Non
     return _Detections(table[valid, :4], scores[0][valid].astype(np.float32), True)
 
 
-def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> _Detections | None:
+def _yolox_detections(table: Float32Array, size_hw: tuple[int, int]) -> _Detections | None:
     """Read YOLOX's [N, 5 + K], and decode it unless the graph does."""
     grid = next((g for g in (_yolox_grid(size_hw, s) for s in _YOLOX_STRIDES) if len(g) == len(table)), None)
     if grid is None:
@@ -273,7 +272,7 @@ def _yolox_detections(table: Floats, size_hw: tuple[int, int]) -> _Detections | 
     return _Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + _PERSON], False)
 
 
-def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
+def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Float32Array:
     """Return column, row and stride of every cell, level by level: [N, 3]."""
     levels = []
     for stride in strides:
@@ -282,7 +281,7 @@ def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Floats:
     return np.concatenate(levels)
 
 
-def _map_detections(maps: Sequence[Floats], size_hw: tuple[int, int]) -> _Detections | None:
+def _map_detections(maps: Sequence[Float32Array], size_hw: tuple[int, int]) -> _Detections | None:
     """Read maps of class logits [K, h, w] and of distances [4, h, w], a pair for each level in any order."""
     boxes, scores = [], []
     for grid_hw in dict.fromkeys(one.shape[1:] for one in maps):

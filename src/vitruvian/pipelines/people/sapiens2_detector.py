@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitruvian.devices import Device, DType
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, is_builtin
 from vitruvian.images import resize
@@ -30,9 +31,8 @@ from vitruvian.images.nms import box_nms
 from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
 from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
-from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection, decode_people
+from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.regions import Region, plan_tiles
 from vitruvian.results.base import People
 

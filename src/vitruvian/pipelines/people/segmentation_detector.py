@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
+from vitruvian.devices import Device, DType
 from vitruvian.errors import InputError
 from vitruvian.images.connected_components import remove_islands
 from vitruvian.images.data_format import pixels_of
@@ -25,7 +26,6 @@ from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskClassificationImageProcessor
 from vitruvian.models.mask_classification.segments import BitMask, Thresholds, instance_masks
-from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.results.base import People
 
 _MAX_PIXELS = 1 << 20

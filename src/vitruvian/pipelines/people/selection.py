@@ -17,8 +17,8 @@ from torch import Tensor
 from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.images.download import redacted_url
+from vitruvian.io.media_files import is_url
 from vitruvian.limits import get_limits
-from vitruvian.media_files import is_url
 from vitruvian.pipelines.options import PeopleOptions, nesting_depth
 from vitruvian.pipelines.people.detectors import DetectorSpec, people_from_boxes
 from vitruvian.pipelines.sources import Frame
@@ -51,7 +51,7 @@ def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions
     """Return the people to crop: detected ones, or those of the option `boxes`; None to process the whole image."""
     people = detected
     if people is None and options.boxes is not None:
-        people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, form=options.box_format)
+        people = people_from_boxes(_boxes_of_image(options.boxes, frame), frame.size_hw, box_format=options.box_format)
         limit = options.max_people
         people = dataclasses.replace(people, boxes_xyxy=people.boxes_xyxy[:limit], scores=people.scores[:limit])
     if people is not None:

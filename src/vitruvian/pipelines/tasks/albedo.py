@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vitruvian.images.types import BoolArray, Float32Array
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
 from vitruvian.pipelines.options import MaskedOptions
-from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, Mask
+from vitruvian.pipelines.tasks.dense_base import DensePipeline
 from vitruvian.results import Albedo
 
 
@@ -21,6 +22,6 @@ class AlbedoPipeline(DensePipeline[Albedo, MaskedOptions]):
         """Return colors [3, h, w] from 0 to 1."""
         return list(out["albedos"].float().clamp(0, 1))
 
-    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Albedo:
+    def build(self, fields: ResultFields, values: Float32Array, mask: BoolArray | None) -> Albedo:
         """Build the result."""
         return Albedo(**fields, albedo=values, mask=mask)

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,6 +26,7 @@ from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import as_tensor
 from vitruvian.images.guided_filter import guided_upsample
+from vitruvian.images.types import BoolArray, Float32Array
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
@@ -52,8 +51,6 @@ from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound=DenseOptions)
-Floats = npt.NDArray[np.float32]
-Mask = npt.NDArray[np.bool_]
 FullMap = tuple[Tensor, Tensor | None]  # values [H, W, C]; where they are [H, W], None for everywhere
 PERSON_ALPHA = 0.5  # from which a pixel is one of a person
 
@@ -260,17 +257,17 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Build the result from the map of the whole image. Values outside of the mask are zero."""
         values, cover = decoded[0]
         mask = _both(cover, decoded[1])
-        array: Floats = values.numpy()
+        array: Float32Array = values.numpy()
         if mask is not None:
             array[~mask] = 0
         return self.build(self.result_fields(prepared.frame, prepared.context.people), array, mask)
 
-    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> ResultT:
+    def build(self, fields: ResultFields, values: Float32Array, mask: BoolArray | None) -> ResultT:
         """Build the result from values [H, W, C] and, unless they are everywhere, where they are [H, W]."""
         raise NotImplementedError
 
 
-def _both(cover: Tensor | None, person: Tensor | None) -> Mask | None:
+def _both(cover: Tensor | None, person: Tensor | None) -> BoolArray | None:
     """Return where two masks [H, W] are True; None stands for everywhere."""
     if cover is None or person is None:
         only = person if cover is None else cover

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitruvian.auto import AutoConfig
 from vitruvian.cuda.streams import stack_on_device
-from vitruvian.devices import default_placement
+from vitruvian.devices import Device, DType, default_placement
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
 from vitruvian.model import Model
@@ -20,7 +20,6 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import ModelInput, Prepared
 from vitruvian.pipelines.options import Options
-from vitruvian.pipelines.people.detectors import Device, DType
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import Embedding, People
 

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from vitruvian.images.guided_filter import foreground_colors
+from vitruvian.images.types import BoolArray, Float32Array
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
 from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.options import DenseOptions
-from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, FullMap, Mask
+from vitruvian.pipelines.tasks.dense_base import DensePipeline, FullMap
 from vitruvian.results import Matte
 
 
@@ -38,7 +39,7 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
         colors = foreground_colors(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
         return torch.cat((colors * alpha, alpha[None])).permute(1, 2, 0).contiguous(), None  # [H, W, 4]
 
-    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Matte:
+    def build(self, fields: ResultFields, values: Float32Array, mask: BoolArray | None) -> Matte:
         """Build the result."""
         alpha, foreground = np.ascontiguousarray(values[..., 3]), np.ascontiguousarray(values[..., :3])
         return Matte(**fields, alpha=alpha.clip(0, 1), foreground=foreground.clip(0, 1))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vitruvian.images.types import BoolArray, Float32Array
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields
 from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.options import NormalsOptions
-from vitruvian.pipelines.tasks.dense_base import DensePipeline, Floats, FullMap, Mask, normalize_vectors
+from vitruvian.pipelines.tasks.dense_base import DensePipeline, FullMap, normalize_vectors
 from vitruvian.results import Normals
 
 
@@ -28,6 +29,6 @@ class NormalsPipeline(DensePipeline[Normals, NormalsOptions]):
         values, cover = super().full_map(prepared, maps)
         return normalize_vectors(values, dim=-1), cover
 
-    def build(self, fields: ResultFields, values: Floats, mask: Mask | None) -> Normals:
+    def build(self, fields: ResultFields, values: Float32Array, mask: BoolArray | None) -> Normals:
         """Build the result."""
         return Normals(**fields, normals=values, mask=mask, convention="opengl").to_convention(self.options.convention)

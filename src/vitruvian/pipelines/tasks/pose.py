@@ -38,7 +38,7 @@ from vitruvian.tensor_cache import constant
 T = TypeVar("T")
 
 
-class LazyValue(Generic[T]):
+class _LazyValue(Generic[T]):
     """A value that the first thread to call `get` computes. Thread-safe."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
@@ -58,7 +58,7 @@ class LazyValue(Generic[T]):
 # x, y in heatmap pixels and score of each keypoint of a batch [B, J, 3], and the size of its heatmaps.
 BatchKeypoints = tuple[Tensor, tuple[int, int]]
 # The keypoints of a batch, and the row of one person.
-PersonKeypoints = tuple[LazyValue[HostCopy[BatchKeypoints]], int]
+PersonKeypoints = tuple[_LazyValue[HostCopy[BatchKeypoints]], int]
 
 
 class PosePipeline(TaskPipeline[Pose, PoseOptions]):
@@ -99,7 +99,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         if decodes_without_sync(crops, kernel_size=self.options.kernel_size):
             # Decoding is part of the CUDA graph; the model alone is not captured.
             keypoints = self.model.run_captured(self._forward_and_decode, crops, pairs, self.options.kernel_size)
-            copy = LazyValue(lambda: HostCopy(keypoints))
+            copy = _LazyValue(lambda: HostCopy(keypoints))
             copy.get()
         else:
             heatmaps = self.model(crops, return_dict=True).heatmaps  # [B, J, h/4, w/4]
@@ -110,7 +110,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
                 record_stream([heatmaps, mirrored, pairs])
                 return HostCopy(_decode(heatmaps, mirrored, pairs, self.options.kernel_size))
 
-            copy = LazyValue(decode)
+            copy = _LazyValue(decode)
             if self.upload_stream is None:
                 copy.get()  # frees the heatmaps
         return [(copy, row) for row in range(len(inputs))]

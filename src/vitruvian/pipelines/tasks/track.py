@@ -161,14 +161,14 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
 
     def choose_detector(self, options: TrackOptions) -> PeopleDetector | None:
         """Return the people detector of these options."""
-        return None if options.detect is None else self.open_detector(options.detect)
+        return None if options.detect is None else self.detector_for(options.detect)
 
     def detect(self, frame: Frame) -> People | None:
         """Detect people in the frames in which new ones are looked for."""
         number, every = frame_number(frame), self.options.detect_every
         if self.detector is None or (number % every if every else self._people_found):
             return None
-        people = self.run_detector(self.detector, frame, "none")
+        people = self.detect_with(self.detector, frame, "none")
         self._people_found = self._people_found or len(people) > 0
         return people
 

@@ -6,20 +6,20 @@ from vitruvian.pipelines.video.loop import (
     FrameProcessor,
     VideoOptions,
     VideoReport,
-    pipeline_task,
+    frame_processor,
     run_video,
-    run_video_part,
+    run_video_range,
     split_video,
 )
-from vitruvian.pipelines.video.person_tracking import PersonTracker
+from vitruvian.pipelines.video.people_tracking import PersonTracker
 
 __all__ = [
     "FrameProcessor",
     "PersonTracker",
     "VideoOptions",
     "VideoReport",
-    "pipeline_task",
+    "frame_processor",
     "run_video",
-    "run_video_part",
+    "run_video_range",
     "split_video",
 ]

@@ -28,10 +28,10 @@ from vitruvian.files.video import SequenceReader, VideoReader, open_video
 from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
-from vitruvian.pipelines.video.person_tracking import TrackedDetector
+from vitruvian.pipelines.video.people_tracking import TrackedDetector
+from vitruvian.pipelines.video.resume_folder import ResumeFolder, SegmentFiles, VideoSegment
 from vitruvian.pipelines.video.smoothing import ResultSmoother
 from vitruvian.pipelines.video.state import State, prefixed, substate
-from vitruvian.pipelines.video.video_segments import SegmentFiles, SegmentFolder, VideoSegment
 from vitruvian.results import Result
 
 Drawing = NDArray[np.uint8]  # [H, W, 3] or [H, W, 4]
@@ -42,7 +42,7 @@ _MAX_QUEUED = 4  # frames that wait to be drawn and written
 
 
 @runtime_checkable
-class ResumableResults(Protocol):
+class _ResumableResults(Protocol):
     """Results of a task with a state of its own, such as objects that are tracked."""
 
     def checkpoint(self, every: int) -> None:
@@ -139,8 +139,8 @@ class VideoReport:
     interrupted: bool = False
 
 
-def pipeline_task(pipe: _Pipeline, **options: object) -> FrameProcessor:
-    """Make a task of a pipeline and the options of its call."""
+def frame_processor(pipe: _Pipeline, **options: object) -> FrameProcessor:
+    """Return the frame processor of a pipeline and the options of its call."""
 
     def run(frames: Iterator[Frame] | Source, detector: PeopleDetector | None) -> Iterable[Result | Failure]:
         results = pipe.run(frames, **(options if detector is None else options | {"detect": detector}))
@@ -151,14 +151,15 @@ def pipeline_task(pipe: _Pipeline, **options: object) -> FrameProcessor:
 
 
 def run_video(
-    source: str | Path | int, task: FrameProcessor, options: VideoOptions | None = None, **changes: Any
+    source: str | Path | int, process_frames: FrameProcessor, options: VideoOptions | None = None, **changes: Any
 ) -> VideoReport:
-    """Run a task over every frame of a video.
+    """Process every frame of a video.
 
     Args:
         source: A video file; numbered images (``name_%05d.png``), at 25 frames a second; or a camera: its number or
             ``"camera:0"``. A camera runs until Ctrl-C.
-        task: What to do with frames; `pipeline_task` makes one of a pipeline. Its results must hold their images.
+        process_frames: What to do with frames; `frame_processor` returns that of a pipeline. The results
+            must hold their images.
         options: What to write, and how.
         changes: Fields of `VideoOptions`, which replace those of `options`.
     """
@@ -167,7 +168,7 @@ def run_video(
     reader = None if live else open_video(str(source))
     folder = _open_folder(options, reader)
     if options.refine is not None:
-        folder.adopt(options.refine[0], before=options.refine[1])
+        folder.copy_from(options.refine[0], before=options.refine[1])
     elif options.overwrite or live:
         folder.clear(finished=True)
     elif folder.finished():
@@ -180,8 +181,8 @@ def run_video(
     output = _Output(folder, options, start)
     if state is not None:
         output.restore(state)
-    results = task(open_source(source) if reader is None else _read_frames(reader, start), output.detector)
-    if isinstance(results, ResumableResults):
+    results = process_frames(open_source(source) if reader is None else _read_frames(reader, start), output.detector)
+    if isinstance(results, _ResumableResults):
         output.follow(results, state)
     ending = _consume(results, output, live=live, total=None if reader is None else reader.count)
     segments = [*done, *output.segments]
@@ -205,7 +206,7 @@ def run_video(
 
 
 def split_video(source: str | Path, options: VideoOptions, *, seconds: float) -> list[tuple[int, int | None]]:
-    """Divide a video into parts for `run_video_part`, and prepare their common folder.
+    """Divide a video into parts for `run_video_range`, and prepare their common folder.
 
     Parts are whole segments, about as long as `seconds`. Once all are done, `run_video` joins them. Only for tasks
     whose results do not depend on other frames: without tracking and smoothing.
@@ -225,8 +226,8 @@ def split_video(source: str | Path, options: VideoOptions, *, seconds: float) ->
     return [(start, start + length if start != starts[-1] else None) for start in starts]
 
 
-def run_video_part(
-    source: str | Path, task: FrameProcessor, options: VideoOptions, part: tuple[int, int | None]
+def run_video_range(
+    source: str | Path, process_frames: FrameProcessor, options: VideoOptions, part: tuple[int, int | None]
 ) -> None:
     """Process a part of a video that `split_video` returned; what was completed before is kept."""
     reader = open_video(str(source))
@@ -236,17 +237,17 @@ def run_video_part(
         return
     output = _Output(folder, options, start)
     frames = islice(_read_frames(reader, start), None if stop is None else stop - start)
-    _consume(task(frames, output.detector), output, live=False, total=None)
+    _consume(process_frames(frames, output.detector), output, live=False, total=None)
     if isinstance(reader, VideoReader) and reader.damaged:
         raise InputError(
             f"{source}: expected a video without damaged packets to split, got {reader.damaged}. Do not split it."
         )
 
 
-def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | None) -> SegmentFolder:
+def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | None) -> ResumeFolder:
     """Return the segments of an output; the source is a camera without a reader."""
     rate = _CAMERA_RATE if reader is None else reader.rate
-    return SegmentFolder(
+    return ResumeFolder(
         None if options.out is None else Path(options.out),
         None if options.records is None else Path(options.records),
         reader,
@@ -320,7 +321,7 @@ class _Output:
         segments: Complete segments.
     """
 
-    def __init__(self, folder: SegmentFolder, options: VideoOptions, start: int) -> None:
+    def __init__(self, folder: ResumeFolder, options: VideoOptions, start: int) -> None:
         self._folder, self.options = folder, options
         self.detector: TrackedDetector | None = None
         if options.detector is not None:
@@ -329,7 +330,7 @@ class _Output:
         self._smoother = ResultSmoother() if options.smooth else None
         self._draw, self._record = options.draw or _plot, options.record or methodcaller("to_dict")
         self._preview = options.preview
-        self._resumable: ResumableResults | None = None
+        self._resumable: _ResumableResults | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
         self._queued: deque[Future[None]] = deque()
         self._files: SegmentFiles | None = None  # of the segment that is being written
@@ -345,7 +346,7 @@ class _Output:
         if self._smoother is not None:
             self._smoother.restore(substate("smoother.", state))
 
-    def follow(self, results: ResumableResults, state: State | None) -> None:
+    def follow(self, results: _ResumableResults, state: State | None) -> None:
         """Store the state of results with each segment; they continue from `state`, if there is one."""
         self._resumable = results
         results.checkpoint(self._folder.length)
@@ -355,7 +356,9 @@ class _Output:
     def add(self, result: Result | Failure) -> None:
         """Add the result of the next frame, or its `Failure`."""
         if not isinstance(result, Result | Failure):
-            raise InputError(f"task: expected a Result or a Failure for each frame, got {type(result).__name__}.")
+            raise InputError(
+                f"process_frames: expected a Result or a Failure for each frame, got {type(result).__name__}."
+            )
         number = self.next_frame
         if number % self._folder.length == 0:
             self._end_segment(number)

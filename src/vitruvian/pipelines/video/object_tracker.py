@@ -13,7 +13,7 @@ from torch import Tensor
 from vitruvian.errors import InputError
 from vitruvian.images.boxes import box_iou
 from vitruvian.images.nms import mask_boxes
-from vitruvian.models.sam2.options import TrackingOptions
+from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, restore_session, session_state
@@ -50,7 +50,7 @@ class ObjectTracker:
         self,
         model: Sam2VideoModel,
         processor: Sam2VideoProcessor,
-        options: TrackingOptions,
+        options: Sam2SessionOptions,
         prompts: Sequence[TrackPrompt],
     ) -> None:
         self._model, self._processor = model, processor
@@ -83,8 +83,8 @@ class ObjectTracker:
         waiting = any(prompt.object_id == object_id for prompts in self.pending.values() for prompt in prompts)
         if object_id in self.session.obj_ids or not waiting:
             self.session.remove_object(object_id)
-        kept = {n: [one for one in prompts if one.object_id != object_id] for n, prompts in self.pending.items()}
-        self.pending = {number: prompts for number, prompts in kept.items() if prompts}
+        remaining = {n: [one for one in prompts if one.object_id != object_id] for n, prompts in self.pending.items()}
+        self.pending = {number: prompts for number, prompts in remaining.items() if prompts}
 
     def advance(self, frame: Frame, pixels: Tensor, people: People | None) -> FrameMasks | None:
         """Track all objects to the next frame, with its prompts and detected people; None without objects."""

@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.resize import resize
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import Float64Array, RgbImage
 from vitruvian.pipelines.video.state import State, Stateful, prefixed, substate
 from vitruvian.results import Albedo, Matte, Normals, Pointmap, Pose, Result
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
-Floats = NDArray[np.float64]
 UNTRACKED = -1  # identity of boxes whose score is too low
 _MIN_CONFIDENCE = 1e-3
 # Of keypoints: cutoffs in hertz, and the increase of the cutoff per body size a second.
@@ -65,12 +64,12 @@ class OneEuroFilter(Stateful):
         self.unit, self.time = 1.0, 0.0
         self.values = self.velocities = self.confidence = self.velocity_confidence = np.zeros(0)
 
-    def restart(self, values: Floats, time: float, confidence: Floats) -> None:
+    def restart(self, values: Float64Array, time: float, confidence: Float64Array) -> None:
         """Start with values [..., D] at a time in seconds."""
         self.time, self.values, self.velocities = time, values.copy(), np.zeros_like(values)
         self.confidence, self.velocity_confidence = confidence.copy(), confidence.copy()
 
-    def step(self, values: Floats, time: float, confidence: Floats) -> Floats:
+    def step(self, values: Float64Array, time: float, confidence: Float64Array) -> Float64Array:
         """Return smoothed values [..., D] at a later time.
 
         Values are weighted by their `confidence`, from 0 to 1; with a constant one this is the published filter.
@@ -96,8 +95,12 @@ def _low_pass_alpha(cutoff: FloatOrArray, step: float) -> FloatOrArray:
 
 
 def _weighted_step(
-    old: Floats, old_confidence: Floats, new: Floats, confidence: Floats, alpha: float | Floats
-) -> tuple[Floats, Floats]:
+    old: Float64Array,
+    old_confidence: Float64Array,
+    new: Float64Array,
+    confidence: Float64Array,
+    alpha: float | Float64Array,
+) -> tuple[Float64Array, Float64Array]:
     """Average an old and a new value by α and the confidence in each; return it and its confidence."""
     old_weight = (1 - alpha) * old_confidence
     total = old_weight + alpha * confidence
@@ -134,10 +137,12 @@ class KeypointSmoother(Stateful):
             del self._people[number]
         return smooth
 
-    def _smooth_person(self, number: int, points: Floats, scores: NDArray[np.float32], time: float) -> Floats:
+    def _smooth_person(
+        self, number: int, points: Float64Array, scores: NDArray[np.float32], time: float
+    ) -> Float64Array:
         """Smooth the keypoints [J, 2] of one person."""
         known = np.isfinite(points).all(axis=1, keepdims=True)  # [J, 1]
-        confidence: Floats = np.clip(np.nan_to_num(scores) / _FULL_CONFIDENCE, _MIN_CONFIDENCE, 1)[:, None]
+        confidence: Float64Array = np.clip(np.nan_to_num(scores) / _FULL_CONFIDENCE, _MIN_CONFIDENCE, 1)[:, None]
         confidence = np.where(known, confidence, _MIN_CONFIDENCE)  # [J, 1]
         both_axes = np.broadcast_to(confidence, points.shape)  # [J, 2]
         person = self._people.setdefault(number, self._new_filter())
@@ -166,7 +171,7 @@ class KeypointSmoother(Stateful):
             self._people[int(number)].restore(substate(f"{number}.", state))
 
 
-def _is_new(person: OneEuroFilter, points: Floats, confidence: Floats, time: float) -> bool:
+def _is_new(person: OneEuroFilter, points: Float64Array, confidence: Float64Array, time: float) -> bool:
     """Return whether a person's filter does not apply to keypoints [J, 2], after a gap or a jump."""
     if not 0 <= time - person.time <= _MAX_GAP:
         return True
@@ -175,7 +180,7 @@ def _is_new(person: OneEuroFilter, points: Floats, confidence: Floats, time: flo
     return bool(len(distance)) and float(np.median(distance)) > _MAX_JUMP
 
 
-def _body_size(points: Floats, confidence: Floats) -> float:
+def _body_size(points: Float64Array, confidence: Float64Array) -> float:
     """Return the size of a person in pixels: the longer side of the reliable keypoints [J, 2], of all if few are."""
     reliable = points[(confidence[:, 0] >= 1) & np.isfinite(points).all(-1)]
     chosen = reliable if len(reliable) >= 4 else points[np.isfinite(points).all(-1)]

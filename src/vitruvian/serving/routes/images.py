@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
-from vitruvian.serving.content import choose_kind
-from vitruvian.serving.images import StoredImage
+from vitruvian.serving.content import choose_format
 from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions
 from vitruvian.serving.routes.shared import (
     ERRORS,
@@ -22,6 +21,7 @@ from vitruvian.serving.routes.shared import (
     task_request,
 )
 from vitruvian.serving.service import Service
+from vitruvian.serving.stored_images import StoredImage
 from vitruvian.serving.uploads import read_options
 from vitruvian.tasks import TASKS
 
@@ -68,12 +68,12 @@ def _stored_handler(service: Service, task: str) -> Callable[[Request, str], Awa
     async def handle(request: Request, image_id: Id) -> Response:
         image = service.images.get(image_id, request.state.owner)
         fields = await read_options(request)
-        kind = choose_kind(task, accept=request.headers.get("accept"), asked=fields.pop("as", None))
+        file_format = choose_format(task, accept=request.headers.get("accept"), asked=fields.pop("as", None))
         options = IMAGE_OPTIONS[task].read(fields)
         if task == "segment" and image.embedding is not None:
-            body = await service.segment(request, image, options, kind)
+            body = await service.segment(request, image, options, file_format)
         else:
-            body = await service.answer(request, task, image.body, image.name, options, kind)
-        return file_response(body, kind, image.name, task)
+            body = await service.answer(request, task, image.body, image.name, options, file_format)
+        return file_response(body, file_format, image.name, task)
 
     return handle

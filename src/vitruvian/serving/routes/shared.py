@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from vitruvian.serving.content import MEDIA_TYPES, kinds_of
+from vitruvian.serving.content import MEDIA_TYPES, formats_of
 from vitruvian.serving.errors import ErrorBody, RequestError
+from vitruvian.serving.lru_store import ItemT, LruStore
 from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.schemas import result_schemas
-from vitruvian.serving.stores import ItemT, LruStore
 from vitruvian.tasks import file_extension
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{22}$")]
@@ -87,17 +87,20 @@ def require_image(body: bytes) -> None:
         )  # fmt: skip
 
 
-def file_response(body: bytes, kind: str, name: str, task: str) -> Response:
+def file_response(body: bytes, file_format: str, name: str, task: str) -> Response:
     """Return a result file, with the name that the command line would give it."""
     stem = name.rpartition(".")[0] or name
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in stem)
-    headers = {"Content-Disposition": f'inline; filename="{safe}_{task}{file_extension(kind)}"', "Vary": "Accept"}
-    return Response(body, media_type=MEDIA_TYPES[kind], headers=headers)
+    headers = {
+        "Content-Disposition": f'inline; filename="{safe}_{task}{file_extension(file_format)}"',
+        "Vary": "Accept",
+    }
+    return Response(body, media_type=MEDIA_TYPES[file_format], headers=headers)
 
 
 def task_answer(task: str) -> dict[str, Any]:
     """Return the OpenAPI description of an answer."""
-    others = dict.fromkeys(MEDIA_TYPES[kind] for kind in kinds_of(task) if kind != "json")
+    others = dict.fromkeys(MEDIA_TYPES[file_format] for file_format in formats_of(task) if file_format != "json")
     content = {"application/json": {"schema": result_schemas()[task]}}
     return {"description": "The result.", "content": content | {media: {"schema": BINARY} for media in others}}
 
@@ -113,7 +116,7 @@ def task_request(task: str, *, stored: bool = False) -> dict[str, Any]:
         {
             "name": "as",
             "in": "query",
-            "schema": {"type": "string", "enum": list(kinds_of(task))},
+            "schema": {"type": "string", "enum": list(formats_of(task))},
             "description": "Kind of the answer, instead of the header Accept.",
         }
     )

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
 from vitruvian.human import LAYOUTS, PART_COLORS, PART_NAMES
-from vitruvian.serving.content import MEDIA_TYPES, kinds_of
+from vitruvian.serving.content import MEDIA_TYPES, formats_of
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import CONTENT_TYPE
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
@@ -93,7 +93,7 @@ def add_status(app: FastAPI, service: Service) -> None:
 def _model_info(service: Service, task: str) -> ModelInfo:
     queue, row = service.queues.get(task), TASKS[task]
     pipe = queue.pipe if queue is not None and queue.state == "ready" else None
-    kinds = [] if queue is None else kinds_of(task)
+    kinds = [] if queue is None else formats_of(task)
     return ModelInfo(
         task=task,
         summary=row.summary,
@@ -104,7 +104,7 @@ def _model_info(service: Service, task: str) -> ModelInfo:
         images=queue is not None,
         jobs=task in JOB_OPTIONS,
         kinds=list(kinds),
-        media_types={kind: MEDIA_TYPES[kind] for kind in kinds},
+        media_types={file_format: MEDIA_TYPES[file_format] for file_format in kinds},
         options=IMAGE_OPTIONS[task].model_json_schema() if task in IMAGE_OPTIONS else {},
         job_options=JOB_OPTIONS[task].model_json_schema(),
         arguments=IMAGE_OPTIONS[task].call_names() if task in IMAGE_OPTIONS else {},

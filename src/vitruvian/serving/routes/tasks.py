@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 
-from vitruvian.serving.content import choose_kind
+from vitruvian.serving.content import choose_format
 from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.routes.shared import ERRORS, file_response, require_image, task_answer, task_request
 from vitruvian.serving.service import Service
@@ -35,10 +35,10 @@ def _task_handler(service: Service, task: str) -> Callable[[Request], Awaitable[
     async def handle(request: Request) -> Response:
         service.queues[task].check_space()  # before the upload
         async with service.uploads.read(request) as upload:
-            kind = choose_kind(task, accept=request.headers.get("accept"), asked=upload.fields.pop("as", None))
+            file_format = choose_format(task, accept=request.headers.get("accept"), asked=upload.fields.pop("as", None))
             options = IMAGE_OPTIONS[task].read(upload.fields)
             require_image(upload.body)
-            body = await service.answer(request, task, upload.body, upload.name, options, kind)
-        return file_response(body, kind, upload.name, task)
+            body = await service.answer(request, task, upload.body, upload.name, options, file_format)
+        return file_response(body, file_format, upload.name, task)
 
     return handle

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Request, Response
 from pydantic import Field
 
-from vitruvian.serving.content import choose_kind
+from vitruvian.serving.content import choose_format
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
 from vitruvian.serving.routes.shared import (
@@ -22,9 +22,8 @@ from vitruvian.serving.routes.shared import (
     task_answer,
 )
 from vitruvian.serving.service import Service
-from vitruvian.serving.upload_folder import receive_files
-from vitruvian.serving.uploads import read_options
-from vitruvian.serving.videos import StoredVideo, open_upload
+from vitruvian.serving.stored_videos import StoredVideo, open_upload
+from vitruvian.serving.uploads import read_options, receive_files
 
 FrameNumber = Annotated[int, Path(ge=0)]
 
@@ -85,11 +84,11 @@ def add_videos(app: FastAPI, service: Service) -> None:
     async def prompt(request: Request, video_id: Id) -> Response:
         video = videos.get(video_id, request.state.owner)
         fields = await read_options(request)
-        kind = choose_kind("segment", accept=request.headers.get("accept"), asked=fields.pop("as", None))
+        file_format = choose_format("segment", accept=request.headers.get("accept"), asked=fields.pop("as", None))
         given = FramePromptRequest.read(fields)
-        body = await service.segment_frame(request, video, given.frame, given.segment_options(), kind)
+        body = await service.segment_frame(request, video, given.frame, given.segment_options(), file_format)
         service.add_prompt(video, given)
-        return file_response(body, kind, f"{video.name}_{given.frame}.jpg", "segment")
+        return file_response(body, file_format, f"{video.name}_{given.frame}.jpg", "segment")
 
     @app.delete(
         "/v1/videos/{video_id}/prompts",

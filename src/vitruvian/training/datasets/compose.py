@@ -32,7 +32,7 @@ _CLOTHES = tuple(PART_INDEX[name] for name in ("Apparel", "Lower_Clothing", "Upp
 
 
 @dataclass(frozen=True)
-class CropOptions:
+class CropSampling:
     """How people are cropped and what is composed around them."""
 
     size_hw: tuple[int, int] = (384, 288)
@@ -54,7 +54,7 @@ class CropOptions:
         return cls(size_hw=size_hw, scale=(1.0, 1.0), shift=0.0, **dict.fromkeys(probabilities, 0.0))
 
 
-def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: CropOptions) -> LabeledImages:
+def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: CropSampling) -> LabeledImages:
     """Crop n people as a pose model reads them, each in new surroundings.
 
     `backgrounds` [G, S, S, 3] uint8 are images without people; without any, backgrounds stay and nothing occludes.
@@ -94,7 +94,7 @@ def _truncated_sides(samples: Samples) -> Tensor:
     return torch.stack([x <= 1, y <= 1, x + w >= W - 1, y + h >= H - 1], dim=1)
 
 
-def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropOptions) -> Tensor:
+def _inside_image(samples: Samples, window: CropWindow, rng: Rng, options: CropSampling) -> Tensor:
     """Return where the crop lies inside the image, [n, 1, H, W] bool.
 
     The image ends where a person is truncated; some images end elsewhere too, but not inside a person.
@@ -149,7 +149,7 @@ def _sample_half_planes(samples: Samples, rng: Rng, *, probability: float) -> _H
     return _HalfPlanes(torch.stack([normal_x, normal_y], dim=1), offset, torch.stack([x, y, w, h], dim=1))
 
 
-def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropOptions) -> tuple[Tensor, Tensor]:
+def _crop_around(boxes_xywh: Tensor, rng: Rng, options: CropSampling) -> tuple[Tensor, Tensor]:
     """Draw crops around boxes [n, 4]: their start and step, [n, 2] each."""
     n, (H, W) = len(boxes_xywh), options.size_hw
     x, y, w, h = boxes_xywh.unbind(1)
@@ -201,7 +201,7 @@ def _jitter_exposure(foreground: Tensor, alpha: Tensor, rng: Rng) -> Tensor:
     return torch.minimum(foreground * gain * rng.log_uniform(0.9, 1.11, n, 3)[:, :, None, None], alpha)
 
 
-def _add_bystander(crops: LabeledImages, others: Samples, rng: Rng, options: CropOptions) -> LabeledImages:
+def _add_bystander(crops: LabeledImages, others: Samples, rng: Rng, options: CropSampling) -> LabeledImages:
     """Compose another person behind or in front of some people; its normals and points are unknown."""
     n, (H, W) = len(others), options.size_hw
     truncated = _truncated_sides(others)
@@ -243,7 +243,7 @@ def _add_bystander(crops: LabeledImages, others: Samples, rng: Rng, options: Cro
 
 
 def _sample_shapes(
-    n: int, rng: Rng, options: CropOptions, *, probability: float, radius: tuple[float, float]
+    n: int, rng: Rng, options: CropSampling, *, probability: float, radius: tuple[float, float]
 ) -> Tensor:
     """Draw ellipses and rectangles in some images, their radii in widths of the image, [n, 1, H, W] bool."""
     H, W = options.size_hw
@@ -252,7 +252,7 @@ def _sample_shapes(
     return shapes & rng.bernoulli(probability, n)[:, None, None, None]
 
 
-def _print_on_clothes(crops: LabeledImages, backgrounds: Tensor, rng: Rng, options: CropOptions) -> LabeledImages:
+def _print_on_clothes(crops: LabeledImages, backgrounds: Tensor, rng: Rng, options: CropSampling) -> LabeledImages:
     """Print images on some clothes: light and shadow stay, the albedo changes."""
     probability, n = options.print_probability, len(crops)
     shape = _sample_shapes(n, rng, options, probability=probability, radius=(0.03, 0.25))
@@ -410,7 +410,7 @@ def crop_scenes(scenes: LabeledImages, *, rng: Rng, size_hw: tuple[int, int]) ->
     low = rng.uniform(0.0, 0.6, n, 2) * constant((width, height), lot.device)
     anywhere = torch.cat([low, low + 0.4 * min(height, width)], dim=1)
     box = torch.where(scenes.present.any(dim=1, keepdim=True), box, anywhere)
-    options = CropOptions(size_hw=size_hw, scale=(0.85, 1.2), shift=0.06)
+    options = CropSampling(size_hw=size_hw, scale=(0.85, 1.2), shift=0.06)
     start, step = _crop_around(torch.cat([box[:, :2], box[:, 2:] - box[:, :2]], dim=1), rng, options)
     window = CropWindow(start, step, torch.zeros_like(has_people), size_hw)
     matte = window.sample(torch.cat([scenes.require("foreground"), scenes.require("alpha")], dim=1))

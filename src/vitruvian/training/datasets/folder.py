@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.images import crop_windows, fit_inside_hw
-from vitruvian.json_files import JsonObject, read_json_object
+from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import Photometric, photometric
 from vitruvian.training.datasets.crop_window import CropWindow

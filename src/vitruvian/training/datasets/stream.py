@@ -14,7 +14,7 @@ import torch
 from vitruvian.errors import InputError
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.augmentation import Photometric, degrade, photometric
-from vitruvian.training.datasets.compose import CropOptions, SceneOptions, compose_crops, compose_scenes, crop_scenes
+from vitruvian.training.datasets.compose import CropSampling, SceneOptions, compose_crops, compose_scenes, crop_scenes
 from vitruvian.training.datasets.labels import LabeledImages
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.render import RenderOptions
@@ -40,7 +40,7 @@ class SyntheticStream:
         height, width = self.config.size or config.model.image_size
         # Many images teach more than fewer with softer shadows.
         self.render = RenderOptions(size_hw=(height, width), chunk=self.config.chunk, surroundings=6, shadow_taps=6)
-        self.crop = CropOptions(size_hw=(height, width), flip_probability=config.data.augment.flip)
+        self.crop = CropSampling(size_hw=(height, width), flip_probability=config.data.augment.flip)
         self.scenes = (SceneOptions(size_hw=(height, width)), SceneOptions(size_hw=(width, height)))
         self.crowd = not {"parts", "matte"}.isdisjoint(config.model.tasks)
         self.pack = pack.to(self.device)

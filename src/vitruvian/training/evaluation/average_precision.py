@@ -21,17 +21,8 @@ from torch import Tensor
 from vitruvian.errors import InputError, check_choice
 from vitruvian.images.boxes import box_areas, box_iou
 from vitruvian.images.rle import encode_rles, rle_area, rle_iou
-from vitruvian.training.evaluation.metric import (
-    Array,
-    Bools,
-    Floats,
-    Metric,
-    PerObject,
-    Values,
-    as_row,
-    nan_mean,
-    ratio,
-)
+from vitruvian.images.types import BoolArray, Float64Array
+from vitruvian.training.evaluation.metric import Array, Metric, PerObject, Values, as_row, nan_mean, ratio
 
 Objects = Array | Sequence[object]  # boxes, masks or RLEs
 
@@ -50,9 +41,9 @@ class _Matches:
     """Detections of one label in one image after matching, for R ranges of size and T thresholds."""
 
     label: int
-    scores: Floats  # [D], best first
-    matched: Bools  # [R, T, D]
-    ignored: Bools  # [R, T, D]
+    scores: Float64Array  # [D], best first
+    matched: BoolArray  # [R, T, D]
+    ignored: BoolArray  # [R, T, D]
     targets: npt.NDArray[np.int64]  # [R]: number of objects that count
 
 
@@ -70,19 +61,19 @@ class AveragePrecision(Metric):
     def __init__(self) -> None:
         self.matches: list[_Matches] = []
 
-    def best_first(self, scores: Floats) -> npt.NDArray[np.int64]:
+    def best_first(self, scores: Float64Array) -> npt.NDArray[np.int64]:
         """Return the indices of the detections that count: [D] -> [d]."""
         return np.argsort(-scores, kind="stable")[: self.max_detections]
 
     def add(
         self,
-        similarity: Floats,
+        similarity: Float64Array,
         *,
-        scores: Floats,
-        sizes: Floats,
-        target_sizes: Floats,
-        crowd: Bools,
-        ignored: Bools | None = None,
+        scores: Float64Array,
+        sizes: Float64Array,
+        target_sizes: Float64Array,
+        crowd: BoolArray,
+        ignored: BoolArray | None = None,
         ranges: Sequence[tuple[float, float]] = tuple(_AREA_RANGES.values()),
         label: int = 0,
     ) -> None:
@@ -101,7 +92,9 @@ class AveragePrecision(Metric):
         ignored_detections = on_ignored | (~matched & wrong_size[:, None])
         self.matches.append(_Matches(label, scores, matched, ignored_detections, (~outside).sum(1)))
 
-    def precision_recall(self, images: Sequence[_Matches], limit: int | None = None) -> tuple[Floats, Floats]:
+    def precision_recall(
+        self, images: Sequence[_Matches], limit: int | None = None
+    ) -> tuple[Float64Array, Float64Array]:
         """Return mean precision over all recalls and the highest recall, with `limit` detections per image: [R, T]."""
         if not images:
             nothing = np.full((len(_AREA_RANGES), len(self.thresholds)), np.nan)
@@ -130,8 +123,8 @@ class AveragePrecision(Metric):
 
 
 def _match_greedily(
-    similarity: Floats, outside: Bools, crowd: Bools, thresholds: Sequence[float]
-) -> tuple[Bools, Bools]:
+    similarity: Float64Array, outside: BoolArray, crowd: BoolArray, thresholds: Sequence[float]
+) -> tuple[BoolArray, BoolArray]:
     """Match each detection, best first, with the free object most similar to it, preferring objects that count.
 
     similarity [D, G], outside [R, G] (objects that do not count), crowd [G] (always free) -> whether each detection is
@@ -157,7 +150,7 @@ def _match_greedily(
     return matched, on_ignored
 
 
-def summarize(name: str, tables: Sequence[Floats]) -> dict[str, float]:
+def summarize(name: str, tables: Sequence[Float64Array]) -> dict[str, float]:
     """Return COCO's means of tables [R, T], one per label: over all thresholds, at 0.5, at 0.75, and by size."""
     table = np.stack(tables) if tables else np.full((1, len(_AREA_RANGES), len(IOU_THRESHOLDS)), np.nan)
     sizes = {f"{name}_{size}": nan_mean(table[:, row]) for row, size in enumerate(_AREA_RANGES) if size != "all"}
@@ -252,9 +245,9 @@ class MeanAveragePrecision(AveragePrecision):
         return MeanAveragePrecisionScores(**{name: means[name] for name in names}, per_label=per_label)
 
 
-def check_boxes(objects: Objects) -> Floats:
+def check_boxes(objects: Objects) -> Float64Array:
     """Return boxes xyxy as float64 [N, 4]."""
-    boxes: Floats = torch.as_tensor(objects, dtype=torch.float64).cpu().numpy()
+    boxes: Float64Array = torch.as_tensor(objects, dtype=torch.float64).cpu().numpy()
     if boxes.size == 0:
         return np.zeros((0, 4))
     if boxes.ndim != 2 or boxes.shape[1] != 4 or (boxes[:, 2:] < boxes[:, :2]).any():
@@ -270,11 +263,11 @@ def _read_rles(objects: Objects) -> npt.NDArray[Any]:
     return np.array(rles, dtype=object)
 
 
-def _areas(rles: npt.NDArray[Any]) -> Floats:
+def _areas(rles: npt.NDArray[Any]) -> Float64Array:
     return np.array([rle_area(rle) for rle in rles], dtype=np.float64)
 
 
-def _rle_iou(detected: npt.NDArray[Any], truth: npt.NDArray[Any], crowd: Bools) -> Floats:
+def _rle_iou(detected: npt.NDArray[Any], truth: npt.NDArray[Any], crowd: BoolArray) -> Float64Array:
     return np.asarray(rle_iou(list(detected), list(truth), crowd=crowd))
 
 

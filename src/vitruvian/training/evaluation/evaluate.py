@@ -17,7 +17,7 @@ from torch import Tensor
 from vitruvian.errors import check_choice
 from vitruvian.human import PART_NAMES, SIGMAS
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.person_detection import decode_people
+from vitruvian.models.sapiens2.people_detection import decode_people
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.training.config import TrainConfig
@@ -92,7 +92,7 @@ def evaluate_folder(
     return report
 
 
-def headlines(report: ScoreReport) -> dict[str, float]:
+def _headlines(report: ScoreReport) -> dict[str, float]:
     """Return the scores of a report that a training run shows, as ``task/metric``."""
     return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _HEADLINES[task]}
 
@@ -114,7 +114,7 @@ def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
             precision=config.precision,
             title=f"after {step} steps",
         )
-        return headlines(report)
+        return _headlines(report)
 
     return evaluate
 

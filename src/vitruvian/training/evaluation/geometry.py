@@ -34,16 +34,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError, check_choice
-from vitruvian.training.evaluation.metric import (
-    Array,
-    Averages,
-    Floats,
-    Metric,
-    PerObject,
-    as_row,
-    check_finite,
-    check_maps,
-)
+from vitruvian.images.types import Float64Array
+from vitruvian.training.evaluation.metric import Array, Averages, Metric, PerObject, as_maps, as_row, require_finite
 
 _DepthAlignment = Literal["none", "median", "scale", "scale_and_shift"]
 _PointAlignment = Literal["none", "scale", "scale_and_shift"]
@@ -76,7 +68,7 @@ class AngularError(Metric):
             raise InputError(f"angles: expected degrees over 0, up to 180, got {list(angles)}.")
         self.angles = tuple(float(angle) for angle in angles)
         self.counts = np.zeros(180 * _BINS_PER_DEGREE + 1, dtype=np.int64)
-        self.sums: Floats = np.zeros(len(self.counts))
+        self.sums: Float64Array = np.zeros(len(self.counts))
         self.squares = 0.0
         self.within = np.zeros(len(self.angles), dtype=np.int64)
 
@@ -85,10 +77,10 @@ class AngularError(Metric):
 
         Target normals that are not finite or zero do not count; zero predictions are 90° off.
         """
-        predicted, target, valid = check_maps(prediction, target, mask, channels=3)
+        predicted, target, valid = as_maps(prediction, target, mask, channels=3)
         valid = valid & target.isfinite().all(dim=1) & (target != 0).any(dim=1)  # [B, H, W]
         predicted, target = (normals.movedim(1, -1)[valid] for normals in (predicted, target))  # [pixels, 3]
-        check_finite("prediction", predicted)
+        require_finite("prediction", predicted)
         angles = _angle_degrees(predicted, target)  # [pixels]
         index = (angles * _BINS_PER_DEGREE).long()
         self.counts += torch.bincount(index, minlength=len(self.counts)).cpu().numpy()
@@ -169,11 +161,11 @@ class DepthError(Metric):
 
         Target depths that are not finite or out of range do not count, nor images without any that do.
         """
-        predicted, target, valid = check_maps(prediction, target, mask)
+        predicted, target, valid = as_maps(prediction, target, mask)
         valid = valid & target[:, 0].isfinite() & (target[:, 0] >= self.min_depth) & (target[:, 0] <= self.max_depth)
         for p, t, inside in zip(predicted[:, 0], target[:, 0], valid, strict=True):
             if bool(inside.any()):
-                check_finite("prediction", p[inside])
+                require_finite("prediction", p[inside])
                 aligned = _align(p[inside][:, None], t[inside][:, None], self.alignment)[:, 0]  # [pixels]
                 self.averages.add(_depth_errors(aligned.clamp(self.min_depth, self.max_depth), t[inside]))
 
@@ -201,7 +193,7 @@ class PointError(Metric):
         `length` [B] is what distances are divided by, in the target's unit: the person's height, for example. Target
         points that are not finite do not count, nor images without any that do.
         """
-        predicted, target, valid = check_maps(prediction, target, mask, channels=3)
+        predicted, target, valid = as_maps(prediction, target, mask, channels=3)
         valid = valid & target.isfinite().all(dim=1)  # [B, H, W]
         lengths = as_row("length", length, len(target), np.float64, default=math.nan)
         if length is not None and not (lengths > 0).all():
@@ -210,7 +202,7 @@ class PointError(Metric):
             if not bool(inside.any()):
                 continue
             points, true_points = p[:, inside].T, q[:, inside].T  # [pixels, 3]
-            check_finite("prediction", points)
+            require_finite("prediction", points)
             distances = torch.linalg.vector_norm(_align(points, true_points, self.alignment) - true_points, dim=-1)
             distance = float(distances.mean())
             self.averages.add({"distance": distance, "rmse": float(distances.square().mean().sqrt())})

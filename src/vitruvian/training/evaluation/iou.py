@@ -8,16 +8,8 @@ import numpy as np
 import torch
 
 from vitruvian.errors import InputError
-from vitruvian.training.evaluation.metric import (
-    Array,
-    Averages,
-    Floats,
-    Metric,
-    check_finite,
-    check_maps,
-    nan_mean,
-    ratio,
-)
+from vitruvian.images.types import Float64Array
+from vitruvian.training.evaluation.metric import Array, Averages, Metric, as_maps, nan_mean, ratio, require_finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +19,8 @@ class MeanIoUScores:
     mean_iou: float  # mean over the classes that occur in targets or predictions
     pixel_accuracy: float
     mean_accuracy: float  # mean over the classes that occur in targets
-    iou: Floats  # [K]
-    accuracy: Floats  # [K]
+    iou: Float64Array  # [K]
+    accuracy: Float64Array  # [K]
 
 
 class MeanIoU(Metric):
@@ -111,8 +103,8 @@ class ForegroundIoU(Metric):
 
         The target is foreground above 0.5. Images that are empty in both count for the pixel accuracy only.
         """
-        predicted, target, valid = check_maps(prediction, target, mask)
-        check_finite("prediction", predicted[:, 0][valid])
+        predicted, target, valid = as_maps(prediction, target, mask)
+        require_finite("prediction", predicted[:, 0][valid])
         inside = (predicted[:, 0] > self.threshold) & valid  # [B, H, W]
         expected = (target[:, 0] > 0.5) & valid  # [B, H, W]
         intersection = (inside & expected).sum((1, 2)).tolist()

@@ -22,8 +22,9 @@ import torch
 
 from vitruvian.errors import InputError, check_choice
 from vitruvian.human import COCO_WHOLEBODY_133, KEYPOINT_INDEX, KEYPOINTS, LAYOUTS, SIGMAS, Layout
+from vitruvian.images.types import BoolArray, Float64Array
 from vitruvian.training.evaluation.average_precision import AveragePrecision, check_boxes, summarize
-from vitruvian.training.evaluation.metric import Array, Bools, Floats, Metric, PerObject, Values, as_row
+from vitruvian.training.evaluation.metric import Array, Metric, PerObject, Values, as_row
 
 # Sigmas of COCO-WholeBody for points that the 308 do not have, and for its 68 points of the face.
 _WHOLEBODY_FACE_SIGMAS: Final[tuple[float, ...]] = (
@@ -85,7 +86,7 @@ def layout_groups(layout: Layout | str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(members) for name, members in groups.items()}
 
 
-def _check_points(name: str, values: Array, count: int) -> Floats:
+def _check_points(name: str, values: Array, count: int) -> Float64Array:
     """Return keypoints as float64 [N, J, 2] from [..., J, 2] with J = `count`."""
     points = torch.as_tensor(values).detach().cpu().double().numpy()
     if points.size == 0:
@@ -103,13 +104,13 @@ def box_length(
     *,
     side: Literal["larger", "smaller", "width", "height", "diagonal"] = "larger",
     factor: float = 1.0,
-) -> Floats:
+) -> Float64Array:
     """Return a length of each box, times a factor: [..., 4] -> [...]."""
     boxes = torch.as_tensor(boxes_xyxy).detach().cpu().double().numpy()
     if boxes.shape[-1:] != (4,):
         raise InputError(f"boxes_xyxy: expected the shape [..., 4], got {list(boxes.shape)}.")
     width, height = np.moveaxis(boxes[..., 2:] - boxes[..., :2], -1, 0)
-    lengths: dict[str, Floats] = {
+    lengths: dict[str, Float64Array] = {
         "larger": np.maximum(width, height),
         "smaller": np.minimum(width, height),
         "width": width,
@@ -120,12 +121,12 @@ def box_length(
     return np.asarray(factor * lengths[side])
 
 
-def head_length(head_boxes_xyxy: Array) -> Floats:
+def head_length(head_boxes_xyxy: Array) -> Float64Array:
     """Return the length of the head for PCKh, 0.6 of the diagonal of the head's box as in MPII: [..., 4] -> [...]."""
     return box_length(head_boxes_xyxy, side="diagonal", factor=0.6)
 
 
-def torso_length(keypoints: Array, *, layout: Layout | str) -> Floats:
+def torso_length(keypoints: Array, *, layout: Layout | str) -> Float64Array:
     """Return the distance from the left shoulder to the right hip: [..., J, 2] -> [...]; NaN where either is."""
     layout = _find_layout(layout)
     points = torch.as_tensor(keypoints).detach().cpu().double().numpy()
@@ -305,8 +306,13 @@ class KeypointAP(AveragePrecision):
 
 
 def _keypoint_similarity(
-    detected: Floats, truth: Floats, visible: Bools, areas: Floats, boxes_xyxy: Floats, sigmas: Floats
-) -> Floats:
+    detected: Float64Array,
+    truth: Float64Array,
+    visible: BoolArray,
+    areas: Float64Array,
+    boxes_xyxy: Float64Array,
+    sigmas: Float64Array,
+) -> Float64Array:
     """Return the similarity of people by their keypoints, 0 to 1: [D, J, 2] and [G, J, 2] -> [D, G].
 
     The mean over labeled points of exp(−distance² / (2 · area · (2 sigma)²)). For a true person without any, distances
@@ -324,7 +330,7 @@ def _keypoint_similarity(
     return np.asarray(np.where(counts, np.exp(-squares / variance), 0.0).sum(-1) / np.maximum(counts.sum(-1), 1))
 
 
-def _point_areas(points: Floats) -> Floats:
+def _point_areas(points: Float64Array) -> Float64Array:
     """Return the areas of the boxes around people's points: [D, J, 2] -> [D]; NaN points do not count."""
     known = ~np.isnan(points)
     high, low = np.where(known, points, -np.inf).max(1), np.where(known, points, np.inf).min(1)  # [D, 2] each

@@ -25,16 +25,8 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.connected_components import find_regions, run_positions
-from vitruvian.training.evaluation.metric import (
-    Array,
-    Averages,
-    Bools,
-    Floats,
-    Metric,
-    as_double,
-    check_finite,
-    check_maps,
-)
+from vitruvian.images.types import BoolArray, Float64Array
+from vitruvian.training.evaluation.metric import Array, Averages, Metric, as_double, as_maps, require_finite
 
 _GRADIENT_SIGMA = 1.4
 _LEVELS = 10
@@ -67,9 +59,9 @@ class MattingError(Metric):
         `mask` of the same shape is the region that counts: None for the whole image, ``trimap == 128`` for the unknown
         part of a trimap, or `unknown_band(target)`. Images without a pixel in it do not count.
         """
-        predicted, target, valid = check_maps(prediction, target, mask)
+        predicted, target, valid = as_maps(prediction, target, mask)
         for name, opacity in (("prediction", predicted), ("target", target)):
-            check_finite(name, opacity)
+            require_finite(name, opacity)
             low, high = opacity.aminmax() if opacity.numel() else (0, 1)
             if not -_SLACK <= low <= high <= 1 + _SLACK:
                 raise InputError(
@@ -126,20 +118,20 @@ def _connectivity_error(prediction: Tensor, target: Tensor) -> Tensor:
     return (connectedness(prediction) - connectedness(target)).abs()
 
 
-def _connected_levels(opacity: Floats) -> Floats:
+def _connected_levels(opacity: Float64Array) -> Float64Array:
     """Return up to which level, 0 to 1, each pixel belongs to the largest region of that opacity: [H, W] -> [H, W]."""
-    levels: Floats = np.zeros(opacity.shape)
-    inside: Bools = np.ones(opacity.shape, dtype=np.bool_)
+    levels: Float64Array = np.zeros(opacity.shape)
+    inside: BoolArray = np.ones(opacity.shape, dtype=np.bool_)
     for step in range(1, _LEVELS + 1):
         inside &= _largest_region(opacity >= step / _LEVELS)
         levels[inside] = step / _LEVELS
     return levels
 
 
-def _largest_region(mask: Bools) -> Bools:
+def _largest_region(mask: BoolArray) -> BoolArray:
     """Return the largest 4-connected region of a mask [H, W], the first of equals."""
     regions = find_regions(mask, 4)
-    region: Bools = np.zeros(mask.size, dtype=np.bool_)
+    region: BoolArray = np.zeros(mask.size, dtype=np.bool_)
     if len(regions.areas):
         largest = regions.region == regions.areas.argmax()
         region[run_positions(regions.starts[largest], (regions.ends - regions.starts)[largest])] = True

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import Float64Array
 
 Array = Tensor | npt.NDArray[Any]
 Values = Array | Sequence[float] | Sequence[int] | Sequence[bool] | float
 PerObject = Values | None  # a value for each object, or None for the default
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 Scores = TypeVar("Scores")
 
 
@@ -78,7 +77,7 @@ def as_double(values: Array) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def check_maps(
+def as_maps(
     prediction: Array, target: Array, mask: Array | None, *, channels: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return predicted and true maps [B, C, H, W] in float64 and the mask [B, H, W], all on one device.
@@ -110,7 +109,7 @@ def check_maps(
     return predicted, target, inside.reshape(shape) > 0
 
 
-def check_finite(name: str, values: Tensor) -> None:
+def require_finite(name: str, values: Tensor) -> None:
     """Raise `InputError` for NaN and infinity: a broken prediction must not count as a good or a missing one."""
     if not bool(values.isfinite().all()):
         raise InputError(f"{name}: contains NaN or infinity where it counts.")
@@ -128,10 +127,10 @@ def as_row(
     return array
 
 
-def ratio(part: npt.ArrayLike, whole: npt.ArrayLike) -> Floats:
+def ratio(part: npt.ArrayLike, whole: npt.ArrayLike) -> Float64Array:
     """Return part / whole, NaN where the whole is zero."""
     whole = np.asarray(whole, dtype=np.float64)
-    result: Floats = np.full_like(whole, np.nan)
+    result: Float64Array = np.full_like(whole, np.nan)
     np.divide(part, whole, out=result, where=whole > 0)
     return result
 

@@ -15,13 +15,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import IntArray
 from vitruvian.training.evaluation.metric import Array, Metric, ratio
 
-Ints = npt.NDArray[np.int64]
 _SegmentInfo = Mapping[str, Any]
 
 
@@ -127,7 +126,7 @@ class PanopticQuality(Metric):
         rq = matched / (matched + 0.5 * self.spurious[label] + 0.5 * self.missed[label])
         return PanopticGroupScores(pq=sq * rq, sq=sq, rq=rq, labels=1)
 
-    def _segment_indices(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> Ints:
+    def _segment_indices(self, name: str, segmentation: Array, labels: Mapping[int, int]) -> IntArray:
         """Return the index in `labels` of each pixel's segment, flat; void comes after the last."""
         ids = torch.as_tensor(segmentation).cpu().numpy()
         if ids.ndim != 2:

@@ -27,7 +27,8 @@ from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.human import KEYPOINT_NAMES
-from vitruvian.json_files import JsonObject
+from vitruvian.images.types import BoolArray, IntArray
+from vitruvian.io.json_files import JsonObject
 from vitruvian.training.synthetic.textures import (
     decode_textures,
     gray_copy,
@@ -37,9 +38,7 @@ from vitruvian.training.synthetic.textures import (
 )
 from vitruvian.training.tensor_batch import TensorBatch
 
-Floats = NDArray[np.floating[Any]]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+FloatArray = NDArray[np.floating[Any]]
 
 # A person wears at most one piece for each slot.
 SLOTS = (
@@ -62,17 +61,19 @@ class Piece:
 
     name: str
     slot: str
-    ids: Ints  # [n, 3] body vertices
-    weights: Floats  # [n, 3]
-    offsets: Floats  # [n, 3] meters
-    faces: Ints  # [f, 3]
-    uv: Floats  # [f, 3, 2], v upwards
-    face_class: Ints  # [f]
-    face_part: Ints  # [f] 0 .. MATERIALS_PER_SLOT - 1
-    scale_ids: Ints = field(default_factory=lambda: np.zeros((3, 2), np.int64))  # [3, 2] a, b for x, y, z
-    scale_base: Floats = field(default_factory=lambda: np.zeros(3, np.float32))  # [3] meters |a - b|; 0: do not scale
-    hides: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # body vertices that need not be rendered
-    covers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # all body vertices beneath it
+    ids: IntArray  # [n, 3] body vertices
+    weights: FloatArray  # [n, 3]
+    offsets: FloatArray  # [n, 3] meters
+    faces: IntArray  # [f, 3]
+    uv: FloatArray  # [f, 3, 2], v upwards
+    face_class: IntArray  # [f]
+    face_part: IntArray  # [f] 0 .. MATERIALS_PER_SLOT - 1
+    scale_ids: IntArray = field(default_factory=lambda: np.zeros((3, 2), np.int64))  # [3, 2] a, b for x, y, z
+    scale_base: FloatArray = field(
+        default_factory=lambda: np.zeros(3, np.float32)
+    )  # [3] meters |a - b|; 0: do not scale
+    hides: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # body vertices that need not be rendered
+    covers: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))  # all body vertices beneath it
     textures: tuple[str, ...] = ()  # names of alternative textures
     suits: int = ANYONE
     style: str = ""  # read by `clothing.py`: "dress", "coat", "shorts", "tight" …
@@ -184,7 +185,7 @@ class AssetPack(TensorBatch):
     scenery: Scenery
 
 
-def fit_piece(piece: Piece, body: Floats) -> Floats:
+def fit_piece(piece: Piece, body: FloatArray) -> FloatArray:
     """Place the vertices of a piece on one body: [R, 3] -> [n, 3]."""
     span = np.diagonal(np.abs(body[piece.scale_ids[:, 0]] - body[piece.scale_ids[:, 1]]))  # [3]
     scale = np.where(piece.scale_base > 0, span / np.maximum(piece.scale_base, 1e-6), 1.0)
@@ -192,7 +193,7 @@ def fit_piece(piece: Piece, body: Floats) -> Floats:
     return np.asarray(placed, np.float32)
 
 
-def keep_faces(piece: Piece, keep: Bools) -> Piece:
+def keep_faces(piece: Piece, keep: BoolArray) -> Piece:
     """Return a piece with the faces in `keep` [f] only, without unused vertices."""
     used, faces = np.unique(piece.faces[keep], return_inverse=True)
     return replace(
@@ -202,7 +203,7 @@ def keep_faces(piece: Piece, keep: Bools) -> Piece:
     )  # fmt: skip
 
 
-def mesh_normals(vertices: Floats, faces: Ints) -> Floats:
+def mesh_normals(vertices: FloatArray, faces: IntArray) -> FloatArray:
     """Return unit normals [n, 3] of a triangle mesh [n, 3], [f, 3], weighted by area; zero where no face touches."""
     a, b, c = (vertices[faces[:, k]] for k in range(3))
     normals = np.zeros_like(vertices)
@@ -268,7 +269,7 @@ def pack_arrays(
         "eyes": [[number[name], brown] for name, brown in images.eyes],
     }  # fmt: skip
 
-    def joined(name: str) -> Floats:
+    def joined(name: str) -> FloatArray:
         return np.concatenate([getattr(piece, name) for piece in pieces])
 
     return {
@@ -304,7 +305,7 @@ def pack_arrays(
     }
 
 
-def _bits(sets: list[Ints], used: Ints, count: int) -> NDArray[np.uint8]:
+def _bits(sets: list[IntArray], used: IntArray, count: int) -> NDArray[np.uint8]:
     """Return sets of vertices as bits [A, ceil(R / 8)]."""
     mask = np.zeros((len(sets), count), bool)
     for row, members in enumerate(sets):
@@ -312,9 +313,9 @@ def _bits(sets: list[Ints], used: Ints, count: int) -> NDArray[np.uint8]:
     return np.packbits(mask[:, used], axis=1)
 
 
-def _anchors(body: Mapping[str, Any], pieces: list[Piece], used: Ints) -> Ints:
+def _anchors(body: Mapping[str, Any], pieces: list[Piece], used: IntArray) -> IntArray:
     """Return the nearest visible body vertex of every piece's vertex, as an index into `used`: [n]."""
-    template: Floats = body["template"]
+    template: FloatArray = body["template"]
     visible = used[np.abs(body["normals"][used]).sum(1) > 0]
     targets = torch.from_numpy(template[visible].astype(np.float32))
     placed = torch.from_numpy(np.concatenate([fit_piece(piece, template) for piece in pieces]))
@@ -328,7 +329,7 @@ def join_blobs(name: str, ends_name: str, blobs: list[bytes]) -> Arrays:
     return {name: np.frombuffer(b"".join(blobs), np.uint8), ends_name: ends}
 
 
-def _split_blobs(data: NDArray[np.uint8], ends: Ints) -> list[bytes]:
+def _split_blobs(data: NDArray[np.uint8], ends: IntArray) -> list[bytes]:
     return [data[a:b].tobytes() for a, b in itertools.pairwise([0, *ends.tolist()])]
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
-from vitruvian.training.synthetic.asset_pack import KEYPOINTS, Arrays, Body, Floats, Ints, Poses
+from vitruvian.images.types import IntArray
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS, Arrays, Body, FloatArray, Poses
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -269,7 +270,7 @@ _FINGERS = ("thumb", "forefinger", "middle_finger", "ring_finger", "pinky_finger
 
 
 def keypoint_rules(
-    template: Floats, bones: Floats, names: tuple[str, ...], table: Arrays | None, *, surface: int
+    template: FloatArray, bones: FloatArray, names: tuple[str, ...], table: Arrays | None, *, surface: int
 ) -> Arrays:
     """Return the `keypoint_` fields of `Body`, from a table or, without one, for those that are joints.
 
@@ -300,7 +301,7 @@ def keypoint_rules(
     }  # fmt: skip
 
 
-def _joint_keypoints(index: dict[str, int]) -> tuple[Ints, Ints]:
+def _joint_keypoints(index: dict[str, int]) -> tuple[IntArray, IntArray]:
     """Return the keypoints at the ends of bones: bone [308] (-1: none) and end [308]."""
     bone, end = np.full(KEYPOINTS, -1, np.int64), np.zeros(KEYPOINTS, np.int64)
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from vitruvian.human import PART_INDEX
+from vitruvian.images.types import IntArray
 from vitruvian.training.synthetic.asset_pack import (
     MEN,
     WOMEN,
     AssetPack,
-    Floats,
-    Ints,
+    FloatArray,
     Piece,
     keep_faces,
     mesh_normals,
@@ -81,7 +81,7 @@ def procedural_pack(seed: int = 0) -> AssetPack:
     return pack_from_arrays(pack_arrays(body, poses, pieces))
 
 
-def _skeleton() -> tuple[tuple[str, ...], Ints, Floats, list[float], list[int]]:
+def _skeleton() -> tuple[tuple[str, ...], IntArray, FloatArray, list[float], list[int]]:
     """Bones: names, parents [B], ends [B, 2, 3], radii and part classes."""
     rows: list[tuple[str, str, _Point, _Point, float, str]] = [(name, *row) for name, row in _MIDDLE.items()]
     for side, word, sign in (("L", "Left", 1), ("R", "Right", -1)):
@@ -95,7 +95,7 @@ def _skeleton() -> tuple[tuple[str, ...], Ints, Floats, list[float], list[int]]:
     return names, parents, ends, [row[4] for row in rows], [PART_INDEX[row[5]] for row in rows]
 
 
-def _tube(ends: Floats, radius: float) -> Floats:
+def _tube(ends: FloatArray, radius: float) -> FloatArray:
     """Return a closed tube along a bone as rings of points, [48, 3]."""
     along = ends[1] - ends[0]
     across = np.cross(along, (0.0, 1.0, 0.0) if abs(along[1]) < 0.1 else (1.0, 0.0, 0.0))
@@ -106,7 +106,7 @@ def _tube(ends: Floats, radius: float) -> Floats:
     return np.concatenate([ends[0] + share * along + width * radius * ring for share, width in _RINGS])
 
 
-def _tube_faces() -> Ints:
+def _tube_faces() -> IntArray:
     """Return the triangles of a tube, [80, 3]."""
     row, side = (axis.ravel() for axis in np.meshgrid(np.arange(len(_RINGS) - 1), np.arange(_SIDES), indexing="ij"))
     a, b = row * _SIDES + side, row * _SIDES + (side + 1) % _SIDES
@@ -114,7 +114,7 @@ def _tube_faces() -> Ints:
     return np.stack(corners, 1).reshape(-1, 3)
 
 
-def _add_lips(face_class: Ints, vertices: Floats, faces: Ints) -> Ints:
+def _add_lips(face_class: IntArray, vertices: FloatArray, faces: IntArray) -> IntArray:
     """Label the two triangles in the middle of the face as lips."""
     middle = vertices[faces].mean(1)
     front = (face_class == PART_INDEX["Face_Neck"]) & (middle[:, 2] > 1.52) & (middle[:, 1] < -0.06)
@@ -125,7 +125,7 @@ def _add_lips(face_class: Ints, vertices: Floats, faces: Ints) -> Ints:
     return out
 
 
-def _shapes(points: Floats) -> Floats:
+def _shapes(points: FloatArray) -> FloatArray:
     """Return three shape components of points [n, 3]: taller, wider, longer legs. [3, n, 3]."""
     x, y, z = points.T
     none = np.zeros_like(x)
@@ -135,7 +135,9 @@ def _shapes(points: Floats) -> Floats:
     return np.stack([taller, wider, legs]).astype(np.float32)
 
 
-def _pieces(vertices: Floats, normals: Floats, faces: Ints, face_class: Ints, bones: np.ndarray) -> list[Piece]:
+def _pieces(
+    vertices: FloatArray, normals: FloatArray, faces: IntArray, face_class: IntArray, bones: np.ndarray
+) -> list[Piece]:
     """Return the body and one or two pieces for each slot, most of them wider copies of its tubes."""
     uv = np.stack([vertices[:, 0] + 0.5, vertices[:, 2] / 2], -1)[faces].astype(np.float32)
     count = len(vertices)

@@ -16,7 +16,7 @@ from vitruvian.errors import InputError
 from vitruvian.models.sam2 import video_session
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.memory_bank import _closest
-from vitruvian.models.sam2.options import TrackingOptions
+from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
@@ -46,7 +46,7 @@ add = PROCESSOR.add_inputs_to_inference_session
 
 
 def session(*, streaming: bool = False, **options: Any) -> Sam2VideoInferenceSession:
-    chosen = TrackingOptions.from_keywords(options)
+    chosen = Sam2SessionOptions.from_keywords(options)
     return Sam2VideoInferenceSession(None if streaming else FRAMES, SIDE, SIDE, options=chosen)
 
 

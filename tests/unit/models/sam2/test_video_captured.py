@@ -11,13 +11,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from tests.families.sam2 import SIDE, video_fields
-from vitruvian.cuda.graphs import CapturedCall, GraphCache
+from vitruvian.cuda.graphs import GraphCache, _CapturedCall
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.options import TrackingOptions
+from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 
-OPTIONS = TrackingOptions(
+OPTIONS = Sam2SessionOptions(
     keep_history=False, corrections_as_conditioning=True, objects_start_at_prompt=True, independent_objects=True
 )
 
@@ -48,9 +48,9 @@ class TracedGraph:
 class TracePool:
     def capture(
         self, function: Callable[..., object], leaves: list[object], structure: pytree.TreeSpec
-    ) -> CapturedCall:
+    ) -> _CapturedCall:
         graph = TracedGraph(function, leaves, structure)
-        return CapturedCall(graph.inputs, graph, graph.outputs, graph.structure, [])  # type: ignore[arg-type]
+        return _CapturedCall(graph.inputs, graph, graph.outputs, graph.structure, [])  # type: ignore[arg-type]
 
 
 class TraceCache(GraphCache):

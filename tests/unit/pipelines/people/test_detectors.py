@@ -110,7 +110,7 @@ class TestGivenBoxes:
         people = people_from_boxes([[10, 20, 30, 40]], (60, 80))
         np.testing.assert_array_equal(people.boxes_xyxy, [[10, 20, 40, 60]])
         assert (people.detector, people.scores.tolist()) == ("given", [1.0])
-        one = people_from_boxes([10, 20, 30, 40], (60, 80), form="xyxy")
+        one = people_from_boxes([10, 20, 30, 40], (60, 80), box_format="xyxy")
         np.testing.assert_array_equal(one.boxes_xyxy, [[10, 20, 30, 40]])
         assert len(people_from_boxes([], (60, 80))) == 0
 

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.unit.pipelines.case import opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
-from vitruvian.pipelines.tasks.pose import LazyValue
+from vitruvian.pipelines.tasks.pose import _LazyValue
 from vitruvian.results import People
 
 BOXES = [[4.0, 3.0, 30.0, 38.0], [22.0, 5.0, 50.0, 36.0]]
@@ -173,7 +173,7 @@ class TestLazyValue:
             threading.Event().wait(0.02)
             return 7
 
-        later, found = LazyValue(work), []
+        later, found = _LazyValue(work), []
         threads = [threading.Thread(target=lambda: found.append(later.get())) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -192,7 +192,7 @@ class TestLazyValue:
                 raise answer
             return answer
 
-        later = LazyValue(work)
+        later = _LazyValue(work)
         with pytest.raises(ValueError, match="not yet"):
             later.get()
         assert later.get() == later.get() == 3

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.unit.pipelines.case import parts_of, sample_image, write_clip
-from vitruvian import PromptError, Sam2VideoModel, Sam2VideoProcessor, TrackingOptions, TrackPrompt, pipeline
+from vitruvian import PromptError, Sam2SessionOptions, Sam2VideoModel, Sam2VideoProcessor, TrackPrompt, pipeline
 from vitruvian.errors import InputError
 from vitruvian.pipelines import Failure
 from vitruvian.pipelines.tasks.track import TrackOptions
@@ -43,7 +43,7 @@ def same(one: Track, other: Track) -> None:
 
 def test_results_are_those_of_a_session(parts: tuple[Sam2VideoModel, Sam2VideoProcessor], track: Any) -> None:
     model, processor = parts
-    options = {field.name: getattr(TrackOptions(), field.name) for field in dataclasses.fields(TrackingOptions)}
+    options = {field.name: getattr(TrackOptions(), field.name) for field in dataclasses.fields(Sam2SessionOptions)}
     session = processor.init_video_session(dtype=torch.float32, **options | {"keep_history": True})
     results = list(track(FRAMES, prompts=[POINT, BOX]))
     for number, (image, result) in enumerate(zip(FRAMES, results, strict=True)):

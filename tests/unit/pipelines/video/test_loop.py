@@ -25,8 +25,8 @@ from vitruvian.pipelines.people import PeopleDetector, detect_people, open_detec
 from vitruvian.pipelines.people.detectors import FunctionDetector  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks.pose import PosePipeline  # noqa: E402
-from vitruvian.pipelines.video import pipeline_task, run_video, smoothing, video_segments  # noqa: E402
-from vitruvian.pipelines.video.person_tracking import TrackedDetector  # noqa: E402
+from vitruvian.pipelines.video import frame_processor, resume_folder, run_video, smoothing  # noqa: E402
+from vitruvian.pipelines.video.people_tracking import TrackedDetector  # noqa: E402
 from vitruvian.pipelines.video.smoothing import ResultSmoother  # noqa: E402
 from vitruvian.results import Albedo, Matte, Normals, Parts, Pointmap, Pose, Result  # noqa: E402
 from vitruvian.results.base import People  # noqa: E402
@@ -185,7 +185,7 @@ def test_all_segments_whole_but_not_joined(clip: Path, tmp_path: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(video_segments, "_join_videos", fail)
+        patch.setattr(resume_folder, "_join_videos", fail)
         with pytest.raises(KeyboardInterrupt):
             run_video(clip, Task(), out=tmp_path / "o.mp4", detector=DETECTOR, draw=draw, segment_seconds=0.5)
     task = Task()
@@ -295,7 +295,7 @@ def test_a_real_pipeline(clip: Path, tmp_path: Path) -> None:
         looked.append(1)
         return bright(image)
 
-    task = pipeline_task(PosePipeline(model, processor, batch_size=3))
+    task = frame_processor(PosePipeline(model, processor, batch_size=3))
     records = tmp_path / "r.jsonl"
     report = run_video(clip, task, records=records, detector=FunctionDetector(counted), detect_every=4)
     assert (report.frames, report.failures) == (COUNT, 0)
@@ -484,5 +484,5 @@ class TestCamera:
         self.plug_in(monkeypatch, stop=4, error=OSError("unplugged"))
         out = tmp_path / "out.mp4"
         with pytest.raises(OSError, match="unplugged"):
-            run_video(2, pipeline_task(opened("pose"), detect="whole"), out=out)
+            run_video(2, frame_processor(opened("pose"), detect="whole"), out=out)
         assert len(list(VideoReader(out))) == 4

@@ -14,11 +14,11 @@ import torch
 pytest.importorskip("av")
 
 from tests.unit.pipelines.case import parts_of, sample_image, write_clip
-from vitruvian import InputError, Sam2VideoInferenceSession, TrackingOptions, TrackPrompt, pipeline
+from vitruvian import InputError, Sam2SessionOptions, Sam2VideoInferenceSession, TrackPrompt, pipeline
 from vitruvian.models.sam2.video_session import restore_session, session_state
 from vitruvian.pipelines import sources
 from vitruvian.pipelines.sources import Failure
-from vitruvian.pipelines.video import pipeline_task, run_video
+from vitruvian.pipelines.video import frame_processor, run_video
 from vitruvian.results.base import People
 
 HW = (40, 56)
@@ -71,7 +71,7 @@ def track(pipe: Any, clip: Path, out: Path, *, stop: int | None = None, **option
             raise KeyboardInterrupt
         return result.to_dict()
 
-    task = pipeline_task(pipe, **chosen)
+    task = frame_processor(pipe, **chosen)
     return run_video(clip, task, records=out, record=record, segment_seconds=LENGTH, smooth=False, **options)
 
 
@@ -134,7 +134,7 @@ def test_a_camera_that_is_unplugged_keeps_its_frames(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_of_sessions(dtype: torch.dtype) -> None:
     model = parts_of("track")[0].eval().to(dtype)
-    options = TrackingOptions(keep_history=False)
+    options = Sam2SessionOptions(keep_history=False)
     side = model.config.vision_config.backbone_config.image_size[0]
     frames = torch.randn(6, 3, side, side, generator=torch.Generator().manual_seed(0)).to(dtype)
     session = Sam2VideoInferenceSession(None, side, side, dtype=dtype, options=options)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.unit.training.synthetic.shapes import rng
 from vitruvian.human import KEYPOINT_INDEX, PART_NAMES
 from vitruvian.training.datasets.compose import (
-    CropOptions,
+    CropSampling,
     SceneOptions,
     _crop_around,
     _crop_backgrounds,
@@ -28,7 +28,7 @@ from vitruvian.training.synthetic.samples import Samples, render_samples
 
 SIZE = (96, 72)
 RENDER = RenderOptions(size_hw=SIZE, surroundings=2, surroundings_size=24, shadow_size=48, occluders=0.0)
-PLAIN = CropOptions.plain(SIZE)
+PLAIN = CropSampling.plain(SIZE)
 
 
 @pytest.fixture(scope="module")

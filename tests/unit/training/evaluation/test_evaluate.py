@@ -12,7 +12,7 @@ from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import LabeledImages, keypoint_targets, task_labels
-from vitruvian.training.evaluation.evaluate import _HEADLINES, evaluate_folder, headlines
+from vitruvian.training.evaluation.evaluate import _HEADLINES, _headlines, evaluate_folder
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def replay(people: PeopleFolder, change: Any = None) -> Any:
 
 def test_ground_truth_as_prediction_has_perfect_scores(people: PeopleFolder):
     report = evaluate_folder(replay(people), people, tasks=list(TASKS), batch_size=3)
-    found = headlines(report)
+    found = _headlines(report)
     assert found["pose/pck.pck@0.1"] == 1
     assert found["pose/oks.ap"] > 0.95  # maps of 16 × 12 miss points at their rim by a pixel or two
     assert found["parts/classes.mean_iou"] == 1
@@ -76,7 +76,7 @@ def test_errors_are_measured(people: PeopleFolder):
             "parts": torch.where(views.require("parts") > 0, 1, 0), "boxes_xyxy": views.boxes_xyxy * 0.5,
         })  # fmt: skip
 
-    found = headlines(evaluate_folder(replay(people, wrong), people, tasks=list(TASKS), batch_size=4))
+    found = _headlines(evaluate_folder(replay(people, wrong), people, tasks=list(TASKS), batch_size=4))
     assert found["pose/pck.pck@0.1"] < 0.5
     assert found["pose/oks.ap"] < 0.5
     assert found["parts/classes.mean_iou"] < 0.5

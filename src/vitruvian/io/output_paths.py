@@ -13,7 +13,7 @@ import unicodedata
 from pathlib import Path
 
 from vitruvian.errors import InputError
-from vitruvian.media_files import is_url
+from vitruvian.io.media_files import is_url
 
 MAX_NAME_BYTES = 255  # of one name, on the common file systems
 _TEMPORARY_BYTES = 24  # `.NAME.1a2b3c4d.part` while a file is written, and the like

@@ -9,7 +9,7 @@ from tests.tiny import pixels, tiny_config
 from tests.tiny_multitask import tiny_multitask
 from vitruvian import InputError
 from vitruvian.losses.detection import PeopleTarget, draw_people, people_loss
-from vitruvian.models.sapiens2.person_detection import Sapiens2ForPeopleDetection, decode_people
+from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection, decode_people
 
 SIZE_HW, GRID_HW, STRIDE = (64, 96), (8, 12), 8
 BOXES = torch.tensor([[[8.0, 4.0, 40.0, 60.0], [50.0, 10.0, 90.0, 50.0], [0.0, 0.0, 96.0, 64.0]]])

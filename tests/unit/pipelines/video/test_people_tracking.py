@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.shared import SHARED
 from vitruvian.errors import InputError
-from vitruvian.pipelines.video.person_tracking import PersonTracker
+from vitruvian.pipelines.video.people_tracking import PersonTracker
 
 Floats = NDArray[np.float64]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.atomic import (
+from vitruvian.errors import InputError
+from vitruvian.io.atomic import (
     atomic_write,
     check_writable,
     find_temporary_files,
     remove_temporary_files,
     sync_to_disk,
 )
-from vitruvian.errors import InputError
 
 
 def test_the_file_appears_at_the_end(tmp_path: Path) -> None:

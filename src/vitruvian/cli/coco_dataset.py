@@ -11,8 +11,8 @@ from typing import Any
 
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
-from vitruvian.files.locks import OutputLock
-from vitruvian.json_files import read_json
+from vitruvian.io.json_files import read_json
+from vitruvian.io.locks import OutputLock
 from vitruvian.results import Result
 
 _Record = dict[str, Any]  # of JSON
@@ -79,7 +79,7 @@ class Dataset:
         """Drop images that were there before, whose new results will be added. Only the first call has an effect."""
         for one in self._recorded or ():
             if one.source not in names:
-                self._writer.add(one, facts={} if one.settings is None else {"settings": one.settings})
+                self._writer.add(one, details={} if one.settings is None else {"settings": one.settings})
         self._recorded = None
 
     def add(self, result: Result, name: str, settings: str) -> None:
@@ -90,8 +90,8 @@ class Dataset:
         while len(self._pending) >= _MAX_PENDING:
             self._pending.popleft().result()
         coco: Any = result.without_image()
-        facts = {"settings": settings}
-        self._pending.append(self._worker.submit(self._writer.add, coco, file_name=name, facts=facts))
+        details = {"settings": settings}
+        self._pending.append(self._worker.submit(self._writer.add, coco, file_name=name, details=details))
 
     def close(self) -> None:
         """Write the file, unless nothing was added."""

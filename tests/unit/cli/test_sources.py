@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.cli.inputs import find_inputs
+from vitruvian.cli.sources import find_sources
 
 
 def stems(folder: Path, *names: str) -> list[str]:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    return [item.stem for item in find_inputs([str(folder / name) for name in names])]
+    return [item.stem for item in find_sources([str(folder / name) for name in names])]
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_stems(names: list[str], expected: list[str], tmp_path: Path) -> None:
 
 
 def test_stems_of_addresses_and_folders(tmp_path: Path) -> None:
-    found = find_inputs(["https://a.org/x/photo.jpg?v=1", "https://b.org/photo.jpg", "camera:1", "-", "camera:1"])
+    found = find_sources(["https://a.org/x/photo.jpg?v=1", "https://b.org/photo.jpg", "camera:1", "-", "camera:1"])
     assert [item.stem for item in found] == ["x/photo", "b.org/photo", "camera1", "stdin"]
     assert [item.kind for item in found] == ["image", "image", "camera", "stdin"]
     for name in ("a.jpg", "b/c.jpg", ".hidden.jpg", ".b/d.jpg", "e.mp4", "f.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert [(item.stem, item.kind) for item in find_inputs([str(tmp_path)])] == [("a", "image"), ("e", "video")]
-    assert [item.stem for item in find_inputs([str(tmp_path)], recursive=True)] == ["a", "b/c", "e"]
+    assert [(item.stem, item.kind) for item in find_sources([str(tmp_path)])] == [("a", "image"), ("e", "video")]
+    assert [item.stem for item in find_sources([str(tmp_path)], recursive=True)] == ["a", "b/c", "e"]

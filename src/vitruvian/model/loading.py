@@ -118,10 +118,10 @@ def quantize(model: nn.Module, config: Any) -> None:
     """
     from torchao.quantization import quantize_  # installed where there is a TorchAoConfig
 
-    kept = [f".{name}." for name in getattr(config, "modules_to_not_convert", None) or ()]
+    excluded = [f".{name}." for name in getattr(config, "modules_to_not_convert", None) or ()]
 
     def is_quantized(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and not any(part in f".{name}." for part in kept)
+        return isinstance(module, nn.Linear) and not any(part in f".{name}." for part in excluded)
 
     quantize_(model, config.quant_type, filter_fn=is_quantized)
 

@@ -23,7 +23,7 @@ def settings_digest(
     revision: str | None,
     detector: str | None,
     options: Mapping[str, object],
-    facts: object = None,
+    details: object = None,
 ) -> str:
     """Return a digest of everything that results depend on.
 
@@ -33,24 +33,24 @@ def settings_digest(
         revision: Its revision on the Hub.
         detector: Checkpoint of the people detector, if there is one.
         options: Options that results depend on; files that they name are part of the digest.
-        facts: What else results depend on, as JSON values.
+        details: What else results depend on, as JSON values.
     """
     words = [word for value in options.values() for word in (value if isinstance(value, list) else [value])]
     paths = [os.path.expanduser(word) for word in words if isinstance(word, str)]
     everything = {
         "version": __version__,
         "task": task,
-        "model": checkpoint_digest(model or BUILTIN, revision),
-        "detector": None if detector is None else checkpoint_digest(detector),
+        "model": _checkpoint_digest(model or BUILTIN, revision),
+        "detector": None if detector is None else _checkpoint_digest(detector),
         "options": options,
         "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
-        "facts": facts,
+        "facts": details,
     }
     text = json.dumps(everything, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def checkpoint_digest(name: str, revision: str | None = None) -> str | None:
+def _checkpoint_digest(name: str, revision: str | None = None) -> str | None:
     """Return a digest of a checkpoint's weights and configuration: the commit for one on the Hub.
 
     None where there is no such checkpoint; opening it says so.
@@ -69,8 +69,8 @@ def checkpoint_digest(name: str, revision: str | None = None) -> str | None:
     else:
         extensions = (*WEIGHT_ENDINGS, ".onnx", ".data", ".xml")  # of checkpoints and of exported models
         files += [file for depth in depths for file in folder.glob(depth) if file.suffix in extensions]
-    facts = [[file.relative_to(folder).as_posix(), file_digest(file)] for file in sorted(files)]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    details = [[file.relative_to(folder).as_posix(), file_digest(file)] for file in sorted(files)]
+    return hashlib.sha256(json.dumps(details).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str | None:

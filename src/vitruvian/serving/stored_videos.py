@@ -17,10 +17,10 @@ from PIL import Image
 
 from vitruvian.files.video import VideoReader
 from vitruvian.serving.errors import RequestError
+from vitruvian.serving.lru_store import LruStore, StoredItem
 from vitruvian.serving.options import TrackPromptFields
 from vitruvian.serving.settings import ServerLimits
-from vitruvian.serving.stores import LruStore, StoredItem
-from vitruvian.serving.upload_folder import UploadFolder
+from vitruvian.serving.uploads import UploadFolder
 
 _FRAME_QUALITY = 95  # of JPEG
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitruvian.errors import InputError, VitruvianWarning
-from vitruvian.models.sam2.prompts import read_boxes, read_points
+from vitruvian.models.sam2.prompt_coordinates import read_boxes, read_points
 
 ONE = [(100, 200)]  # height, width
 TWO = [(100, 200), (50, 50)]

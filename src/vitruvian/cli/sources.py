@@ -23,18 +23,18 @@ from urllib.parse import urlsplit
 
 from vitruvian.cli.options import STDIO
 from vitruvian.errors import InputError, VitruvianError
-from vitruvian.files.output_paths import DistinctNames, name_key, safe_name
 from vitruvian.files.video import numbered_files
 from vitruvian.images.download import redacted_url
-from vitruvian.json_files import read_json_object
-from vitruvian.media_files import FRAME_PATTERN, IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
+from vitruvian.io.json_files import read_json_object
+from vitruvian.io.media_files import FRAME_PATTERN, IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
+from vitruvian.io.output_paths import DistinctNames, name_key, safe_name
 from vitruvian.pipelines.sources import FrameLoader, glob_files, open_source
 
 Kind = Literal["image", "video", "camera", "stdin"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
+class NamedSource:
     """One image, video or camera.
 
     Attributes:
@@ -72,7 +72,9 @@ class Input:
         return isinstance(self.source, str) and is_url(self.source)
 
 
-def find_inputs(sources: Sequence[str], *, recursive: bool = False, sequences_are_videos: bool = False) -> list[Input]:
+def find_sources(
+    sources: Sequence[str], *, recursive: bool = False, sequences_are_videos: bool = False
+) -> list[NamedSource]:
     """List everything that the sources name, in their order, each once, with distinct names for results.
 
     Args:
@@ -80,13 +82,13 @@ def find_inputs(sources: Sequence[str], *, recursive: bool = False, sequences_ar
         recursive: Whether to search folders inside folders.
         sequences_are_videos: Whether numbered images (frame_%04d.png) are one video rather than many images.
     """
-    inputs: dict[str, Input] = {}
+    inputs: dict[str, NamedSource] = {}
     for text in sources:
         try:
-            for item in _inputs_of(text, recursive=recursive, sequences_are_videos=sequences_are_videos):
+            for item in _sources_of(text, recursive=recursive, sequences_are_videos=sequences_are_videos):
                 inputs.setdefault(item.identity, item)
         except VitruvianError as error:
-            inputs.setdefault(text, Input(identity=text, name=text, kind="image", error=error))
+            inputs.setdefault(text, NamedSource(identity=text, name=text, kind="image", error=error))
     counts = Counter(item.file_name for item in inputs.values())
     for key, item in inputs.items():
         if not item.file_name or counts[item.file_name] > 1:
@@ -106,22 +108,22 @@ def _display_names() -> dict[str, str]:
     return {} if path is None else {str(file): str(name) for file, name in read_json_object(Path(path)).items()}
 
 
-def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Iterator[Input]:
+def _sources_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Iterator[NamedSource]:
     """List what one source names."""
     path, kind = Path(text).expanduser(), source_kind(text)
     if text == STDIO:
-        yield Input(identity=STDIO, name="standard input", kind="stdin", stem="stdin")
+        yield NamedSource(identity=STDIO, name="standard input", kind="stdin", stem="stdin")
     elif kind == "camera":
         number = int(text.partition(":")[2])
-        yield Input(identity=f"camera:{number}", name=text, kind="camera", source=number, stem=f"camera{number}")
+        yield NamedSource(identity=f"camera:{number}", name=text, kind="camera", source=number, stem=f"camera{number}")
     elif kind == "url":
         name = redacted_url(text)
         parts = urlsplit(name)
         stem = safe_name(Path(parts.path).stem or parts.hostname or "image")
-        yield Input(identity=name, name=name, kind="image", source=text, stem=stem)
+        yield NamedSource(identity=name, name=name, kind="image", source=text, stem=stem)
     elif kind == "data":
         digest = hashlib.sha256(os.fsencode(text)).hexdigest()
-        yield Input(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
+        yield NamedSource(identity=f"data:{digest}", name=f"data:{digest[:12]}", kind="image", source=text, stem="data")
     elif kind == "folder":
         yield from _files_in(path, recursive=recursive)
     elif kind == "sequence":
@@ -129,21 +131,21 @@ def _inputs_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> Ite
             frames = tuple(file for _, file in numbered_files(path))
             identity = os.path.join(_real_path(path.parent), path.name)
             stem = safe_name(FRAME_PATTERN.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
-            yield Input(identity=identity, name=text, kind="video", source=str(path), frames=frames, stem=stem)
+            yield NamedSource(identity=identity, name=text, kind="video", source=str(path), frames=frames, stem=stem)
             return
         for loader in open_source(text).loaders():
             if loader.path is not None:
-                yield replace(_file_input(loader.path), source=loader)
+                yield replace(_file_source(loader.path), source=loader)
     elif kind == "glob":
-        yield from map(_file_input, glob_files(str(path)))
+        yield from map(_file_source, glob_files(str(path)))
     else:
-        yield _file_input(path)
+        yield _file_source(path)
 
 
-def _file_input(path: Path, *, folder: Path | None = None) -> Input:
+def _file_source(path: Path, *, folder: Path | None = None) -> NamedSource:
     """Make the input of a file; below `folder` its results are in the same folders."""
     parts = () if folder is None else path.parent.relative_to(folder).parts
-    return Input(
+    return NamedSource(
         identity=os.path.join(_real_path(path.parent), path.name),
         name=str(path),
         kind="video" if path.suffix.lower() in VIDEO_SUFFIXES else "image",
@@ -160,7 +162,7 @@ def _real_path(folder: Path) -> str:
     return os.path.realpath(folder)
 
 
-def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
+def _files_in(folder: Path, *, recursive: bool) -> Iterator[NamedSource]:
     """List the images and videos in a folder by name; hidden ones are left out."""
     files = [Path(entry.path) for entry in walk_files(folder, recursive=recursive)]
     chosen = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
@@ -170,13 +172,13 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[Input]:
         got = f"{len(files)} other files" if files else "no files"
         raise InputError(f"{folder}: expected images or videos in the folder, got {got}. {hint}")
     for file in chosen:
-        yield replace(_file_input(file, folder=folder), listed=True)
+        yield replace(_file_source(file, folder=folder), listed=True)
 
 
 # ------------------------------------------------------------------------------------------------ distinct stems
 
 
-def _with_distinct_stems(inputs: list[Input]) -> list[Input]:
+def _with_distinct_stems(inputs: list[NamedSource]) -> list[NamedSource]:
     """Change the stems of inputs whose results would have the same names."""
     inputs = _changed(inputs, lambda item: f"{_folder_of(item)}/{item.stem}", _with_extension)
     inputs = _numbered(inputs, _folder_of)  # in one folder nothing else tells them apart: a.png and A.png
@@ -185,19 +187,21 @@ def _with_distinct_stems(inputs: list[Input]) -> list[Input]:
     return _numbered(inputs, lambda item: "")
 
 
-def _numbered(inputs: list[Input], folder: Callable[[Input], str]) -> list[Input]:
+def _numbered(inputs: list[NamedSource], folder: Callable[[NamedSource], str]) -> list[NamedSource]:
     """Add numbers to stems that some file system treats as one, in one folder."""
     names: defaultdict[str, DistinctNames] = defaultdict(DistinctNames)
     return [replace(item, stem=names[folder(item)].add(item.stem)) for item in inputs]
 
 
-def _changed(inputs: list[Input], key: Callable[[Input], str], change: Callable[[Input], Input]) -> list[Input]:
+def _changed(
+    inputs: list[NamedSource], key: Callable[[NamedSource], str], change: Callable[[NamedSource], NamedSource]
+) -> list[NamedSource]:
     """Change the inputs that share a key with others."""
     counts = Counter(name_key(key(item)) for item in inputs)
     return [change(item) if counts[name_key(key(item))] > 1 else item for item in inputs]
 
 
-def _folder_of(item: Input) -> str:
+def _folder_of(item: NamedSource) -> str:
     """Return the folder of an input, or host and folder of an address."""
     if item.path is not None:
         return os.path.dirname(item.identity)
@@ -205,13 +209,13 @@ def _folder_of(item: Input) -> str:
     return (parts.hostname or "") + posixpath.normpath(f"/{posixpath.dirname(parts.path).lstrip('/')}")
 
 
-def _with_extension(item: Input) -> Input:
+def _with_extension(item: NamedSource) -> NamedSource:
     """Tell photo.jpg from photo.png beside it."""
     extension = item.path.suffix.lstrip(".") if item.path is not None else ""
     return replace(item, stem=f"{item.stem}_{safe_name(extension)}") if extension else item
 
 
-def _with_folder(item: Input) -> Input:
+def _with_folder(item: NamedSource) -> NamedSource:
     """Put one more folder in front of a stem."""
     parents = [safe_name(part) for part in Path(_folder_of(item)).parts if part not in ("/", "\\")]
     folders = item.stem.count("/")  # from --recursive, or from earlier calls

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, runtime_check
 import torch
 from torch import Tensor, nn
 
-from vitruvian.adapters import AdapterMixin
 from vitruvian.config import Config
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.devices import (
@@ -34,11 +33,12 @@ from vitruvian.devices import (
 from vitruvian.errors import ConfigError, InputError, NewWeightsWarning, VitruvianWarning, WeightsError, near_matches
 from vitruvian.hub import CONFIG_FILE, HubOptions, pin_revision, split_hub_options, upload, weight_file
 from vitruvian.layers.init import no_init_weights
-from vitruvian.loading import check_quantization, compute_buffers, fill_model, quantize
+from vitruvian.model.adapters import AdapterMixin
+from vitruvian.model.loading import check_quantization, compute_buffers, fill_model, quantize
+from vitruvian.model.transformers_api import TransformersMixin
 from vitruvian.ops.attention import check_implementation
 from vitruvian.ops.dispatch import is_wrapped
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
-from vitruvian.transformers_api import TransformersMixin
 from vitruvian.weights import (
     SAVED_FILES,
     KeyMatch,

@@ -20,10 +20,10 @@ from vitruvian.pipelines.sources import Frame, load_rgb
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.results import Masks, People
 from vitruvian.serving.batching import ModelQueue
-from vitruvian.serving.stores import StoredItem
+from vitruvian.serving.lru_store import StoredItem
 
 
-class ImageEmbedding:
+class _ImageEmbedding:
     """The levels [1, C, h, w] of an image's embedding, on the device of the model."""
 
     def __init__(self, levels: list[Tensor]) -> None:
@@ -41,7 +41,7 @@ class StoredImage(StoredItem):
     """
 
     body: bytes
-    embedding: ImageEmbedding | None = None
+    embedding: _ImageEmbedding | None = None
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +49,7 @@ class StoredImage(StoredItem):
         return len(self.body) + (0 if self.embedding is None else self.embedding.nbytes)
 
 
-class EncodeImage(InferenceSteps[tuple[tuple[int, int], ImageEmbedding]]):
+class EncodeImage(InferenceSteps[tuple[tuple[int, int], _ImageEmbedding]]):
     """Encodes an image with the SAM 2 model of a pipeline: the size of the image, and its embedding."""
 
     forward_options = ()
@@ -67,11 +67,11 @@ class EncodeImage(InferenceSteps[tuple[tuple[int, int], ImageEmbedding]]):
         pixels = pixels_of(frame.image)  # [3, H, W]
         return Prepared(frame, [ModelInput(self._pipe.processor.image_processor.prepare_image(pixels))])
 
-    def forward(self, inputs: list[ModelInput]) -> list[ImageEmbedding]:
+    def forward(self, inputs: list[ModelInput]) -> list[_ImageEmbedding]:
         """Return the embeddings of the images of a batch."""
-        return [ImageEmbedding(levels) for levels in self._pipe.encode([model_input.pixels for model_input in inputs])]
+        return [_ImageEmbedding(levels) for levels in self._pipe.encode([model_input.pixels for model_input in inputs])]
 
-    def finish(self, prepared: Prepared, decoded: ImageEmbedding) -> tuple[tuple[int, int], ImageEmbedding]:
+    def finish(self, prepared: Prepared, decoded: _ImageEmbedding) -> tuple[tuple[int, int], _ImageEmbedding]:
         """Return the size of the image too."""
         return prepared.frame.size_hw, decoded
 

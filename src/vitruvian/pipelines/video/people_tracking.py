@@ -17,15 +17,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitruvian.errors import InputError
 from vitruvian.images.boxes import box_iou
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import Float64Array, IntArray, RgbImage
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
 from vitruvian.pipelines.video.smoothing import UNTRACKED, SceneCuts
 from vitruvian.pipelines.video.state import State, Stateful
 from vitruvian.results.base import People
 
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 Rows = NDArray[np.intp]
 # A track. Boxes and velocities are of center x, center y, width and height.
 _TRACK = np.dtype(
@@ -68,7 +66,7 @@ class PersonTracker(Stateful):
         self.next_id = 1
         self.tracks = np.zeros(0, _TRACK)  # [T]
 
-    def update(self, boxes_xyxy: ArrayLike, scores: ArrayLike) -> Ids:
+    def update(self, boxes_xyxy: ArrayLike, scores: ArrayLike) -> IntArray:
         """Match the people detected in the next frame with the tracks.
 
         Args:
@@ -91,7 +89,7 @@ class PersonTracker(Stateful):
         unmatched: Rows = np.arange(len(tracks))
         visible = tracks["age"] <= 1  # [T] in the last frame
 
-        def match(rows: Rows, people: Rows, similarity: Floats, min_similarity: float) -> None:
+        def match(rows: Rows, people: Rows, similarity: Float64Array, min_similarity: float) -> None:
             nonlocal unmatched
             for row, person in _best_pairs(similarity, min_similarity):
                 ids[people[person]] = tracks["id"][rows[row]]
@@ -113,7 +111,7 @@ class PersonTracker(Stateful):
         ids[new] = self._start(boxes[new], confidence[new])
         return ids
 
-    def predict(self) -> tuple[Ids, Floats, Floats]:
+    def predict(self) -> tuple[IntArray, Float64Array, Float64Array]:
         """Advance by a frame without detections; return visible people: ids [T], predicted boxes [T, 4], scores [T]."""
         visible = self.tracks["age"] <= 0
         self._advance()
@@ -139,7 +137,7 @@ class PersonTracker(Stateful):
         tracks["covariance"][..., 2] = velocity + (_VELOCITY_NOISE * height) ** 2
         tracks["age"] += 1
 
-    def _correct(self, ids: Ids, boxes: Floats, scores: Floats) -> None:
+    def _correct(self, ids: IntArray, boxes: Float64Array, scores: Float64Array) -> None:
         """Correct tracks with the boxes that were matched to them."""
         tracks = self.tracks
         order = np.argsort(tracks["id"])
@@ -156,7 +154,7 @@ class PersonTracker(Stateful):
         tracks["score"][rows], tracks["age"][rows] = scores, 0
         tracks["detections"][rows] += 1
 
-    def _start(self, boxes: Floats, scores: Floats) -> Ids:
+    def _start(self, boxes: Float64Array, scores: Float64Array) -> IntArray:
         """Start a track for each box, and return their identities [P]."""
         new = np.zeros(len(boxes), _TRACK)
         new["id"] = self.next_id + np.arange(len(boxes))
@@ -166,7 +164,7 @@ class PersonTracker(Stateful):
         new["covariance"] = (np.array([2 * _BOX_NOISE, 0, 5 * _VELOCITY_NOISE]) * height) ** 2  # [P, 4, 3]
         self.next_id += len(boxes)
         self.tracks = np.concatenate((self.tracks, new))
-        ids: Ids = new["id"]
+        ids: IntArray = new["id"]
         return ids
 
     def _drop_old(self, unmatched: Rows) -> None:
@@ -252,7 +250,7 @@ class TrackedDetector(Stateful):
         return state
 
 
-def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:
+def _enlarged_iou(tracks: Float64Array, boxes: Float64Array) -> Float64Array:
     """Return the IoU [T, P] of enlarged boxes, zero if heights differ too much to be one person."""
     enlarged, measured = tracks.copy(), _to_centers(boxes)
     ratio = enlarged[:, None, 3] / measured[None, :, 3]  # [T, P]
@@ -261,18 +259,18 @@ def _enlarged_iou(tracks: Floats, boxes: Floats) -> Floats:
     return np.where((ratio > 0.5) & (ratio < 2), box_iou(_to_corners(enlarged), _to_corners(measured)), 0)
 
 
-def _best_pairs(similarity: Floats, min_similarity: float) -> list[tuple[int, int]]:
+def _best_pairs(similarity: Float64Array, min_similarity: float) -> list[tuple[int, int]]:
     """Match rows and columns [T, P] for the largest total similarity; pairs below the minimum are left out."""
     costs = np.where(similarity >= min_similarity, 1 - similarity, _INFEASIBLE)
     pairs = np.stack(assign(costs), axis=1)  # [n, 2]
     return [(row, column) for row, column in pairs.tolist() if similarity[row, column] >= min_similarity]
 
 
-def _to_centers(corners: Floats) -> Floats:
+def _to_centers(corners: Float64Array) -> Float64Array:
     """Convert corners to center x, center y, width and height: [P, 4] -> [P, 4]."""
     return np.concatenate(((corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]), axis=1)
 
 
-def _to_corners(centers: Floats) -> Floats:
+def _to_corners(centers: Float64Array) -> Float64Array:
     """Convert center x, center y, width and height to corners: [P, 4] -> [P, 4]."""
     return np.concatenate((centers[:, :2] - centers[:, 2:] / 2, centers[:, :2] + centers[:, 2:] / 2), axis=1)

@@ -22,7 +22,6 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.video import (
@@ -34,8 +33,9 @@ from vitruvian.files.video import (
     codec_for,
     open_container,
 )
-from vitruvian.json_files import json_text, read_json, write_json
-from vitruvian.media_files import FRAME_PATTERN
+from vitruvian.io.atomic import atomic_write, remove_temporary_files, write_errors
+from vitruvian.io.json_files import json_text, read_json, write_json
+from vitruvian.io.media_files import FRAME_PATTERN
 from vitruvian.pipelines.video.state import State
 
 _PLAN = "plan.json"
@@ -64,12 +64,12 @@ class VideoSegment:
         return cls(**values) if isinstance(values["time"], float) and isinstance(values["digests"], list) else None
 
 
-def segments_path(output: Path) -> Path:
+def resume_path(output: Path) -> Path:
     """Return the folder with the segments of a video or a file of records that is being written."""
     return output.with_name(output.name + ".parts")
 
 
-class SegmentFolder:
+class ResumeFolder:
     """The segments of one output.
 
     Args:
@@ -101,7 +101,7 @@ class SegmentFolder:
         self.rate, self.length, self.alpha = rate, length, alpha
         first = out or records
         assert first is not None  # run_video checks it
-        self.path = segments_path(first)
+        self.path = resume_path(first)
         self.numbered = out is not None and bool(FRAME_PATTERN.search(out.name))
         if out is not None and not self.numbered:
             codec_for(out, alpha=alpha)  # raises for a wrong suffix
@@ -150,27 +150,27 @@ class SegmentFolder:
             start = segment.stop
         return start
 
-    def adopt(self, kept: Path, *, before: int) -> None:
+    def copy_from(self, earlier: Path, *, before: int) -> None:
         """Copy the segments of an earlier run that end at or before a frame.
 
         Does nothing if this output was begun already.
         """
-        plan = _read_json(kept / _PLAN)
+        plan = _read_json(earlier / _PLAN)
         if not isinstance(plan, dict) or {**plan, "settings": None} != {**self.plan, "settings": None}:
             raise InputError(
-                f"{kept}: expected segments of the same video and outputs, got "
+                f"{earlier}: expected segments of the same video and outputs, got "
                 f"{'others' if plan else 'none'}. Run it again with the same source, --out and --save."
             )
         if self.is_begun():
             return
         self.clear()
         self.path.mkdir(parents=True)
-        for description in sorted(kept.glob("[0-9]*.json")):
+        for description in sorted(earlier.glob("[0-9]*.json")):
             segment = VideoSegment.read(description)
-            if segment is not None and segment.stop <= before and segment.digests == self._digests(segment, kept):
+            if segment is not None and segment.stop <= before and segment.digests == self._digests(segment, earlier):
                 for file in (*self.files(segment.start), description):
-                    if (kept / file.name).exists():  # there is no video if all of its frames failed
-                        shutil.copyfile(kept / file.name, self.path / file.name)
+                    if (earlier / file.name).exists():  # there is no video if all of its frames failed
+                        shutil.copyfile(earlier / file.name, self.path / file.name)
         write_json(self.path / _PLAN, self.plan)
 
     def files(self, start: int) -> list[Path]:
@@ -224,7 +224,7 @@ class SegmentFolder:
 class SegmentFiles:
     """The files of a segment while it is written."""
 
-    def __init__(self, folder: SegmentFolder, start: int, time: float) -> None:
+    def __init__(self, folder: ResumeFolder, start: int, time: float) -> None:
         self._folder, self._start, self._time, self._failures = folder, start, time, 0
         *video, lines, self._state_path = folder.files(start)
         self._video = video[0] if video else None

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.families.sam2 import SIDE, tiny
 from vitruvian.errors import InputError
-from vitruvian.models.sam2.interactive import Sam2Session
+from vitruvian.models.sam2.image_session import Sam2Session
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2ImageProcessor, Sam2Processor
 

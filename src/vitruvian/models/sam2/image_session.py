@@ -58,7 +58,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Step:
+class _Step:
     """One step of a session: the prompts of an object and the mask predicted from them."""
 
     object_index: int
@@ -91,7 +91,7 @@ class Sam2Session:
         self.max_hole_area, self.max_sprinkle_area = max_hole_area, max_sprinkle_area
         self.size_hw: tuple[int, int] | None = None
         self.embeddings: list[Tensor] = []
-        self.steps: list[Step] = []
+        self.steps: list[_Step] = []
         self.object_index = 0
 
     def set_image(self, image: ImageInput) -> Self:
@@ -182,7 +182,7 @@ class Sam2Session:
             multimask=ambiguous,
         ).best()
         corrected = dataclasses.replace(prompt, mask=prediction.logits[0, 0])
-        self.steps = [*self.steps, Step(self.object_index, corrected, prediction)]
+        self.steps = [*self.steps, _Step(self.object_index, corrected, prediction)]
         return prediction
 
     def undo(self) -> Prediction | None:
@@ -225,5 +225,5 @@ class Sam2Session:
         return torch.stack(list(last.values()))  # [objects, H, W]
 
     @property
-    def _current_step(self) -> Step | None:
+    def _current_step(self) -> _Step | None:
         return self.steps[-1] if self.steps and self.steps[-1].object_index == self.object_index else None
