@@ -118,7 +118,7 @@ class TimedEngine(runner.InferenceEngine[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        wait, forward = self.wakeup.wait, self._task.forward
+        wait, forward = self.wakeup.wait, self._steps.forward
 
         def timed_forward(inputs: list[Any]) -> list[Any]:
             self.sizes[len(inputs)] += 1
@@ -130,7 +130,7 @@ class TimedEngine(runner.InferenceEngine[Any]):
                 return wait(timeout)
 
         self.wakeup.wait = timed  # type: ignore[method-assign]
-        self._task.forward = timed_forward  # type: ignore[method-assign]  # the task is the copy for this call
+        self._steps.forward = timed_forward  # type: ignore[method-assign]  # the steps are the copy for this call
 
     def wait_reason(self) -> str:
         """Return what the consumer is about to wait for."""

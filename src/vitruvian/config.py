@@ -277,7 +277,7 @@ class Config(ConfigBase):
     }
 
     architectures: list[str] | None = None
-    num_labels: int = 0
+    num_labels: int = bounded(0)  # `_set_label_count` checks it
     id2label: dict[int, str] | None = None
     label2id: dict[str, int | str] | None = None
     dtype: Any = None

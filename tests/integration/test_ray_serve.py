@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import threading
 import time
 import urllib.error
@@ -16,14 +14,13 @@ from typing import Any
 import pytest
 
 from tests.integration.cli_case import save_images
+from tests.integration.ray_cluster import free_port, start_cluster
 from tests.unit.files.clips import make_clip
 from tests.unit.pipelines.case import parts_of, sample_image
 
 pytest.importorskip("ray")
 pytest.importorskip("ray.serve", exc_type=ImportError)
-import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 from ray.serve.schema import ServeDeploySchema
 
 from vitruvian import pipeline
@@ -32,22 +29,14 @@ from vitruvian.scale.ray_serve import Scaling, serve_config, start_on_serve
 from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.settings import ServerLimits, Settings
 
-ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("ray")]  # one cluster at a time
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # with 15 they hardly run beside other tests
-    options = {"num_cpus": 3, "object_store_memory": 80_000_000, "include_dashboard": False}
-    nodes = Cluster(initialize_head=True, head_node_args=options)
-    ray.init(address=nodes.address, log_to_driver=False)
-    yield
-    serve.shutdown()
-    ray.shutdown()
-    nodes.shutdown()
+def cluster() -> Iterator[None]:
+    with start_cluster(num_cpus=3):
+        yield
+        serve.shutdown()
 
 
 def settings(root: Path, **changes: Any) -> Settings:
@@ -78,9 +67,7 @@ def test_the_configuration_is_one_of_ray_serve(tmp_path: Path) -> None:
 
 
 def test_replicas_state_and_an_update(cluster: None, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (image,) = save_images(tmp_path / "in", 1)
 
     def call(path: str, body: bytes | None = None, kind: str = "image/jpeg") -> Any:

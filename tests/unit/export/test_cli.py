@@ -70,7 +70,7 @@ def test_costs_are_measured_on_other_images() -> None:
 
 
 def test_refusals(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="needs images"):
+    with pytest.raises(InputError, match="requires images"):
         export(str(checkpoint), tmp_path, int8=True)
     with pytest.raises(InputError, match="--calibrate requires --int8"):
         export(str(checkpoint), tmp_path, calibrate=checkpoint)
