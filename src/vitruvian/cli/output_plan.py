@@ -151,24 +151,24 @@ class OutputPlan:
             raise InputError(f"--out {STDIO}: expected one format in --save, got {self.save!r}. Choose one.")
         return formats[0]
 
-    def check(self, inputs: list[NamedSource]) -> None:
-        """Raise `InputError` where the inputs cannot go to standard output or into one file."""
-        if self.file is not None and len(inputs) > 1:
+    def check(self, sources: list[NamedSource]) -> None:
+        """Raise `InputError` where the sources cannot go to standard output or into one file."""
+        if self.file is not None and len(sources) > 1:
             raise InputError(
-                f"--out {self.file}: expected a folder for {len(inputs)} sources, got a file's name. Name a folder."
+                f"--out {self.file}: expected a folder for {len(sources)} sources, got a file's name. Name a folder."
             )
         if self.stdout_format is None:
             return
-        if len(inputs) > 1 and self.stdout_format != "json":
+        if len(sources) > 1 and self.stdout_format != "json":
             raise InputError(
-                f"--out {STDIO}: expected one image for {self.stdout_format}, got {len(inputs)}. Use --save json, or a "
-                "folder."
+                f"--out {STDIO}: expected one image for {self.stdout_format}, got {len(sources)}. "
+                "Use --save json, or a folder."
             )
-        if any(item.kind in ("video", "camera") for item in inputs):
+        if any(item.kind in ("video", "camera") for item in sources):
             raise InputError(f"--out {STDIO}: expected images, got a video or a camera. Name a folder.")
 
     def files(self, item: NamedSource) -> dict[str, Path]:
-        """Return the file of each format for an input; of formats with a file per frame, their pattern."""
+        """Return the file of each format for a source; of formats with a file per frame, their pattern."""
         moving = item.kind in ("video", "camera")
         if self.file is not None and self._file_format in (VIDEO_DATASET, CROPS):
             raise InputError(f"--out {self.file}: expected a folder for {self._file_format}, got a file.")

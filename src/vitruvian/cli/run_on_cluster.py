@@ -1,7 +1,7 @@
 """`--ray`: a task's command on a Ray cluster.
 
-Up to 10,000 sources give the files of one machine: every worker is a `TaskRun` of its own on a part of the inputs, with
-the same journal and locks. More give shards, see `vitruvian.scale`.
+Up to 10,000 sources give the files of one machine: every worker is a `TaskRun` of its own on a part of the sources,
+with the same journal and locks. More give shards, see `vitruvian.scale`.
 """
 
 from __future__ import annotations
@@ -220,18 +220,18 @@ class _RecordingReport(RunReport):
 class _VideoStep:
     """A step of a video that several workers process: it is split, its parts are processed, and they are joined."""
 
-    input: NamedSource
+    source: NamedSource
     step: Literal["split", "part", "join"]
     part: tuple[int, int | None] = (0, None)
 
     @property
     def name(self) -> str:
         """Name of the video."""
-        return self.input.name
+        return self.source.name
 
 
 class _CommandActor(ChunkActor):
-    """An actor that runs the command on a part of its inputs."""
+    """An actor that runs the command on a part of its sources."""
 
     def __init__(self, command: TaskCommand, limits: Limits) -> None:
         self._command, self._limits = command, limits
@@ -245,7 +245,7 @@ class _CommandActor(ChunkActor):
         _ = self._run.pipe
 
     def process(self, items: Sequence[NamedSource | _VideoStep], contents: None) -> tuple[bool, list[Any]]:
-        """Process inputs, and return what was reported."""
+        """Process sources, and return what was reported."""
         self._report.calls = []
         self._run.process([item for item in items if isinstance(item, NamedSource)])
         for item in items:
@@ -254,7 +254,7 @@ class _CommandActor(ChunkActor):
         return True, self._report.calls
 
     def _take_step(self, step: _VideoStep) -> None:
-        run, item = self._run, step.input
+        run, item = self._run, step.source
         remaining, changed = run.plan_sources([item])
         if remaining:
             with run.attempt(item):
@@ -325,12 +325,12 @@ def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> 
 
 
 def _chunks(
-    inputs: Sequence[NamedSource], workers: int, *, split: bool
+    sources: Sequence[NamedSource], workers: int, *, split: bool
 ) -> Iterator[Sequence[NamedSource | _VideoStep]]:
-    """Divide inputs: images in chunks of up to 64, videos one by one."""
-    images = [item for item in inputs if item.kind == "image"]
+    """Divide sources: images in chunks of up to 64, videos one by one."""
+    images = [item for item in sources if item.kind == "image"]
     size = min(_MAX_CHUNK, math.ceil(len(images) / (_CHUNKS_PER_WORKER * workers)))
-    for item in inputs:  # videos first: they take longest
+    for item in sources:  # videos first: they take longest
         if item.kind != "image":
             yield [_VideoStep(item, "split") if split else item]
     yield from (images[start : start + size] for start in range(0, len(images), size or 1))

@@ -1,10 +1,10 @@
-"""How every task's command works: sources → inputs → those that are not done → pipeline → files and journal.
+"""How every task's command works: SOURCE… → sources → those that are not done → pipeline → files and journal.
 
-SOURCE… ─▶ inputs ─┬▶ done before: skipped
+SOURCE… ─▶ sources ─┬▶ done before: skipped
                    ├▶ images ─▶ pipeline, in batches ─▶ files in a folder, or standard output
                    └▶ videos, cameras ─▶ one after another (`video.py`)
 
-For each input: lock its outputs, record "begin" in the journal, process, write, record "done", unlock. At the end the
+For each source: lock its outputs, record "begin" in the journal, process, write, record "done", unlock. At the end the
 files on disk are compared with what was recorded.
 """
 
@@ -84,11 +84,11 @@ def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
 
 
 class _AlreadyDoneError(Exception):
-    """All results of the input are done: before this run, or by another process during it."""
+    """All results of the source are done: before this run, or by another process during it."""
 
 
 class TaskRun:
-    """One run of a task's command. The model is opened when the first input needs it.
+    """One run of a task's command. The model is opened when the first source needs it.
 
     Args:
         command: The command.
@@ -106,7 +106,7 @@ class TaskRun:
         self.plan = OutputPlan(command)
         self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
-        self._files: dict[str, dict[str, Path]] = {}  # planned for the inputs of this pass, by identity
+        self._files: dict[str, dict[str, Path]] = {}  # planned for the sources of this pass, by identity
         self._written: dict[
             str, tuple[NamedSource, dict[Path, int]]
         ] = {}  # files of this pass and their sizes, by identity
@@ -169,7 +169,7 @@ class TaskRun:
         return detector
 
     def find_sources(self) -> list[NamedSource]:
-        """List the inputs that the sources name."""
+        """List the sources that the command names."""
         command = self.command
         return find_sources(
             command.sources, recursive=command.recursive, sequences_are_videos=self.plan.sequences_are_videos
@@ -177,9 +177,9 @@ class TaskRun:
 
     # ------------------------------------------------------------------------------------------------ one pass
 
-    def process(self, inputs: Sequence[NamedSource]) -> None:
-        """Process all inputs that are not done yet, and compare what lies on disk with what was planned."""
-        remaining, changed = self.plan_sources(inputs)
+    def process(self, sources: Sequence[NamedSource]) -> None:
+        """Process all sources that are not done yet, and compare what lies on disk with what was planned."""
+        remaining, changed = self.plan_sources(sources)
         if self.dataset is not None:
             self.dataset.leave_out({item.file_name for item in remaining})
         images = [item for item in remaining if item.kind in ("image", "stdin")]
@@ -191,18 +191,18 @@ class TaskRun:
             pipe = self.pipe  # an error of the model is not one of the video
             with self.attempt(item):
                 run(self, pipe, item, changed=item.identity in changed)
-        self._add_following(inputs)
+        self._add_following(sources)
         self._compare_with_disk()
 
-    def plan_sources(self, inputs: Sequence[NamedSource]) -> tuple[list[NamedSource], set[str]]:
-        """Plan the files of inputs; return those that are not done yet, and the identities of those that changed."""
-        inputs = [item for item in inputs if not self.is_result(item)]
-        self.plan.check(inputs)
+    def plan_sources(self, sources: Sequence[NamedSource]) -> tuple[list[NamedSource], set[str]]:
+        """Plan the files of sources; return those that are not done yet, and the identities of those that changed."""
+        sources = [item for item in sources if not self.is_result(item)]
+        self.plan.check(sources)
         remaining: list[NamedSource] = []
         changed: set[str] = set()
         self._files.clear()
         planned: dict[str, NamedSource] = {}
-        for item in inputs:
+        for item in sources:
             with self.attempt(item):
                 if self._state(item, planned) == "changed":
                     changed.add(item.identity)
@@ -211,11 +211,11 @@ class TaskRun:
             check_writable(self.plan.folder)  # before the model is opened
         return remaining, changed
 
-    def _add_following(self, inputs: Sequence[NamedSource]) -> None:
+    def _add_following(self, sources: Sequence[NamedSource]) -> None:
         """Note the tasks of `track --then` on videos that are done, now or before."""
         if not isinstance(self.command, TrackCommand):
             return
-        for item in inputs:
+        for item in sources:
             records = self._files.get(item.identity, {}).get("json")
             if item.kind != "video" or item.path is None or records is None or not records.is_file():
                 continue
@@ -224,14 +224,14 @@ class TaskRun:
 
     @contextmanager
     def attempt(self, item: NamedSource) -> Iterator[None]:
-        """Report an error in the block as that of one input, and unlock its outputs."""
+        """Report an error in the block as that of one source, and unlock its outputs."""
         try:
             yield
         except _AlreadyDoneError:
             self.report.skipped(item.name, result_paths(self._files[item.identity]))
         except BrokenPipeError:
             raise
-        except Exception as error:  # noqa: BLE001 - belongs to this input
+        except Exception as error:  # noqa: BLE001 - belongs to this source
             self.report.failed(item.name, error)
         finally:
             self.release(item)
@@ -251,7 +251,7 @@ class TaskRun:
         return False
 
     def _state(self, item: NamedSource, planned: dict[str, NamedSource]) -> str:
-        """Plan the files of an input, and return "new" or "changed"; raise what speaks against processing it."""
+        """Plan the files of a source, and return "new" or "changed"; raise `InputError` if it cannot be processed."""
         if item.error is not None:
             raise item.error
         if item.kind in ("image", "stdin") and not self.command.task.takes_images:
@@ -265,7 +265,7 @@ class TaskRun:
             raise InputError(f"{item.name}: {named} is for videos. Add a format for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
-                raise InputError(f"{path}: is also the result of {other.name}. Rename one of the two inputs.")
+                raise InputError(f"{path}: is also the result of {other.name}. Rename one of the two sources.")
         return self._journal_state(item, result_paths(files))
 
     def _journal_state(self, item: NamedSource, paths: Sequence[Path]) -> str:
@@ -281,10 +281,10 @@ class TaskRun:
             return "new"
         raise _AlreadyDoneError
 
-    # ------------------------------------------------------------------------------------------------ one input
+    # ------------------------------------------------------------------------------------------------ one source
 
     def claim(self, item: NamedSource) -> dict[str, Path]:
-        """Lock the outputs of an input, record what is planned, and return the file of each format.
+        """Lock the outputs of a source, record what is planned, and return the file of each format.
 
         Raises:
             InputError: Another process has the lock, or a file must not be replaced.
@@ -313,11 +313,11 @@ class TaskRun:
                 entry.unlink(missing_ok=True)
 
     def planned_files(self, item: NamedSource) -> dict[str, Path]:
-        """Return the file of each format for an input."""
+        """Return the file of each format for a source."""
         return self._files[item.identity]
 
     def complete(self, item: NamedSource) -> list[Path]:
-        """Record that the outputs of an input are written, unlock them, and return them. Thread-safe."""
+        """Record that the outputs of a source are written, unlock them, and return them. Thread-safe."""
         paths = result_paths(self._files[item.identity])
         if item.kind in ("video", "camera"):  # worker threads sync the files of images
             sync_to_disk(paths)
@@ -326,7 +326,7 @@ class TaskRun:
         return paths
 
     def release(self, item: NamedSource) -> None:
-        """Unlock the outputs of an input."""
+        """Unlock the outputs of a source."""
         held = self._locks.pop(item.identity, None)
         if held is not None:
             held[0].release()
@@ -383,7 +383,7 @@ class TaskRun:
                 report_done(index)  # written ahead of an interruption
 
     def _loader(self, item: NamedSource) -> FrameLoader:
-        """Return a loader that locks the outputs before it reads the image, which gets the input's name."""
+        """Return a loader that locks the outputs before it reads the image, which gets the source's name."""
 
         def load() -> Frame:
             if self.plan.stdout_format is None:
@@ -431,7 +431,7 @@ class TaskRun:
 
 
 class _FileWriter(ResultWriter):
-    """Writes the files of each result, and completes its input.
+    """Writes the files of each result, and completes its source.
 
     Attributes:
         details: What to report of each image that is written, by its index.

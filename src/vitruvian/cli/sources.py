@@ -5,7 +5,7 @@ photos/ with a.jpg and b/c.jpg     a, b/c (with --recursive)
 one/photo.jpg two/photo.jpg        one/photo, two/photo: as many folders in front as it takes
 photo.jpg photo.png                photo_jpg, photo_png
 
-An input is identified by its real path or address. The names that people read are made from it, never the reverse.
+A source is identified by its real path or address. The names that people read are made from it, never the reverse.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class NamedSource:
     """One image, video or camera.
 
     Attributes:
-        identity: Its real path or redacted URL; no two inputs of a run have the same.
+        identity: Its real path or redacted URL; no two sources of a run have the same.
         name: The path as the user gave it, or the redacted URL, for messages and in results.
         kind: What it is.
         source: What `open_source` takes, or a loader of it.
         path: The file, if it is one.
         frames: The files of an image sequence.
         file_name: Its name in datasets: relative to the folder that was named as a source. No two are the same.
-        stem: Name of its results, without the task; may begin with folders. No two inputs of a run have the same.
+        stem: Name of its results, without the task; may begin with folders. No two sources of a run have the same.
         listed: Whether it was listed in a folder rather than named.
         error: Why it cannot be processed, where that is known already.
     """
@@ -82,25 +82,25 @@ def find_sources(
         recursive: Whether to search folders inside folders.
         sequences_are_videos: Whether numbered images (frame_%04d.png) are one video rather than many images.
     """
-    inputs: dict[str, NamedSource] = {}
+    items: dict[str, NamedSource] = {}
     for text in sources:
         try:
             for item in _sources_of(text, recursive=recursive, sequences_are_videos=sequences_are_videos):
-                inputs.setdefault(item.identity, item)
+                items.setdefault(item.identity, item)
         except VitruvianError as error:
-            inputs.setdefault(text, NamedSource(identity=text, name=text, kind="image", error=error))
-    counts = Counter(item.file_name for item in inputs.values())
-    for key, item in inputs.items():
+            items.setdefault(text, NamedSource(identity=text, name=text, kind="image", error=error))
+    counts = Counter(item.file_name for item in items.values())
+    for key, item in items.items():
         if not item.file_name or counts[item.file_name] > 1:
-            inputs[key] = replace(item, file_name=item.name)
-    good = iter(_with_distinct_stems([item for item in inputs.values() if item.error is None]))
+            items[key] = replace(item, file_name=item.name)
+    good = iter(_with_distinct_stems([item for item in items.values() if item.error is None]))
     names = _display_names()
-    found = (item if item.error is not None else next(good) for item in inputs.values())
+    found = (item if item.error is not None else next(good) for item in items.values())
     return [replace(item, name=names.get(item.name, item.name)) for item in found]
 
 
 def _display_names() -> dict[str, str]:
-    """Return the names of inputs in messages and results, where they are not those of the files.
+    """Return the names of sources in messages and results, where they are not those of the files.
 
     The server sets them for its jobs: its files have numbers for names.
     """
@@ -143,7 +143,7 @@ def _sources_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> It
 
 
 def _file_source(path: Path, *, folder: Path | None = None) -> NamedSource:
-    """Make the input of a file; below `folder` its results are in the same folders."""
+    """Make the source of a file; below `folder` its results are in the same folders."""
     parts = () if folder is None else path.parent.relative_to(folder).parts
     return NamedSource(
         identity=os.path.join(_real_path(path.parent), path.name),
@@ -178,31 +178,31 @@ def _files_in(folder: Path, *, recursive: bool) -> Iterator[NamedSource]:
 # ------------------------------------------------------------------------------------------------ distinct stems
 
 
-def _with_distinct_stems(inputs: list[NamedSource]) -> list[NamedSource]:
-    """Change the stems of inputs whose results would have the same names."""
-    inputs = _changed(inputs, lambda item: f"{_folder_of(item)}/{item.stem}", _with_extension)
-    inputs = _numbered(inputs, _folder_of)  # in one folder nothing else tells them apart: a.png and A.png
-    while (longer := _changed(inputs, lambda item: item.stem, _with_folder)) != inputs:
-        inputs = longer
-    return _numbered(inputs, lambda item: "")
+def _with_distinct_stems(items: list[NamedSource]) -> list[NamedSource]:
+    """Change the stems of sources whose results would have the same names."""
+    items = _changed(items, lambda item: f"{_folder_of(item)}/{item.stem}", _with_extension)
+    items = _numbered(items, _folder_of)  # in one folder nothing else tells them apart: a.png and A.png
+    while (longer := _changed(items, lambda item: item.stem, _with_folder)) != items:
+        items = longer
+    return _numbered(items, lambda item: "")
 
 
-def _numbered(inputs: list[NamedSource], folder: Callable[[NamedSource], str]) -> list[NamedSource]:
+def _numbered(items: list[NamedSource], folder: Callable[[NamedSource], str]) -> list[NamedSource]:
     """Add numbers to stems that some file system treats as one, in one folder."""
     names: defaultdict[str, DistinctNames] = defaultdict(DistinctNames)
-    return [replace(item, stem=names[folder(item)].add(item.stem)) for item in inputs]
+    return [replace(item, stem=names[folder(item)].add(item.stem)) for item in items]
 
 
 def _changed(
-    inputs: list[NamedSource], key: Callable[[NamedSource], str], change: Callable[[NamedSource], NamedSource]
+    items: list[NamedSource], key: Callable[[NamedSource], str], change: Callable[[NamedSource], NamedSource]
 ) -> list[NamedSource]:
-    """Change the inputs that share a key with others."""
-    counts = Counter(name_key(key(item)) for item in inputs)
-    return [change(item) if counts[name_key(key(item))] > 1 else item for item in inputs]
+    """Change the sources that share a key with others."""
+    counts = Counter(name_key(key(item)) for item in items)
+    return [change(item) if counts[name_key(key(item))] > 1 else item for item in items]
 
 
 def _folder_of(item: NamedSource) -> str:
-    """Return the folder of an input, or host and folder of an address."""
+    """Return the folder of a source, or host and folder of an address."""
     if item.path is not None:
         return os.path.dirname(item.identity)
     parts = urlsplit(item.identity)

@@ -128,7 +128,7 @@ def _run_loop(
 def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> VideoOptions:
     """Return what is written about a video, and with which settings."""
     command = run.command
-    prompts = command.segment_settings() if isinstance(command, TrackCommand) else {}
+    prompts = command.resume_settings() if isinstance(command, TrackCommand) else {}
     return VideoOptions(
         out=frames.movie,
         records=frames.records,

@@ -1,4 +1,4 @@
-"""The rows of a job: one for each source, with its status and a column for each kind of file.
+"""The rows of a job: one for each source, with its status and a column for each file format.
 
 | column | holds |
 |---|---|
@@ -30,7 +30,7 @@ Status = Literal["done", "failed", "crashed"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The row of one source; `files` holds bytes by kind of file."""
+    """The row of one source; `files` holds bytes by file format."""
 
     source: str
     status: Status

@@ -24,7 +24,7 @@ from vitruvian.tasks import find_task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Encoder = Callable[[Result], dict[str, bytes]]  # kind of file -> its bytes
+Encoder = Callable[[Result], dict[str, bytes]]  # file format -> its bytes
 Runner = Callable[[Source, ResultWriter], Any]  # runs a pipeline, as `TaskPipeline.run` does
 
 
@@ -73,7 +73,7 @@ class FileEncoder:
     formats: tuple[str, ...]
 
     def __call__(self, result: Result) -> dict[str, bytes]:
-        """Return the bytes of each kind of file."""
+        """Return the bytes of each file format."""
         return {name: encode_as(name, result, draw=lambda one: one.plot()) for name in self.formats}
 
 

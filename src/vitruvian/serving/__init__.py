@@ -11,11 +11,13 @@
 | `auth` | API keys |
 | `options` | the options of each task over HTTP |
 | `schemas` | JSON schemas of results, made from their `to_dict` |
-| `content` | which kind of file answers a request |
+| `content` | which file format answers a request |
 | `metrics` | counters for Prometheus |
 | `batching` | the queue of a model: images of concurrent requests share batches |
 | `uploads` | request bodies, within the limits |
-| `images` | uploaded images and their SAM 2 embeddings |
-| `jobs` | videos and folders: stored, resumable, in processes of their own |
-| `app` | the routes |
+| `stored_images`, `stored_videos`, `lru_store` | uploads that are kept for prompts, with their SAM 2 embeddings |
+| `job_store`, `jobs` | videos and folders: stored, resumable, in processes of their own |
+| `service` | the models, stores and jobs that routes use |
+| `routes` | the paths |
+| `app`, `server` | the application, and the process that serves it |
 """

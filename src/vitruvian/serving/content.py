@@ -1,4 +1,4 @@
-"""Which kind of file answers a request.
+"""Which file format answers a request.
 
 A file format is what `--save` of the command line takes: json, npz, png, 16.png, webp, exr, ply, glb, plot, plot.jpg. A
 request names it with the parameter `as`, or with the header Accept; a parameter of the media type tells formats of one
@@ -43,7 +43,7 @@ def formats_of(task: str) -> tuple[str, ...]:
 
 
 def choose_format(task: str, *, accept: str | None, asked: str | None) -> str:
-    """Return the kind of file for a request, or raise an error 406."""
+    """Return the file format for a request, or raise an error 406."""
     formats = formats_of(task)
     if asked is not None:
         if asked in formats:

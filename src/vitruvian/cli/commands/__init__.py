@@ -1,1 +1,1 @@
-"""The commands: those of tasks as dataclasses in `tasks`, the others as functions, one module each."""
+"""The commands: those of tasks as dataclasses in `tasks` and `track`, the others as functions, one module each."""

@@ -137,7 +137,7 @@ class TrackCommand(TaskCommand):
 
     # ---------------------------------------------------------------------------------------------- state and others
 
-    def segment_settings(self) -> dict[str, object]:
+    def resume_settings(self) -> dict[str, object]:
         """Return the prompts, which --refine reads, and a digest of all other settings."""
         from vitruvian.cli.command_digest import command_digest
 
@@ -177,7 +177,7 @@ class TrackCommand(TaskCommand):
         try:
             settings = read_json(path)["settings"]["settings"]
             saved = settings["prompts"]
-            if settings["others"] != self.segment_settings()["others"]:
+            if settings["others"] != self.resume_settings()["others"]:
                 raise InputError(
                     f"--refine: use the same model and options as the first run, which wrote {self.refine}; only "
                     "prompts may change."

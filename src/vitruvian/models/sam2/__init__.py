@@ -1,1 +1,1 @@
-"""SAM 2 for images: masks of objects from clicks, boxes or earlier masks, and automatic masks."""
+"""SAM 2: masks from clicks, boxes or masks, automatic masks, and objects tracked through videos."""

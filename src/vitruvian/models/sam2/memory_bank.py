@@ -31,8 +31,8 @@ def find_memories(
 ) -> Memories:
     """Find what an object attends to in a frame.
 
-    These are memories, object pointers of past conditioning frames, and those of tracked frames fewer than `pointers`
-    frames away.
+    These are memories of the closest conditioning frames and of the last `num_maskmem` - 1 frames, object pointers of
+    past conditioning frames, and those of tracked frames fewer than `pointers` frames away.
     """
     sign = -1 if step.reverse else 1
     outputs = session.output_dict_per_obj[step.obj_idx]

@@ -245,7 +245,7 @@ def run_video_range(
 
 
 def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | None) -> ResumeFolder:
-    """Return the segments of an output; the source is a camera without a reader."""
+    """Return the resume folder of an output; without a reader the source is a camera."""
     rate = _CAMERA_RATE if reader is None else reader.rate
     return ResumeFolder(
         None if options.out is None else Path(options.out),

@@ -70,7 +70,7 @@ def resume_path(output: Path) -> Path:
 
 
 class ResumeFolder:
-    """The segments of one output.
+    """The folder with the finished segments of one output, and their plan.
 
     Args:
         out: The video, or numbered images, if requested.
