@@ -35,6 +35,13 @@ class Detector:
         return People(boxes_xyxy=boxes, scores=np.ones(len(boxes), np.float32), detector=self.name)
 
 
+@pytest.mark.parametrize("size_hw", [(1, 20_000), (20_000, 1)])
+def test_an_image_of_one_row_or_column(size_hw: tuple[int, int]) -> None:
+    pose = opened("pose")(np.zeros((*size_hw, 3), np.uint8), detect="whole")
+    assert pose.size_hw == size_hw
+    assert np.isfinite(pose.keypoints).all()
+
+
 def test_by_hand() -> None:
     pipe, shown = opened("pose"), sample_image()
     xywh = [[[x1, y1, x2 - x1, y2 - y1] for x1, y1, x2, y2 in BOXES]]
