@@ -4,10 +4,11 @@
     python benchmarks/run.py folder clip       # only these
 
 Prints the output and the seconds of each script, and at the end which failed; the exit code is 1 if any did. Each
-script has options of its own, see --help. GPU benchmarks are gpu.py, ablation.py, fp8.py, track.py and end_to_end.py.
-builtin.py scores the built-in model, matte_quality.py its mattes, detector.py its person detector; scale.py measures
-jobs on a Ray cluster; busy_machine.py needs a quiet machine. serve.py takes --device cuda too, and starts
-litserve_api.py. tables.py and plot.py write the tables and plots of docs/speed.md.
+script has options of its own, see --help. GPU benchmarks are gpu.py, ablation.py, fp8.py, track.py, end_to_end.py
+and, for the original SAM 2, track_original.py. builtin.py scores the built-in model, matte_quality.py its mattes,
+detector.py its person detector; scale.py measures jobs on a Ray cluster; busy_machine.py needs a quiet machine.
+serve.py takes --device cuda too, and starts litserve_api.py. tables.py and plot.py write the tables and plots of
+docs/speed.md.
 """
 
 from __future__ import annotations

@@ -63,32 +63,33 @@ class Dataset:
         self._added = 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="coco")
         self._pending: deque[Future[int]] = deque()
+        self._settings: dict[str, str | None] = {}
         try:
-            recorded = _read_dataset(path) if path.exists() and not overwrite else []
+            for one in _read_dataset(path) if path.exists() and not overwrite else ():
+                self._writer.add(one, details={} if one.settings is None else {"settings": one.settings})
+                self._settings[one.source] = one.settings
         except BaseException:
             self.release()
             raise
-        self._settings = {one.source: one.settings for one in recorded}
-        self._recorded: list[_RecordedImage] | None = recorded
 
     def has(self, name: str, settings: str) -> bool:
         """Return whether the result of an image with these settings is in it."""
         return self._settings.get(name) == settings
 
-    def leave_out(self, names: Collection[str]) -> None:
-        """Drop images that were there before, whose new results will be added. Only the first call has an effect."""
-        for one in self._recorded or ():
-            if one.source not in names:
-                self._writer.add(one, details={} if one.settings is None else {"settings": one.settings})
-        self._recorded = None
+    def remove(self, names: Collection[str]) -> None:
+        """Remove images whose new results will be added."""
+        known = self._settings.keys() & names
+        if known:
+            self._wait(0)
+            self._writer.remove(known)
+            for name in known:
+                del self._settings[name]
 
     def add(self, result: Result, name: str, settings: str) -> None:
         """Add a result; frames of a video share a name."""
-        self.leave_out(())
         self._settings[name] = settings
         self._added += 1
-        while len(self._pending) >= _MAX_PENDING:
-            self._pending.popleft().result()
+        self._wait(_MAX_PENDING - 1)
         coco: Any = result.without_image()
         details = {"settings": settings}
         self._pending.append(self._worker.submit(self._writer.add, coco, file_name=name, details=details))
@@ -96,12 +97,16 @@ class Dataset:
     def close(self) -> None:
         """Write the file, unless nothing was added."""
         try:
-            for future in self._pending:
-                future.result()
+            self._wait(0)
             if self._added:
                 self._writer.close()
         finally:
             self.release()
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most this number of results are pending."""
+        while len(self._pending) > most:
+            self._pending.popleft().result()
 
     def release(self) -> None:
         """Unlock the file, without writing it."""

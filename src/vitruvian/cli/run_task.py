@@ -181,7 +181,7 @@ class TaskRun:
         """Process all sources that are not done yet, and compare what lies on disk with what was planned."""
         remaining, changed = self.plan_sources(sources)
         if self.dataset is not None:
-            self.dataset.leave_out({item.file_name for item in remaining})
+            self.dataset.remove({item.file_name for item in remaining})
         images = [item for item in remaining if item.kind in ("image", "stdin")]
         videos = [item for item in remaining if item.kind not in ("image", "stdin")]
         if images:

@@ -13,7 +13,7 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import IO, Protocol, runtime_checkable
 
@@ -177,10 +177,8 @@ class CocoWriter(Writer):
         self._categories: dict[int, JsonObject] = {}
         self._image_ids: set[int] = set()
         self._is_panoptic = False
-        self._spools: dict[str, IO[str]] = {
-            name: tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in _release
-            for name in ("images", "annotations")
-        }
+        self._last_annotation_id = 0
+        self._spools = {name: _json_lines() for name in ("images", "annotations")}  # a record in each line
         self._lock = threading.Lock()
         self._open = True
 
@@ -200,7 +198,7 @@ class CocoWriter(Writer):
             categories = self._merged(result.coco_categories())
             name = file_name or result.source or f"{self.images + 1:012d}"
             image_id = self._new_image_id(name)
-            records = result.to_coco(image_id=image_id, first_id=self.annotations + 1)
+            records = result.to_coco(image_id=image_id, first_id=self._last_annotation_id + 1)
             self._is_panoptic = isinstance(result, _PanopticResult)
             if isinstance(result, _PanopticResult):
                 png = output_path(self.path.with_suffix(""), safe_name(Path(name).stem), f"_{image_id:06d}.png")
@@ -212,13 +210,35 @@ class CocoWriter(Writer):
             image |= {} if result.time is None else {"time": round(result.time, 6)}
             image |= details or {}
             lines = [json_text(record) for record in records]
-            self._put("images", self.images, [json_text(image)])
-            self._put("annotations", self.annotations, lines)
+            self._spools["images"].write(json_text(image) + "\n")
+            self._spools["annotations"].writelines(line + "\n" for line in lines)
             self._categories = categories
             self._image_ids.add(image_id)
             self.images += 1
             self.annotations += len(records)
+            self._last_annotation_id += len(records)
             return image_id
+
+    def remove(self, file_names: Collection[str]) -> None:
+        """Remove the images with these names and their annotations. Numbers of other annotations do not change."""
+        with self._lock:
+            images = map(json.loads, _lines(self._spools["images"]))
+            removed = {image["id"] for image in images if image["file_name"] in file_names}
+            if removed:
+                self.images = self._filter("images", lambda image: image["id"] not in removed)
+                self.annotations = self._filter("annotations", lambda record: record["image_id"] not in removed)
+                self._image_ids -= removed
+
+    def _filter(self, name: str, keep: Callable[[JsonObject], bool]) -> int:
+        """Rewrite a spool with the records to keep, and return their number."""
+        before, count = self._spools[name], 0
+        self._spools[name] = after = _json_lines()
+        for line in _lines(before):
+            if keep(json.loads(line)):
+                after.write(line)
+                count += 1
+        before.close()
+        return count
 
     def close(self) -> Path:
         """Write the file, and return its path; closing again does nothing."""
@@ -229,8 +249,8 @@ class CocoWriter(Writer):
                 file.write(f'{{"info":{json_text(self._info)}')
                 for name, spool in self._spools.items():
                     file.write(f',\n"{name}":[')
-                    spool.seek(0)
-                    file.writelines(spool)
+                    for number, line in enumerate(_lines(spool)):
+                        file.write((",\n" if number else "\n") + line.removesuffix("\n"))
                     file.write("]")
                 file.write(f',\n"categories":{json.dumps(list(self._categories.values()), ensure_ascii=False)}}}\n')
             if self._results_path is not None and not self._is_panoptic:  # whose evaluation reads the dataset
@@ -250,12 +270,8 @@ class CocoWriter(Writer):
         names = {number: str(category["name"]) for number, category in self._categories.items()}
         known = all(name in COCO_CATEGORY_IDS for name in names.values())
         with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            self._spools["annotations"].seek(0)
             separator = "[\n"
-            for line in self._spools["annotations"]:
-                if not (text := line.strip().rstrip(",")):
-                    continue
-                record = json.loads(text)
+            for record in map(json.loads, _lines(self._spools["annotations"])):
                 if "score" in record:
                     category = record["category_id"]
                     fields = {key: record[key] for key in _RESULT_KEYS if key in record}
@@ -268,10 +284,6 @@ class CocoWriter(Writer):
         """Close without writing the file."""
         with self._lock:
             self._release()
-
-    def _put(self, name: str, already: int, lines: list[str]) -> None:
-        if lines:
-            self._spools[name].write((",\n" if already else "\n") + ",\n".join(lines))
 
     def _merged(self, categories: list[JsonObject]) -> dict[int, JsonObject]:
         merged = dict(self._categories)
@@ -288,6 +300,16 @@ class CocoWriter(Writer):
         self._open = False
         for spool in self._spools.values():
             spool.close()
+
+
+def _json_lines() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8")
+
+
+def _lines(spool: IO[str]) -> Iterator[str]:
+    """Yield all lines of a file; afterwards it is at its end again."""
+    spool.seek(0)
+    yield from spool
 
 
 def write_youtube_vis(path: str | Path, records: str | Path, *, name: str) -> None:

@@ -202,3 +202,18 @@ class TestWriter:
             writer.add(thing())
         with pytest.raises(InputError, match=r"ends in \.json, got '\.txt'"):
             CocoWriter(tmp_path / "a.txt")
+
+    def test_a_removed_image_is_replaced(self, tmp_path: Path) -> None:
+        with CocoWriter(tmp_path / "a.json", results=tmp_path / "r.json") as writer:
+            for name, count in (("000000000139.jpg", 2), ("b.jpg", 1)):
+                writer.add(thing(count), file_name=name)
+            writer.remove({"000000000139.jpg", "missing.jpg"})
+            assert (writer.images, writer.annotations) == (1, 1)
+            writer.add(thing(1), file_name="000000000139.jpg")
+        dataset = json.loads((tmp_path / "a.json").read_text())
+        assert [(image["id"], image["file_name"]) for image in dataset["images"]] == [
+            (140, "b.jpg"),
+            (139, "000000000139.jpg"),
+        ]
+        assert [(record["id"], record["image_id"]) for record in dataset["annotations"]] == [(3, 140), (4, 139)]
+        assert [record["image_id"] for record in json.loads((tmp_path / "r.json").read_text())] == [140, 139]
