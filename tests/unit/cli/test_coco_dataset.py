@@ -24,12 +24,12 @@ def result(score: float) -> Masks:
     )
 
 
-def scores(path: Path) -> dict[str, list[float]]:
+def scores(path: Path) -> list[tuple[str, float]]:
+    """Return the name and the score of each annotation, one for each image."""
     dataset = json.loads(path.read_text())
-    return {
-        image["file_name"]: [one["score"] for one in dataset["annotations"] if one["image_id"] == image["id"]]
-        for image in dataset["images"]
-    }
+    names = {image["id"]: image["file_name"] for image in dataset["images"]}
+    assert len(names) == len(dataset["images"]) == len(dataset["annotations"])
+    return sorted((names[one["image_id"]], one["score"]) for one in dataset["annotations"])
 
 
 class TestDataset:
@@ -47,4 +47,4 @@ class TestDataset:
         assert not dataset.has("a.jpg", "settings")
         dataset.add(result(0.75), "a.jpg", "settings")
         dataset.close()
-        assert scores(path) == {"a.jpg": [0.75], "b.jpg": [0.5]}
+        assert scores(path) == [("a.jpg", 0.75), ("b.jpg", 0.5)]
