@@ -402,11 +402,7 @@ def _read_boxes(path: Path) -> None:
 
 
 def _extend_dataset(path: Path) -> None:
-    dataset = Dataset(path, overwrite=False)
-    try:
-        dataset.leave_out(())
-    finally:
-        dataset.close()
+    Dataset(path, overwrite=False).close()
 
 
 def _read_camera(path: Path) -> None:

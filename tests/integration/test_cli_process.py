@@ -111,7 +111,8 @@ def test_watching_a_folder(tmp_path: Path) -> None:
     """Starting torch is most of it: one process shows all."""
     folder, out = tmp_path / "in", tmp_path / "out"
     (first,) = save_images(folder, 1)
-    running = process("pose", folder, *COMMANDS["pose"], "-o", out, "--save", "json", "--watch", "--json")
+    options = ("-o", out, "--save", "json", "--coco", tmp_path / "all.json", "--watch", "--json")
+    running = process("pose", folder, *COMMANDS["pose"], *options)
     assert running.stdout is not None
     line = json.loads(running.stdout.readline())
     assert (line["source"], line["status"]) == (str(first), "done")
@@ -129,10 +130,15 @@ def test_watching_a_folder(tmp_path: Path) -> None:
     (folder / "bad.jpg").write_bytes(content)  # mended
     line = json.loads(running.stdout.readline())
     assert (line["source"], line["status"]) == (str(folder / "bad.jpg"), "done")
+    first.write_bytes(content + b"changed")  # what follows the end of a JPEG is not read
+    line = json.loads(running.stdout.readline())
+    assert (line["source"], line["status"]) == (str(first), "done")
     running.send_signal(signal.SIGINT)
     rest, err = running.communicate(timeout=60)
     assert running.returncode == 130, err
-    assert json.loads(rest)["summary"]["done"] == 3
+    assert json.loads(rest)["summary"]["done"] == 4
+    images = json.loads((tmp_path / "all.json").read_text())["images"]
+    assert [Path(image["file_name"]).name for image in images] == ["slow.jpg", "bad.jpg", first.name]  # each once
     assert b"Traceback" not in err
     assert {path.name for path in out.glob("*.json")} == {"000_pose.json", "slow_pose.json", "bad_pose.json"}
 

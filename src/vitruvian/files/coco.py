@@ -249,8 +249,9 @@ class CocoWriter(Writer):
                 file.write(f'{{"info":{json_text(self._info)}')
                 for name, spool in self._spools.items():
                     file.write(f',\n"{name}":[')
-                    for number, line in enumerate(_lines(spool)):
-                        file.write((",\n" if number else "\n") + line.removesuffix("\n"))
+                    file.writelines(
+                        f"{',' if number else ''}\n{line[:-1]}" for number, line in enumerate(_lines(spool))
+                    )
                     file.write("]")
                 file.write(f',\n"categories":{json.dumps(list(self._categories.values()), ensure_ascii=False)}}}\n')
             if self._results_path is not None and not self._is_panoptic:  # whose evaluation reads the dataset
