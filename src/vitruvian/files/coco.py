@@ -228,6 +228,8 @@ class CocoWriter(Writer):
                 self.images = self._filter("images", lambda image: image["id"] not in removed)
                 self.annotations = self._filter("annotations", lambda record: record["image_id"] not in removed)
                 self._image_ids -= removed
+                if not self.images:
+                    self._categories = {}  # those of the next results
 
     def _filter(self, name: str, keep: Callable[[JsonObject], bool]) -> int:
         """Rewrite a spool with the records to keep, and return their number."""
