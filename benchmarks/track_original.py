@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from random_inputs import smooth_image
 
 CONFIGS = {"tiny": "t", "small": "s", "base-plus": "b+", "large": "l"}
 MEMORY_FRAMES = 17  # until the memory of the model is full
@@ -30,9 +31,7 @@ MEMORY_FRAMES = 17  # until the memory of the model is full
 
 def write_frames(folder: Path, size: int, count: int) -> None:
     """Write a video as a folder of JPEG files, the only form that the original reads without decord."""
-    generator = np.random.default_rng(0)
-    image = generator.integers(0, 256, (size // 32, size // 32, 3), np.uint8)
-    frame = np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC))
+    frame = smooth_image((size, size), np.random.default_rng(0))
     for number in range(count):
         Image.fromarray(np.roll(frame, 8 * number, 1)).save(folder / f"{number:05d}.jpg")
 
