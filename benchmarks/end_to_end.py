@@ -46,10 +46,11 @@ from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
 from vitruvian.benchmarking.workloads import DTYPES, Workload, benchmark_model  # noqa: E402
 from vitruvian.cuda.graphs import no_capture  # noqa: E402
 from vitruvian.cuda.streams import HostCopy  # noqa: E402
+from vitruvian.images.read import load_rgb  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
 from vitruvian.pipelines.engine.batches import BatchSize, forward_inputs  # noqa: E402
-from vitruvian.pipelines.sources import Frame, load_rgb  # noqa: E402
+from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks import pose  # noqa: E402
 
 PHOTOS = HERE.parent.parent / "shared" / "photos"

@@ -56,8 +56,8 @@ def write_images(folder: Path, count: int, broken: int, size_hw: tuple[int, int]
 def calibrate(folder: Path, path: Path) -> tuple[int, dict[str, float]]:
     """Choose the number of layers; return it, and the CPU seconds of each step of an image."""
     from vitruvian import pipeline
+    from vitruvian.images.read import load_rgb
     from vitruvian.pipelines.engine.steps import ModelInput
-    from vitruvian.pipelines.sources import load_rgb
 
     def model_seconds(layers: int) -> tuple[float, Any]:
         checkpoint = folder / f"layers{layers}"

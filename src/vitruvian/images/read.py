@@ -24,6 +24,7 @@ from torch import Tensor
 from vitruvian.errors import ImageError, InputError, near_matches, one_line
 from vitruvian.images.decode import check_size, decode_image, is_image, load_pixels
 from vitruvian.images.download import download, redacted_url
+from vitruvian.images.types import RgbImage
 from vitruvian.images.upright_rgb import array_to_rgb, to_array, to_rgb, to_upright_rgb
 from vitruvian.io.media_files import is_url
 from vitruvian.limits import get_limits, read_bounded
@@ -60,6 +61,27 @@ def load_image(
     Raises:
         ImageError: With one line that says what the source is, and what to do about it.
     """
+    return _load(source, timeout=timeout, max_pixels=max_pixels, background=background, copy=True)
+
+
+def load_rgb(source: object) -> RgbImage:
+    """Read what `load_image` reads as an array, uint8 [H, W, 3]. An array of that form is not copied."""
+    if (
+        isinstance(source, np.ndarray)
+        and source.dtype == np.uint8
+        and source.ndim == 3
+        and source.shape[2] == 3
+        and source.size
+    ):
+        return np.ascontiguousarray(source)
+    # Raises for what is no image.
+    return to_array(_load(source, timeout=30.0, max_pixels=None, background=_WHITE, copy=False))
+
+
+def _load(
+    source: object, *, timeout: float | None, max_pixels: int | None, background: tuple[int, int, int], copy: bool
+) -> Image.Image:
+    """Read an image, see `load_image`. Without `copy` it may be the source itself, or still have the data of a file."""
     if len(background) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in background):
         raise InputError(f"background: expected three integers from 0 to 255, got {background}. Try (255, 255, 255).")
     max_pixels = get_limits().image_pixels if max_pixels is None else max_pixels
@@ -69,11 +91,14 @@ def load_image(
         subject = one_line(getattr(source, "filename", "") or "PIL image")
         check_size(source, subject=subject, max_pixels=max_pixels)
         load_pixels(source, subject=subject)
-        return to_upright_rgb(source, subject=subject, background=background)
+        return to_upright_rgb(source, subject=subject, background=background, copy=copy)
     subject, stream = _open(source, timeout=timeout)
     with stream:
         return to_upright_rgb(  # which frees the decoded image
-            decode_image(stream, subject=subject, max_pixels=max_pixels), subject=subject, background=background
+            decode_image(stream, subject=subject, max_pixels=max_pixels),
+            subject=subject,
+            background=background,
+            copy=copy,
         )
 
 

@@ -30,15 +30,20 @@ _FLOAT_TOLERANCE = 1e-3  # resampling and half precision may leave 0..1
 _Array = npt.NDArray[np.generic]
 
 
-def to_upright_rgb(image: Image.Image, *, subject: str, background: tuple[int, int, int]) -> Image.Image:
+def to_upright_rgb(
+    image: Image.Image, *, subject: str, background: tuple[int, int, int], copy: bool = True
+) -> Image.Image:
     """Return a new RGB image, rotated by its EXIF tag, with alpha composited over `background` and the color profile.
 
-    The EXIF block is dropped, so that an image that is read twice is not rotated twice.
+    The EXIF block is dropped, so that an image that is read twice is not rotated twice. Without `copy`, an image that
+    is upright RGB already is returned as it is.
     """
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
         orientation = None
+    if not copy and image.mode == "RGB" and not image.has_transparency_data and orientation not in _TO_UPRIGHT:
+        return image
     profile = image.info.get("icc_profile")
     rgb = to_rgb(image, subject=subject, background=background)
     del image  # frees its memory, if the caller has no name for it

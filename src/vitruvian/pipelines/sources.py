@@ -26,11 +26,10 @@ from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianError, one_line
 from vitruvian.files.video import DecodedFrame, VideoReader, import_av, numbered_files
-from vitruvian.images import load_image
 from vitruvian.images.download import download, redacted_url
 from vitruvian.images.exif_focal import exif_focal
+from vitruvian.images.read import load_rgb
 from vitruvian.images.types import RgbImage
-from vitruvian.images.upright_rgb import to_array
 from vitruvian.io.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
 
 # Platform → format of PyAV and the name of camera number n.
@@ -312,13 +311,6 @@ def _memory_loader(item: object) -> FrameLoader:
         return Frame(image=image, name=name, exif_focal_px=exif_focal(item, image.shape[:2]))
 
     return FrameLoader(name=name, load=load)
-
-
-def load_rgb(item: object) -> RgbImage:
-    """Read one image of any kind as upright RGB, uint8 [H, W, 3]. An array of that form is not copied."""
-    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim == 3 and item.shape[2] == 3 and item.size:
-        return np.ascontiguousarray(item)
-    return to_array(load_image(item))  # type: ignore[arg-type]  # raises for what is no image
 
 
 def _from_video(path: Path) -> Source:

@@ -26,11 +26,12 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 
 from vitruvian.images.exif_focal import exif_focal
+from vitruvian.images.read import load_rgb
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import run_many
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput, Prepared
-from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, load_rgb
+from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.results import People
 from vitruvian.serving.errors import RequestError, too_many
 from vitruvian.serving.metrics import Metrics

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from vitruvian.cuda.streams import HostCopy
 from vitruvian.images.data_format import pixels_of
+from vitruvian.images.read import load_rgb
 from vitruvian.pipelines.engine.steps import InferenceSteps, ModelInput, Prepared
-from vitruvian.pipelines.sources import Frame, load_rgb
+from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.results import Masks, People
 from vitruvian.serving.batching import ModelQueue

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reas
 SIDE = 1200
 _PEAK = """
 import re, sys
-from vitruvian.pipelines.sources import load_rgb
+from vitruvian.images.read import load_rgb
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024

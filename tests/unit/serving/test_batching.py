@@ -153,7 +153,8 @@ def test_an_error_of_a_batch_is_that_of_one_image(queue: ModelQueue, pipe: Gated
 
 
 def _frame() -> Any:
-    from vitruvian.pipelines.sources import Frame, load_rgb
+    from vitruvian.images.read import load_rgb
+    from vitruvian.pipelines.sources import Frame
 
     return Frame(image=load_rgb(jpeg()), name="a.jpg")
 

@@ -221,7 +221,7 @@ def _read_address(option: str, text: str) -> tuple[int, int, str]:
 
 def _read_mask(path: Path) -> Any:
     """Read a mask, bool [H, W]: the pixels of an image that are not black."""
-    from vitruvian.pipelines.sources import load_rgb
+    from vitruvian.images.read import load_rgb
 
     if not path.is_file():
         raise InputError(f"--mask: expected an image file, got {str(path)!r}, which does not exist.")
