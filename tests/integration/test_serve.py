@@ -23,7 +23,7 @@ from tests.unit.files.clips import make_clip
 from tests.unit.pipelines.case import sample_image
 from vitruvian.images.rle import decode_rle
 from vitruvian.pipelines import pipeline
-from vitruvian.serving.content import formats_of
+from vitruvian.serving.media_types import formats_of
 from vitruvian.tasks import find_task
 
 IMAGE = jpeg()

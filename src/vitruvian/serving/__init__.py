@@ -11,12 +11,12 @@
 | `auth` | API keys |
 | `options` | the options of each task over HTTP |
 | `schemas` | JSON schemas of results, made from their `to_dict` |
-| `content` | which file format answers a request |
+| `media_types` | which file format answers a request |
 | `metrics` | counters for Prometheus |
 | `batching` | the queue of a model: images of concurrent requests share batches |
-| `uploads` | request bodies, within the limits |
+| `uploads`, `upload_folder` | request bodies, within the limits; files of jobs and videos |
 | `stored_images`, `stored_videos`, `lru_store` | uploads that are kept for prompts, with their SAM 2 embeddings |
-| `job_store`, `jobs` | videos and folders: stored, resumable, in processes of their own |
+| `job_store`, `job_process`, `jobs` | videos and folders: stored, resumable, in processes of their own |
 | `service` | the models, stores and jobs that routes use |
 | `routes` | the paths |
 | `app`, `server` | the application, and the process that serves it |

@@ -71,7 +71,7 @@ class FairLock:
                 self._held = False
 
 
-class Ticket(Generic[AnswerT]):
+class QueuedRequest(Generic[AnswerT]):
     """A request that waits for a model.
 
     Args:
@@ -98,7 +98,7 @@ class Ticket(Generic[AnswerT]):
         stream = io.BytesIO(body)
         stream.name = self.name  # for error messages
         image = load_rgb(stream)
-        return _RequestFrame(image=image, name=self.name, exif_focal_px=exif_focal(body, image.shape[:2]), ticket=self)
+        return _QueuedFrame(image=image, name=self.name, exif_focal_px=exif_focal(body, image.shape[:2]), request=self)
 
     def answer(self, value: AnswerT) -> None:
         """Answer, unless the request is cancelled."""
@@ -112,10 +112,10 @@ class Ticket(Generic[AnswerT]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _RequestFrame(Frame):
+class _QueuedFrame(Frame):
     """The image of a request."""
 
-    ticket: Ticket[Any]
+    request: QueuedRequest[Any]
 
 
 class _InputOfCall(NamedTuple):
@@ -143,21 +143,21 @@ class _SharedSteps(InferenceSteps[Any]):
 
     def detects(self, frame: Frame) -> bool:
         """Return whether the call detects people."""
-        return _ticket(frame).call.detects(frame)
+        return _request_of(frame).call.detects(frame)
 
     def detect(self, frame: Frame) -> People | None:
         """Detect people."""
         with self._lock, self._metrics.stage(self._name, "detect"):
-            return _ticket(frame).call.detect(frame)
+            return _request_of(frame).call.detect(frame)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Make the inputs of an image, unless its request is cancelled."""
-        ticket = _ticket(frame)
-        if ticket.future.cancelled():
+        request = _request_of(frame)
+        if request.future.cancelled():
             raise CancelledError
         with self._metrics.stage(self._name, "prepare"):
-            prepared = ticket.call.prepare(frame, people)
-        prepared.inputs = [_with_call(model_input, ticket.call) for model_input in prepared.inputs]
+            prepared = request.call.prepare(frame, people)
+        prepared.inputs = [_with_call(model_input, request.call) for model_input in prepared.inputs]
         return prepared
 
     def forward(self, inputs: list[ModelInput]) -> list[Any]:
@@ -177,17 +177,17 @@ class _SharedSteps(InferenceSteps[Any]):
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
         """Decode the outputs of an image."""
-        return _ticket(prepared.frame).call.decode(prepared, outputs)
+        return _request_of(prepared.frame).call.decode(prepared, outputs)
 
     def finish(self, prepared: Prepared, decoded: Any) -> Any:
         """Build the result and make the answer of it."""
-        ticket = _ticket(prepared.frame)
-        if ticket.future.cancelled():
+        request = _request_of(prepared.frame)
+        if request.future.cancelled():
             raise CancelledError
         with self._metrics.stage(self._name, "finish"):
-            result = ticket.call.finish(prepared, decoded)
+            result = request.call.finish(prepared, decoded)
         with self._metrics.stage(self._name, "encode"):
-            ticket.answer(ticket.encode(result))  # before those that came earlier, if it is done before them
+            request.answer(request.encode(result))  # before those that came earlier, if it is done before them
 
 
 class ModelQueue:
@@ -219,8 +219,8 @@ class ModelQueue:
         self._open, self._size, self.lock, self._metrics = open_pipeline, size, lock, metrics
         self._batch_size, self._on_failure = batch_size, on_failure
         self._pipe: Future[TaskPipeline[Any, Any]] = Future()
-        self._waiting: deque[Ticket[Any]] = deque()
-        self._taken: dict[int, Ticket[Any]] = {}  # by the index in the engine
+        self._waiting: deque[QueuedRequest[Any]] = deque()
+        self._in_engine: dict[int, QueuedRequest[Any]] = {}  # by the index in the engine
         self._changed = threading.Condition()  # re-entrant
         self._run_number = 0  # of the engine, which starts again after an error
         self._answers: deque[float] = deque(maxlen=_RECENT)
@@ -258,7 +258,7 @@ class ModelQueue:
             if len(self._waiting) >= self._size:
                 raise too_many("queue", self._size, f"images that wait for {self.name}", retry_seconds=self._retry())
 
-    def submit(self, ticket: Ticket[AnswerT]) -> Future[AnswerT]:
+    def submit(self, request: QueuedRequest[AnswerT]) -> Future[AnswerT]:
         """Add a request; its future has the answer. Thread-safe.
 
         Raises:
@@ -271,13 +271,13 @@ class ModelQueue:
                     503, headers={"Retry-After": "5"}, subject="server", expected="one that accepts requests",
                     got="one that shuts down", hint="Try again in 5 seconds.",
                 )  # fmt: skip
-            self._waiting.append(ticket)
+            self._waiting.append(request)
             self._changed.notify()
-        return ticket.future
+        return request.future
 
     def _drop_cancelled(self) -> None:
-        if any(ticket.future.cancelled() for ticket in self._waiting):
-            self._waiting = deque(ticket for ticket in self._waiting if not ticket.future.cancelled())
+        if any(request.future.cancelled() for request in self._waiting):
+            self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
 
     def _retry(self) -> int:
         """Return after how many seconds about half of the queue is answered."""
@@ -309,9 +309,9 @@ class ModelQueue:
                 with self._changed:  # the reader of this run must not take requests of the next
                     self._run_number += 1
                     self._changed.notify_all()
-                for ticket in self._taken.values():
-                    ticket.fail(error)
-            self._taken.clear()
+                for request in self._in_engine.values():
+                    request.fail(error)
+            self._in_engine.clear()
 
     def _run_engine(self, pipe: TaskPipeline[Any, Any]) -> None:
         call = pipe.for_call({})
@@ -324,10 +324,10 @@ class ModelQueue:
             graphs=pipe.model.graphs if pipe.device.type == "cuda" else None,
         )
         for index, outcome in enumerate(outcomes):
-            ticket = self._taken.pop(index)
+            request = self._in_engine.pop(index)
             self._answers.append(time.monotonic())
             if isinstance(outcome, Failure):
-                ticket.fail(outcome.error)
+                request.fail(outcome.error)
 
     def _loaders(self) -> Iterator[FrameLoader]:
         """Yield the images of requests as they come, until the queue is closed and empty."""
@@ -338,25 +338,25 @@ class ModelQueue:
                     self._changed.wait()
                 if not self._waiting or number != self._run_number:
                     return
-                ticket = self._waiting.popleft()
-            if ticket.future.cancelled():
+                request = self._waiting.popleft()
+            if request.future.cancelled():
                 continue
-            self._metrics.stage_seconds.labels(self.name, "queue").observe(time.monotonic() - ticket.submitted)
-            self._taken[index] = ticket
+            self._metrics.stage_seconds.labels(self.name, "queue").observe(time.monotonic() - request.submitted)
+            self._in_engine[index] = request
             index += 1
-            yield FrameLoader(name=ticket.name, load=self._timed(ticket))
+            yield FrameLoader(name=request.name, load=self._timed(request))
 
-    def _timed(self, ticket: Ticket[Any]) -> Callable[[], Frame]:
+    def _timed(self, request: QueuedRequest[Any]) -> Callable[[], Frame]:
         def load() -> Frame:
             with self._metrics.stage(self.name, "load"):
-                return ticket.load()
+                return request.load()
 
         return load
 
 
-def _ticket(frame: Frame) -> Ticket[Any]:
-    assert isinstance(frame, _RequestFrame)
-    return frame.ticket
+def _request_of(frame: Frame) -> QueuedRequest[Any]:
+    assert isinstance(frame, _QueuedFrame)
+    return frame.request
 
 
 def _with_call(

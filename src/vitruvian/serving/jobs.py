@@ -3,8 +3,8 @@
     upload ─▶ DATA/jobs/ID/input/0001.mp4 ─▶ a row in DATA/jobs.sqlite ─▶ `vitruvian TASK input/… --out out` ─▶ results
 
 A job is a run of the command line in its folder. The journal of that command tells which results are done, so a job
-that the end of the server interrupted continues where it stopped. The process ends when its standard input does: at
-cancellation, at shutdown, and when the server is killed. The database is locked: a folder belongs to one server.
+that the end of the server interrupted continues where it stopped. The database is locked: a folder belongs to one
+server.
 
 Files have numbers for names on the disk; what clients call them is in the database. A folder without a row is what a
 killed server left of an upload, and is removed at the start.
@@ -21,29 +21,24 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from vitruvian.errors import one_line
-from vitruvian.io.json_files import write_json
 from vitruvian.serving.errors import RequestError, not_found, too_many
+from vitruvian.serving.job_process import JobProcess, failure_reason
 from vitruvian.serving.job_store import FINAL, Job, JobState, JobStore
 from vitruvian.serving.options import JOB_OPTIONS, PeopleRequest
 from vitruvian.serving.settings import Settings
-from vitruvian.serving.uploads import UploadFolder
+from vitruvian.serving.upload_folder import UploadFolder
 
 _log = logging.getLogger("vitruvian.serving")
-_NAMES = "names.json"  # in the folder of a job: what the client calls its files
-_CHUNK = 1 << 20
 _FREE_BYTES = 256 * 2**20  # of the disk that uploads leave
 _MAX_FAILURES = 20  # messages that are stored
-_MAX_LINE = 1 << 20  # bytes of a line of the command
 _SWEEP_SECONDS = 60.0
 _SIZE_SECONDS = 2.0  # between measurements of the folder of a job
-_STOP_SECONDS = 15.0  # for a process to end
 
 
 class Jobs:
@@ -55,7 +50,7 @@ class Jobs:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._store = JobStore(settings.data / "jobs.sqlite")
         self._jobs = {job.id: job for job in self._store.all()}
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, JobProcess] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._wakeup = asyncio.Event()
         self._stopping = False
@@ -208,29 +203,14 @@ class Jobs:
             dataclasses.replace(job, state="running", started=job.started or time.time(), done=0, failed=0, failures=())
         )
         names = {f"input/{stored}": name for stored, name in job.sources.items()}
-        await asyncio.to_thread(write_json, folder / _NAMES, names)
-        process = await asyncio.create_subprocess_exec(
-            *self._command(job),
-            cwd=folder,
-            env=os.environ | {"VITRUVIAN_STOP_WITH_STDIN": "1", "VITRUVIAN_INPUT_NAMES": _NAMES},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the server
-            limit=_MAX_LINE,
-        )
-        self._processes[job.id] = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        errors = asyncio.create_task(_tail(process.stderr))
+        process = self._processes[job.id] = await JobProcess.start(self._command(job), folder, names)
         watch = asyncio.create_task(self._watch_size(job.id))
         try:
             if job.id not in self._jobs or self._jobs[job.id].state != "running":  # cancelled meanwhile
-                await self._end_process(job.id)
-            async for line in process.stdout:
+                await process.stop()
+            async for line in process.lines():
                 self._follow(job.id, line)
-            code = await process.wait()
-            text = await errors
+            code, text = await process.wait()
         finally:
             watch.cancel()
             self._processes.pop(job.id, None)
@@ -246,7 +226,7 @@ class Jobs:
             if code in (0, 1) and current.done:
                 self._finish(current, "done", current.failures)
             else:
-                self._finish(current, "failed", current.failures or (_reason(code, text),))
+                self._finish(current, "failed", current.failures or (failure_reason(code, text),))
 
     def _finish(self, job: Job, state: JobState, failures: tuple[str, ...]) -> None:
         failures = tuple(_client_text(text, job.sources) for text in failures)
@@ -304,17 +284,9 @@ class Jobs:
                 return
 
     async def _end_process(self, job_id: str) -> None:
-        """Interrupt the process of a job, and wait for its end."""
-        process = self._processes.get(job_id)
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), _STOP_SECONDS)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        """Interrupt the process of a job, if it runs, and wait for its end."""
+        if job_id in self._processes:
+            await self._processes[job_id].stop()
 
     async def _sweep(self) -> None:
         """Remove jobs that finished long ago."""
@@ -324,23 +296,6 @@ class Jobs:
                 if job.state in FINAL and (job.finished or job.created) < oldest:
                     await self.delete(job)
             await asyncio.sleep(_SWEEP_SECONDS)
-
-
-async def _tail(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end, and return the end of it."""
-    tail = b""
-    while chunk := await stream.read(_CHUNK):
-        tail = (tail + chunk)[-8192:]
-    return tail.decode("utf-8", "replace")
-
-
-def _reason(code: int, text: str) -> str:
-    """Return why a command failed, from its exit code and its messages."""
-    lines = [line.removeprefix("Error: ") for line in text.splitlines() if line.strip()]
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"job: its process was ended by {signal.Signals(-code).name}."
-    return lines[-1] if lines else f"job: its process ended with the code {code}."
 
 
 def _folder_bytes(folder: Path) -> int:

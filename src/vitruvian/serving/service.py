@@ -27,7 +27,7 @@ from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
 from vitruvian.pipelines.people.selection import detector_spec
 from vitruvian.pipelines.saving import encode_as
 from vitruvian.results import Result
-from vitruvian.serving.batching import FairLock, ModelQueue, Ticket
+from vitruvian.serving.batching import FairLock, ModelQueue, QueuedRequest
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
 from vitruvian.serving.job_store import Job
 from vitruvian.serving.jobs import Jobs
@@ -37,7 +37,8 @@ from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions, TrackPromptFie
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.stored_images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.stored_videos import StoredVideo, video_store
-from vitruvian.serving.uploads import UploadFolder, UploadReader
+from vitruvian.serving.upload_folder import UploadFolder
+from vitruvian.serving.uploads import UploadReader
 from vitruvian.tasks import PLOTS, TASKS, find_task
 
 AnswerT = TypeVar("AnswerT")
@@ -194,7 +195,7 @@ class Service:
         call = queue.pipe.for_call(options.call_options())
 
         encode = partial(self._encode, file_format, options)
-        return await self.wait(request, queue.submit(Ticket(body, name, call, encode)))
+        return await self.wait(request, queue.submit(QueuedRequest(body, name, call, encode)))
 
     def _encode(self, file_format: str, options: TaskOptions, result: Result) -> bytes:
         """Return a result as the bytes of a file."""
@@ -210,8 +211,8 @@ class Service:
             image = StoredImage(body=body, name=name, size_hw=(size_hw[0], size_hw[1]), owner=owner)
         else:
             pipe: Any = queue.pipe
-            ticket: Ticket[Any] = Ticket(body, name, EncodeImage(pipe), lambda encoded: encoded)
-            size_hw, embedding = await self.wait(request, queue.submit(ticket))
+            queued: QueuedRequest[Any] = QueuedRequest(body, name, EncodeImage(pipe), lambda encoded: encoded)
+            size_hw, embedding = await self.wait(request, queue.submit(queued))
             image = StoredImage(body=body, name=name, size_hw=size_hw, owner=owner, embedding=embedding)
         self.images.add(image)
         return image

@@ -20,7 +20,7 @@ from vitruvian.serving.errors import RequestError
 from vitruvian.serving.lru_store import LruStore, StoredItem
 from vitruvian.serving.options import TrackPromptFields
 from vitruvian.serving.settings import ServerLimits
-from vitruvian.serving.uploads import UploadFolder
+from vitruvian.serving.upload_folder import UploadFolder
 
 _FRAME_QUALITY = 95  # of JPEG
 

@@ -16,7 +16,7 @@ from tests.serve_case import jpeg, wait
 from tests.unit.pipelines.case import parts_of
 from vitruvian.errors import ImageError, InputError
 from vitruvian.pipelines.tasks.pose import PosePipeline
-from vitruvian.serving.batching import FairLock, ModelQueue, Ticket
+from vitruvian.serving.batching import FairLock, ModelQueue, QueuedRequest
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import Metrics
 
@@ -69,7 +69,7 @@ def queue(pipe: GatedPose) -> Iterator[ModelQueue]:
 
 
 def submit(queue: ModelQueue, body: bytes = jpeg(), **options: object) -> Future[Any]:
-    return queue.submit(Ticket(body, "a.jpg", queue.pipe.for_call(options), lambda pose: pose))
+    return queue.submit(QueuedRequest(body, "a.jpg", queue.pipe.for_call(options), lambda pose: pose))
 
 
 def fill(queue: ModelQueue, pipe: GatedPose) -> list[Future[Any]]:

@@ -9,8 +9,8 @@ import pytest
 from vitruvian.cli.app import program
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.pipelines.options import option_rows
-from vitruvian.serving.content import choose_format, formats_of
 from vitruvian.serving.errors import RequestError
+from vitruvian.serving.media_types import choose_format, formats_of
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
 

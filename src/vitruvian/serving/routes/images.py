@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
-from vitruvian.serving.content import choose_format
+from vitruvian.serving.media_types import choose_format
 from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions
 from vitruvian.serving.routes.shared import (
     ERRORS,

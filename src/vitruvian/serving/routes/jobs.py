@@ -14,13 +14,14 @@ from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from vitruvian.errors import InputError
-from vitruvian.serving.content import FILE_TYPES
 from vitruvian.serving.errors import RequestError, not_found
 from vitruvian.serving.job_store import FINAL, Job
+from vitruvian.serving.media_types import FILE_TYPES
 from vitruvian.serving.options import JOB_OPTIONS
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id
 from vitruvian.serving.service import Service
-from vitruvian.serving.uploads import FORM, file_name, media_type, receive_files
+from vitruvian.serving.upload_folder import receive_files
+from vitruvian.serving.uploads import FORM, file_name, media_type
 from vitruvian.serving.zip_stream import zip_chunks
 from vitruvian.tasks import find_task
 

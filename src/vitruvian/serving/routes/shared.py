@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from vitruvian.serving.content import MEDIA_TYPES, formats_of
 from vitruvian.serving.errors import ErrorBody, RequestError
 from vitruvian.serving.lru_store import ItemT, LruStore
+from vitruvian.serving.media_types import MEDIA_TYPES, formats_of
 from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.schemas import result_schemas
 from vitruvian.tasks import file_extension

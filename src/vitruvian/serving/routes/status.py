@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
 from vitruvian.human import LAYOUTS, PART_COLORS, PART_NAMES
-from vitruvian.serving.content import MEDIA_TYPES, formats_of
 from vitruvian.serving.errors import RequestError
+from vitruvian.serving.media_types import MEDIA_TYPES, formats_of
 from vitruvian.serving.metrics import CONTENT_TYPE
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
 from vitruvian.serving.routes.shared import ERRORS

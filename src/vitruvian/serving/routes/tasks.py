@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 
-from vitruvian.serving.content import choose_format
+from vitruvian.serving.media_types import choose_format
 from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.routes.shared import ERRORS, file_response, require_image, task_answer, task_request
 from vitruvian.serving.service import Service

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Request, Response
 from pydantic import Field
 
-from vitruvian.serving.content import choose_format
+from vitruvian.serving.media_types import choose_format
 from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
 from vitruvian.serving.routes.shared import (
@@ -23,7 +23,8 @@ from vitruvian.serving.routes.shared import (
 )
 from vitruvian.serving.service import Service
 from vitruvian.serving.stored_videos import StoredVideo, open_upload
-from vitruvian.serving.uploads import read_options, receive_files
+from vitruvian.serving.upload_folder import receive_files
+from vitruvian.serving.uploads import read_options
 
 FrameNumber = Annotated[int, Path(ge=0)]
 

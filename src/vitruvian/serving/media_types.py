@@ -1,4 +1,4 @@
-"""Which file format answers a request.
+"""Content negotiation: which file format answers a request, and the media types of formats.
 
 A file format is what `--save` of the command line takes: json, npz, png, 16.png, webp, exr, ply, glb, plot, plot.jpg. A
 request names it with the parameter `as`, or with the header Accept; a parameter of the media type tells formats of one
@@ -58,12 +58,12 @@ def choose_format(task: str, *, accept: str | None, asked: str | None) -> str:
     types = ", ".join(dict.fromkeys(MEDIA_TYPES[file_format] for file_format in formats))
     raise RequestError(
         406, subject="Accept", expected=f"one of {types} for {task}", got=repr((accept or "")[:80]),
-        hint=f"Or name a kind: ?as=KIND, one of {', '.join(formats)}.",
+        hint=f"Or name a format: ?as=FORMAT, one of {', '.join(formats)}.",
     )  # fmt: skip
 
 
 def _read_accept(text: str) -> list[tuple[float, str, str | None]]:
-    """Return quality, media range and kind of each entry of an Accept header."""
+    """Return quality, media range and file format of each entry of an Accept header."""
     entries = []
     for entry in text.split(",")[:32]:
         media, *parameters = (part.strip() for part in entry.split(";"))
