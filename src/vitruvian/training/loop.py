@@ -37,7 +37,7 @@ from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
 from vitruvian.training.synthetic.asset_pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
-from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.synthetic.rng import RandomStream, derive_seed
 from vitruvian.training.task_models import build_model, compile_parts, save_models
 
 
@@ -198,7 +198,7 @@ class _Run:
         for part in range(config.accumulation):
             number = (step * config.accumulation + part) * processes + process
             batch = self.batches.batch(number)
-            generator = torch.Generator().manual_seed(derive_seed(config.seed, 2, number))
+            generator = torch.Generator().manual_seed(derive_seed(config.seed, RandomStream.OBJECTIVE, number))
             seed_step(config.seed, number)
             last = part == config.accumulation - 1
             with contextlib.nullcontext() if last else accelerator.no_sync(self.prepared):

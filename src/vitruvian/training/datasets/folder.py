@@ -27,7 +27,7 @@ from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LABEL_FIELDS, LabeledImages
 from vitruvian.training.synthetic.asset_pack import KEYPOINTS
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
-from vitruvian.training.synthetic.rng import Rng, derive_seed
+from vitruvian.training.synthetic.rng import RandomStream, Rng, derive_seed
 
 _MIN_SIDE = 8  # pixels: smaller people are not cropped
 # The files of `MAPS` that have the ground truth of a field.
@@ -119,7 +119,8 @@ class FolderBatches:
         images = (self._read(step) if self.pool is None else self._prefetch(step, self.pool)).to(self.device)
         augment = self.data.augment
         if augment.color or augment.gray:
-            rng = Rng(torch.Generator().manual_seed(derive_seed(self.seed, 3, step)), self.device)
+            seed = derive_seed(self.seed, RandomStream.FOLDER_COLOR, step)
+            rng = Rng(torch.Generator().manual_seed(seed), self.device)
             images = photometric(images, rng, Photometric.colors_only(augment.color, augment.gray))
         return {"image": images}
 
@@ -128,8 +129,8 @@ class FolderBatches:
         crops = []
         for position in range(step * self.data.batch_size, (step + 1) * self.data.batch_size):
             epoch, rank = divmod(position, len(self.people))
-            index = self.order(epoch)[rank]
-            crops.append(self.people.read(index, augment=self.data.augment, seed=derive_seed(self.seed, 1, position)))
+            seed = derive_seed(self.seed, RandomStream.FOLDER_CROP, position)
+            crops.append(self.people.read(self.order(epoch)[rank], augment=self.data.augment, seed=seed))
         return LabeledImages.cat(crops)
 
     def close(self) -> None:
@@ -138,7 +139,7 @@ class FolderBatches:
             self.pool.shutdown(wait=True, cancel_futures=True)
 
     def _order(self, epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 0, epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, RandomStream.FOLDER_ORDER, epoch))
         order: list[int] = torch.randperm(len(self.people), generator=generator).tolist()
         return order
 
