@@ -106,7 +106,6 @@ def synthetic_report(
             pack,
             min(batch, count - start),
             seed=HELD_OUT + start,
-            device=device,
             options=RenderOptions(chunk=batch),
             pyramid=pyramid,
         )

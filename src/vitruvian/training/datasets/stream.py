@@ -74,14 +74,8 @@ class SyntheticStream:
         if self.ring is None or self.written > wanted or self.written < first:
             self.written = first
         for number in range(self.written, wanted):
-            samples = render_samples(
-                self.pack,
-                chunk,
-                seed=derive_seed(self.seed, RandomStream.RENDERING, number),
-                device=self.device,
-                options=self.render,
-                pyramid=self.pyramid,
-            )
+            seed = derive_seed(self.seed, RandomStream.RENDERING, number)
+            samples = render_samples(self.pack, chunk, seed=seed, options=self.render, pyramid=self.pyramid)
             if self.ring is None:
                 self.ring = samples.new_empty(self.config.ring)
             self.ring.write(number % capacity * chunk, samples)

@@ -92,7 +92,7 @@ class Cameras(TensorBatch):
     def pixel_rays(self) -> Tensor:
         """World directions through the pixel centers, with depth 1 along the camera's axis: [B, H·W, 3]."""
         H, W = self.size_hw
-        ones = torch.ones(len(self.intrinsics), H, W, device=self.intrinsics.device)
+        ones = torch.ones(len(self), H, W, device=self.intrinsics.device)
         rays = points_from_depth(ones, self.intrinsics).flatten(2).transpose(1, 2)  # [B, H·W, 3]
         return rotate(rays, self.rotation.transpose(1, 2)[:, None])
 
@@ -197,7 +197,7 @@ def _framed_points(framing: Tensor, placement: PeoplePlacement, joints: int, rng
     for kind, points in ((_UPPER_BODY, _UPPER_POINTS), (_HEAD, _HEAD_POINTS), (_FACE, _FACE_POINTS)):
         table[kind, list(points)] = True
     # The first person of an image is its subject; half of the images frame the others as well.
-    people = torch.arange(len(placement.image_index), device=rng.device)
+    people = torch.arange(len(placement), device=rng.device)
     subject = torch.full((placement.image_count,), len(people), device=rng.device).scatter_reduce_(
         0, placement.image_index, people, "amin"
     )
