@@ -94,7 +94,7 @@ def pointmap_loss(
                 f"intrinsics: expected one camera for each of {len(pred)} images, got {len(intrinsics)}. "
                 "Repeat a shared camera with .expand(B, 3, 3)."
             )
-        rays_xy = _pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
+        rays_xy = pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
         functions["intrinsics"] = lambda: terms.weighted_mean((pred[:, :2] - rays_xy * pred[:, 2:]).abs(), valid)
     if pred_scales is not None:
         predicted = _check_scales(pred_scales, batch=pred.shape[0], what="pred_scales", positive=False)  # [B, 1]
@@ -108,7 +108,7 @@ def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> T
     return canonical_focal / intrinsics[:, 0, 0].float().unsqueeze(1)  # [B, 1]
 
 
-def _pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
+def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
     """Return x/z and y/z of the ray through each pixel's center: [B, 3, 3] -> [B, 2, H, W].
 
     ``y/z = (v − c_y) / f_y`` and ``x/z = (u − c_x − s · y/z) / f_x`` for column u, row v (from 0) and skew s.

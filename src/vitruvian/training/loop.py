@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.errors import InputError, import_extra
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.checkpoints import TrainingState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
 from vitruvian.training.config import TrainConfig, differences, write_config
@@ -358,8 +358,5 @@ def _open_batches(
 
 def _open_accelerator(config: TrainConfig) -> Any:
     """Create an accelerator. Its mixed precision is off: it would copy large outputs."""
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise MissingExtraError("accelerate", "train", "training") from error
-    return Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    accelerate = import_extra("accelerate", "train", "training")
+    return accelerate.Accelerator(cpu=config.device == "cpu", mixed_precision="no")

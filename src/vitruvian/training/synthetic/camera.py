@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.losses.pointmap import pixel_rays
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.tensor_batch import TensorBatch
@@ -238,10 +239,6 @@ def _bounds(points: Tensor, mask: Tensor, placement: PeoplePlacement) -> tuple[T
 
 def points_from_depth(depth: Tensor, intrinsics: Tensor) -> Tensor:
     """Unproject depth: [B, H, W] and [B, 3, 3] -> points [B, 3, H, W], zero where depth is zero."""
-    _, H, W = depth.shape
-    K = intrinsics[:, :, :, None, None]  # [B, 3, 3, 1, 1]
-    x = torch.arange(W, device=depth.device, dtype=torch.float32)  # [W]
-    y = torch.arange(H, device=depth.device, dtype=torch.float32)[:, None]  # [H, 1]
-    return torch.stack(
-        [(x - K[:, 0, 2]) / K[:, 0, 0] * depth, (y - K[:, 1, 2]) / K[:, 1, 1] * depth, depth], dim=1
-    )  # [B, 3, H, W]
+    depth = depth[:, None]  # [B, 1, H, W]
+    rays_xy = pixel_rays(intrinsics, size_hw=(depth.shape[2], depth.shape[3]))  # [B, 2, H, W]
+    return torch.cat([rays_xy * depth, depth], dim=1)  # [B, 3, H, W]
