@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError, InputError
+from vitruvian.errors import CheckpointError, InputError, check_choice
 from vitruvian.images import crop_windows, fit_inside_hw
 from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
@@ -66,9 +66,8 @@ class PeopleFolder:
         view: Literal["person", "image"] = "person",
     ) -> None:
         self.folder, self.size_hw, self.view = Path(folder).expanduser(), size_hw, view
-        unknown = [task for task in tasks if task not in LABEL_FIELDS]
-        if unknown:
-            raise InputError(f"tasks: expected some of {', '.join(LABEL_FIELDS)}, got {', '.join(unknown)}.")
+        for task in tasks:
+            check_choice("tasks", task, LABEL_FIELDS)
         self.maps = frozenset(_FILES[name] for task in tasks for name in LABEL_FIELDS[task] if name in _FILES)
         self.entries = _read_entries(self.folder, view)
 

@@ -117,5 +117,7 @@ def plain_pack() -> AssetPack:
     return replace(tube_people(0), textures=torch.full((1, 16, 16, 4), 255, dtype=torch.uint8))
 
 
-def render_shapes(people: PeopleBatch, **options: Any) -> GroundTruth:
-    return render(people, plain_pack(), **options)
+def render_shapes(people: PeopleBatch, cameras: Cameras | None, **options: Any) -> GroundTruth:
+    """Render shapes, by default one person at the origin; without cameras these are random."""
+    defaults = {"generator": torch.Generator().manual_seed(0), "placement": alone()}
+    return render(people, plain_pack(), cameras=cameras, **(defaults | options))
