@@ -186,6 +186,13 @@ class Photo:
     image: np.ndarray[Any, np.dtype[np.uint8]]
     people: list[Person] = field(default_factory=list)
 
+    @property
+    def boxes_xyxy(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Boxes of the people [M, 4]."""
+        boxes = np.array([person.box_xywh for person in self.people], float).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        return boxes
+
 
 def read_photos(root: Path) -> Iterator[Photo]:
     """Read all photographs with people and their annotations."""
@@ -223,13 +230,11 @@ def photo_report(
     photos = 0
     for photo in read_photos(root):
         photos += 1
-        boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
-        boxes_xyxy = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
         people = detect_people(detector, photo.image, on_empty="none")
         detection.update(
             people.boxes_xyxy,
             people.scores,
-            boxes_xyxy,
+            photo.boxes_xyxy,
             crowd=[person.crowd for person in photo.people],
             size_hw=photo.image.shape[:2],
         )
