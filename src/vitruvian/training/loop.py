@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -266,7 +266,7 @@ class _Run:
                 model=self.objective,
                 optimizer=self.optimizer,
                 ema=self.ema,
-                state=replace(self.state),
+                state=self.state,
                 config=self.config.to_dict(),
                 keep=self.config.checkpoint.keep,
             )

@@ -112,7 +112,6 @@ def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
             images=config.evaluation.images,
             device=device,
             precision=config.precision,
-            title=f"after {step} steps",
         )
         return _main_scores(report)
 
