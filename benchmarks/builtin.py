@@ -41,6 +41,7 @@ from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images import crop_windows
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.pipelines.people import detect_people, open_detector
 from vitruvian.training.datasets.compose import CropSampling, compose_crops
 from vitruvian.training.datasets.labels import LabeledImages, normalize, to_model_axes
@@ -106,7 +107,6 @@ def synthetic_report(
             pack,
             min(batch, count - start),
             seed=HELD_OUT + start,
-            device=device,
             options=RenderOptions(chunk=batch),
             pyramid=pyramid,
         )
@@ -116,13 +116,13 @@ def synthetic_report(
         with torch.inference_mode():
             out: Any = model(normalize(crops.image), tasks=["seg", "normal", "matting", "pointmap", "pose"])
         logits = out["seg"].logits.float()
-        labels = upsample(logits, size_hw).argmax(1)  # [n, H, W]
+        labels = bilinear(logits, size_hw).argmax(1)  # [n, H, W]
         parts.update(labels, crops.parts[:, 0])
         silhouette.update(labels, crops.parts[:, 0] > 0)
-        normals.update(upsample(out["normal"].normals, size_hw), to_model_axes(crops.normals))
-        matte.update(upsample(out["matting"].alphas, size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
+        normals.update(bilinear(out["normal"].normals.float(), size_hw), to_model_axes(crops.normals))
+        matte.update(bilinear(out["matting"].alphas.float(), size_hw)[:, 0].clamp(0, 1), crops.alpha[:, 0].clamp(0, 1))
         known = crops.depth[:, 0] > 0  # [n, H, W]
-        found = upsample(out["pointmap"].pointmaps, size_hw)
+        found = bilinear(out["pointmap"].pointmaps.float(), size_hw)
         points.update(found, crops.points, mask=known, length=crops.stature_m)
         along = points_from_depth(found[:, 2], crops.intrinsics)
         depth.update(along, crops.points, mask=known, length=crops.stature_m)
@@ -148,11 +148,6 @@ def synthetic_report(
     for name, metric in {**metrics, "points, camera known": depth}.items():
         report.add(name, metric.compute())
     return report
-
-
-def upsample(maps: Tensor, size_hw: tuple[int, int]) -> Tensor:
-    """Resize maps [n, C, h, w] to the size of the crop: [n, C, H, W]."""
-    return F.interpolate(maps.float(), size=size_hw, mode="bilinear", align_corners=False)
 
 
 def crop_keypoints(heatmaps: Tensor, size_hw: tuple[int, int]) -> Tensor:
@@ -191,6 +186,13 @@ class Photo:
     image: np.ndarray[Any, np.dtype[np.uint8]]
     people: list[Person] = field(default_factory=list)
 
+    @property
+    def boxes_xyxy(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Boxes of the people [M, 4]."""
+        boxes = np.array([person.box_xywh for person in self.people], float).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        return boxes
+
 
 def read_photos(root: Path) -> Iterator[Photo]:
     """Read all photographs with people and their annotations."""
@@ -228,13 +230,11 @@ def photo_report(
     photos = 0
     for photo in read_photos(root):
         photos += 1
-        boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
-        boxes_xyxy = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
         people = detect_people(detector, photo.image, on_empty="none")
         detection.update(
             people.boxes_xyxy,
             people.scores,
-            boxes_xyxy,
+            photo.boxes_xyxy,
             crowd=[person.crowd for person in photo.people],
             size_hw=photo.image.shape[:2],
         )

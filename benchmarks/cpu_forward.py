@@ -22,13 +22,12 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from measure import time_and_peak
+from measure import Times, time_alternately, time_and_peak
 from torch import Tensor
 
 import vitruvian
@@ -42,9 +41,6 @@ CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "
 LAYERS = 24  # of 0.4b
 GOALS = {"float32": 0.85, "int8": 0.45}  # shares of the reference's time, for poses with all of 0.4b
 REFERENCE = "reference"
-
-Times = dict[str, list[tuple[float, float]]]  # wall and CPU seconds of each round, by model
-
 
 # ------------------------------------------------------------------------------------------------------------ models
 
@@ -105,17 +101,6 @@ def int8_model(model: Any, folder: Path, images: list[Tensor], threads: int) -> 
 
 
 # --------------------------------------------------------------------------------------------------------- measuring
-
-
-def time_alternately(calls: dict[str, Callable[[], Any]], rounds: int) -> Times:
-    """Time functions alternately."""
-    times: Times = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, function in calls.items():
-            start = time.perf_counter(), time.process_time()
-            function()
-            times[name].append((time.perf_counter() - start[0], time.process_time() - start[1]))
-    return times
 
 
 def text(rounds: list[tuple[float, float]]) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian import load_image
+from vitruvian.images.boxes import box_areas
 from vitruvian.pipelines.people import PeopleDetector, open_detector
 from vitruvian.training.evaluation import BoxAP
 
@@ -36,9 +37,8 @@ def scores(detector: PeopleDetector, photos: list[Photo]) -> str:
     large = {low: BoxAP(thresholds=(0.5,), min_score=low) for low in THRESHOLDS}
     for photo in photos:
         found = detector.detect(photo.image)
-        boxes = np.array([person.box_xywh for person in photo.people], float).reshape(-1, 4)
-        small = boxes[:, 2] * boxes[:, 3] <= LARGE * photo.image.shape[0] * photo.image.shape[1]
-        boxes[:, 2:] += boxes[:, :2]
+        boxes = photo.boxes_xyxy
+        small = box_areas(boxes) <= LARGE * photo.image.shape[0] * photo.image.shape[1]
         crowd = [person.crowd for person in photo.people]
         for low in THRESHOLDS:
             everyone[low].update(found.boxes_xyxy, found.scores, boxes, crowd=crowd)

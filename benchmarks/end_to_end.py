@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter, defaultdict
@@ -30,6 +29,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -248,34 +248,14 @@ class DriverUtilization:
 
     def __enter__(self) -> DriverUtilization:
         self.samples: list[int] = []
-        self.done = threading.Event()
-        words = ["nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
         self.process: subprocess.Popen[str] | None = None
-        self.thread: threading.Thread | None = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-        except Exception:
-            with contextlib.suppress(OSError):
-                self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-                time.sleep(1.0)  # until it starts
-            return self
-
-        def sample() -> None:
-            with contextlib.suppress(Exception):
-                while not self.done.wait(0.05):
-                    self.samples.append(int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu))
-
-        self.thread = threading.Thread(target=sample, daemon=True)
-        self.thread.start()
+        words = ["nvidia-smi", "-i", "0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
+        with contextlib.suppress(OSError):
+            self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            time.sleep(1.0)  # until it starts
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.done.set()
-        if self.thread is not None:
-            self.thread.join(5)
         if self.process is not None:
             self.process.terminate()
             with contextlib.suppress(Exception):
@@ -424,17 +404,6 @@ def run_profiled(pipe: Any, folder: str, boxes: dict[str, Any], out: Path, devic
         return 0.0
 
 
-@contextlib.contextmanager
-def without_upload_stream() -> Iterator[None]:
-    """Preprocess images on the CPU and decode in the consumer's thread."""
-    upload_stream = base.upload_stream
-    base.upload_stream = lambda *_: None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        base.upload_stream = upload_stream
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -507,7 +476,8 @@ def main() -> int:
             print(f"GPU utilization by the driver: {driver}, in a third run of {again:.3f} s", flush=True)
         if options.before:
             few = paths[: max(4, len(paths) // 4)]
-            with without_upload_stream():
+            # Images are preprocessed on the CPU and decoded in the thread of the consumer.
+            with mock.patch.object(base, "upload_stream", return_value=None):
                 run(pipe, few, boxes, root / "before", device)
                 before = run(pipe, few, boxes, root / "before", device)
             ratio = (before / len(few)) / (seconds / len(paths))

@@ -20,14 +20,13 @@ import io
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measure import MemorySampler, describe_memory, run_in_new_process
+from measure import MemorySampler, describe_memory, run_in_new_process, time_alternately
 from PIL import Image
 from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
 
@@ -80,14 +79,9 @@ def calibrate(folder: Path, path: Path) -> tuple[int, dict[str, float]]:
     return layers, {"decoding": decoding, "writing": writing, "model": model, "pre- and postprocessing": rest}
 
 
-def fastest(call: Callable[[], Any], rounds: int = 5) -> float:
+def fastest(call: Callable[[], Any]) -> float:
     """Return the minimum CPU seconds of several calls."""
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        call()
-        times.append(time.process_time() - start)
-    return min(times)
+    return min(seconds for _, seconds in time_alternately({"": call}, 5)[""])
 
 
 def warm_pipeline(images: Path, model: Path) -> Any:

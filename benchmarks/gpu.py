@@ -82,7 +82,7 @@ def attempt(name: str, workload: Workload, options: dict[str, Any]) -> Measureme
 
 
 @torch.no_grad()
-def parts(name: str, workload: Workload) -> dict[str, float]:
+def time_variants(name: str, workload: Workload) -> dict[str, float]:
     """Return the milliseconds of our model: not optimized, and with Triton and CUDA graphs on or off."""
     one = benchmark_model(name)
     model, inputs = one.build(workload), one.inputs(workload)
@@ -256,7 +256,7 @@ def main() -> int:
             workload = Workload(batch, sizes_of(name, options)[0], prompts, DTYPES[options.dtypes[0]], device)
             if on_gpu and prompts != 1:
                 written["profiles"][f"{name} {prompts}"] = profile(name, workload)
-            written["parts"][f"{name} {prompts}"] = parts(name, workload)
+            written["parts"][f"{name} {prompts}"] = time_variants(name, workload)
             print(f"{name} {prompts}: {written['parts'][f'{name} {prompts}']}", flush=True)
             save()
         (options.out / "profiles.txt").write_text(

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import threading
@@ -15,39 +14,19 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+Times = dict[str, list[tuple[float, float]]]  # wall and CPU seconds of each round, by name
 _SECTIONS, _MAX_GROWTH = 8, 1.1  # sections of a run, and how much more memory the last ones may use than the first
 
 
-def alternate(
-    first: Callable[[], Any],
-    second: Callable[[], Any],
-    *,
-    rounds: int = 5,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[list[float], list[float]]:
-    """Time two functions alternately, after one warmup call of each; return the seconds of each round.
-
-    With `time.process_time` as the clock it is CPU time, which depends less on other processes.
-    """
-    first()
-    second()
-    times: tuple[list[float], list[float]] = ([], [])
+def time_alternately(calls: dict[str, Callable[[], Any]], rounds: int) -> Times:
+    """Time functions alternately."""
+    times: Times = {name: [] for name in calls}
     for _ in range(rounds):
-        for function, taken in zip((first, second), times, strict=True):
-            start = clock()
+        for name, function in calls.items():
+            start = time.perf_counter(), time.process_time()
             function()
-            taken.append(clock() - start)
+            times[name].append((time.perf_counter() - start[0], time.process_time() - start[1]))
     return times
-
-
-def print_row(name: str, ours: list[float], theirs: list[float], note: str = "") -> None:
-    """Print medians with their range, and the ratio."""
-
-    def text(values: list[float]) -> str:
-        return f"{statistics.median(values) * 1e3:8.1f} ms ({min(values) * 1e3:.1f}–{max(values) * 1e3:.1f})"
-
-    ratio = statistics.median(theirs) / statistics.median(ours)
-    print(f"{name:44s} ours {text(ours):30s} reference {text(theirs):30s} {ratio:6.2f} × faster  {note}")
 
 
 class MemorySampler:

@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 from measure import as_arguments, run_in_new_process
+from numpy.typing import NDArray
 from PIL import Image
+from random_inputs import smooth_image
 from reference import load_reference
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,11 +43,8 @@ from vitruvian.models.sam2.processing import Sam2Processor
 IMAGE = 1024
 
 
-def smooth_image() -> Tensor:
-    """Return smooth random colors [3, 1024, 1024], uint8."""
-    torch.manual_seed(0)
-    small = torch.rand(1, 3, 24, 24) * 255
-    return F.interpolate(small, size=(IMAGE, IMAGE), mode="bicubic").clamp(0, 255)[0].to(torch.uint8)
+def random_image() -> NDArray[np.uint8]:
+    return smooth_image((IMAGE, IMAGE), np.random.default_rng(0))
 
 
 def our_model(options: argparse.Namespace) -> Sam2Model:
@@ -88,7 +87,7 @@ def settings(options: argparse.Namespace, level: float) -> dict[str, Any]:
 
 def ours(options: argparse.Namespace) -> dict[str, Any]:
     model, processor = our_model(options), Sam2Processor()
-    prepared = processor(images=smooth_image(), return_tensors="pt")["pixel_values"].to(options.device)
+    prepared = processor(images=random_image(), return_tensors="pt")["pixel_values"].to(options.device)
     level = threshold(model, model.get_image_embeddings(prepared), options)
     calls: list[int] = []
     decode = model.mask_decoder.confident_masks
@@ -100,7 +99,7 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
     model.mask_decoder.confident_masks = counted  # type: ignore[method-assign]
     generator = Sam2AutomaticMaskGenerator(model, processor, **settings(options, level))
     start = clock(options)
-    found = generator(smooth_image())
+    found = generator(random_image())
     assert isinstance(found, MaskProposals)
     taken = since(start, options)
     return {
@@ -117,14 +116,14 @@ def theirs(options: argparse.Namespace) -> dict[str, Any]:
 
     torchvision.ops.boxes.nms = box_nms
     processor = transformers.Sam2ImageProcessor()
-    prepared = processor(images=smooth_image(), return_tensors="pt")["pixel_values"].to(options.device)
+    prepared = processor(images=random_image(), return_tensors="pt")["pixel_values"].to(options.device)
     level = threshold(model, model.get_image_embeddings(prepared), options)
     calls: list[int] = []
     model.mask_decoder.register_forward_hook(
         lambda module, args, kwargs, out: calls.append(kwargs["sparse_prompt_embeddings"].shape[1]), with_kwargs=True
     )
     generate = transformers.pipeline("mask-generation", model=model, image_processor=processor, device=options.device)
-    image = Image.fromarray(smooth_image().permute(1, 2, 0).numpy())
+    image = Image.fromarray(random_image())
     start = clock(options)
     found = generate(image, **settings(options, level))
     taken, masks = since(start, options), [torch.as_tensor(mask) for mask in found["masks"]]

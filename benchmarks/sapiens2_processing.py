@@ -9,28 +9,41 @@ of the results.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
-from measure import alternate, print_row
+from measure import time_alternately
 from PIL import Image
 from reference import load_reference
 
 import vitruvian
-from vitruvian.benchmarking.timing import describe_machine
+from vitruvian.benchmarking.timing import Timing, describe_machine
 
 
-def heatmaps(people: int = 8, joints: int = 308) -> torch.Tensor:
-    """Return heatmaps [P, J, 256, 192] like those of a trained model: Gaussians at random positions, and noise."""
+def print_times(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], *, rounds: int = 5) -> tuple[Any, Any]:
+    """Print the times of two functions; return their results."""
+    results = ours(), theirs()  # and warmup
+    times = time_alternately({"ours": ours, "reference": theirs}, rounds)
+    wall = {kind: Timing.of([1e3 * seconds for seconds, _ in found]) for kind, found in times.items()}
+    ratio = wall["reference"].median / wall["ours"].median
+    print(f"{name:44s} ours {wall['ours']!s:30} reference {wall['reference']!s:30} ms {ratio:6.2f} × faster")
+    return results
+
+
+def heatmaps() -> torch.Tensor:
+    """Return heatmaps [8, 308, 256, 192] like those of a trained model: Gaussians at random positions, and noise."""
     generator = torch.Generator().manual_seed(0)
-    maps = torch.empty(people, joints, 256, 192)
+    maps = torch.empty(8, 308, 256, 192)
     rows, columns = torch.arange(256.0), torch.arange(192.0)
     for person in maps:
-        xy = torch.rand(joints, 2, generator=generator) * torch.tensor([186.0, 250.0]) + 3
+        xy = torch.rand(308, 2, generator=generator) * torch.tensor([186.0, 250.0]) + 3
         down = torch.exp(-((rows - xy[:, 1:]) ** 2) / 72)
         across = torch.exp(-((columns - xy[:, :1]) ** 2) / 72)
-        height = 0.05 + 0.9 * torch.rand(joints, 1, 1, generator=generator)
+        height = 0.05 + 0.9 * torch.rand(308, 1, 1, generator=generator)
         torch.mul(down[:, :, None] * across[:, None], height, out=person)
     return maps.add_(torch.rand(maps.shape, generator=generator), alpha=2e-3)
 
@@ -43,41 +56,30 @@ def main() -> None:
 
     for name, maps in {"heatmaps as trained": heatmaps(), "uniform noise": torch.rand(8, 308, 256, 192)}.items():
         output = SimpleNamespace(heatmaps=maps)
-        times = alternate(
-            lambda: ours.post_process_pose_estimation(output, boxes=boxes),  # noqa: B023
-            lambda: theirs.post_process_pose_estimation(output, boxes=boxes),  # noqa: B023
+        a, b = print_times(
+            f"decode 8 × 308 × 256×192, {name}",
+            lambda: ours.post_process_pose_estimation(output, boxes=boxes)[0],  # noqa: B023
+            lambda: theirs.post_process_pose_estimation(output, boxes=boxes)[0],  # noqa: B023
             rounds=3,
         )
-        a = ours.post_process_pose_estimation(output, boxes=boxes)[0]
-        b = theirs.post_process_pose_estimation(output, boxes=boxes)[0]
         gap = torch.stack([(x["keypoints"] - y["keypoints"]).abs().amax(-1) for x, y in zip(a, b, strict=True)])
-        print_row(f"decode 8 × 308 × 256×192, {name}", *times, note=f"median difference {gap.median():.1g} px")
+        print(f"    median difference {gap.median():.1g} px")
         del output, maps
 
     smooth = torch.nn.functional.interpolate(torch.randn(1, 29, 32, 24), size=(1024, 768), mode="bicubic")
     for name, logits in {"smooth": smooth, "noise": torch.randn(1, 29, 1024, 768)}.items():
         output = SimpleNamespace(logits=logits)
-        times = alternate(
-            lambda: ours.post_process_semantic_segmentation(output, [(1080, 1920)]),  # noqa: B023
-            lambda: theirs.post_process_semantic_segmentation(output, [(1080, 1920)]),  # noqa: B023
+        a, b = print_times(
+            f"29 classes to 1080p, {name}",
+            lambda: ours.post_process_semantic_segmentation(output, [(1080, 1920)])[0],  # noqa: B023
+            lambda: theirs.post_process_semantic_segmentation(output, [(1080, 1920)])[0],  # noqa: B023
         )
-        a = ours.post_process_semantic_segmentation(output, [(1080, 1920)])[0]
-        b = theirs.post_process_semantic_segmentation(output, [(1080, 1920)])[0]
-        print_row(f"29 classes to 1080p, {name}", *times, note=f"{(a != b).float().mean():.1%} of pixels differ")
+        print(f"    {(a != b).float().mean():.1%} of pixels differ")
 
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1080, 1920, 3), dtype=np.uint8))
-    print_row(
-        "preprocess a 1080p image",
-        *alternate(lambda: ours(image, return_tensors="pt"), lambda: theirs(image, return_tensors="pt")),
-    )
-    print_row(
-        "crop 8 people",
-        *alternate(
-            lambda: ours(image, boxes=boxes, return_tensors="pt"),
-            lambda: theirs(image, boxes=boxes, return_tensors="pt"),
-            rounds=3,
-        ),
-    )
+    for name, options, rounds in (("preprocess a 1080p image", {}, 5), ("crop 8 people", {"boxes": boxes}, 3)):
+        calls = (functools.partial(one, image, return_tensors="pt", **options) for one in (ours, theirs))
+        print_times(name, *calls, rounds=rounds)
 
 
 if __name__ == "__main__":

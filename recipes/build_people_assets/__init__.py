@@ -140,7 +140,7 @@ def _surface_from_weights(source: BodySource) -> Arrays:
     vertices = source.template
     columns, scores = [], []
     for name, prefixes in _CLASS_OF_BONES:
-        share = source.weights[:, [i for i, bone in enumerate(source.bone_names) if bone.startswith(prefixes)]].sum(1)
+        share = source.bone_share(*prefixes)
         if name in PART_INDEX:
             columns.append(PART_INDEX[name])
             scores.append(share)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitruvian.errors import MissingExtraError
+from vitruvian.errors import import_extra
 from vitruvian.images.types import IntArray
 from vitruvian.training.synthetic.asset_pack import FloatArray
 
@@ -50,6 +50,11 @@ class BodySource:
     quads: IntArray  # [q, 4]
     quad_uv: FloatArray  # [q, 4, 2]
     skirt_quads: IntArray  # [s, 4] of the helper mesh that skirts are cut from
+
+    def bone_share(self, *prefixes: str) -> FloatArray:
+        """Return how much vertices belong to the bones whose names start so, [N] in 0..1."""
+        columns = [i for i, name in enumerate(self.bone_names) if name.startswith(prefixes)]
+        return np.asarray(self.weights[:, columns].sum(1))
 
 
 def read_bodies(*, identities: int, seed: int = 0, keep_bones: tuple[str, ...] = ()) -> BodySource:
@@ -106,12 +111,7 @@ def shape_basis(source: BodySource, components: int) -> dict[str, FloatArray]:
     Faces vary by millimeters where bodies vary by decimeters, so the head counts more than its size.
     """
     people, N = len(source.identities), source.template.shape[0]
-
-    def share(*prefixes: str) -> FloatArray:
-        columns = [i for i, name in enumerate(source.bone_names) if name.startswith(prefixes)]
-        return np.asarray(source.weights[:, columns].sum(1))
-
-    importance = (1 + 3 * share("head", "neck03") + share("wrist", "finger")).astype(np.float32)
+    importance = 1 + 3 * source.bone_share("head", "neck03") + source.bone_share("wrist", "finger")  # [N]
     importance[BODY_VERTICES:] *= 0.5
     bones = source.identity_bones.shape[1:]
     scale = np.concatenate([np.repeat(importance, 3), np.full(source.identity_bones[0].size, 4.0, np.float32)])
@@ -130,10 +130,7 @@ def shape_basis(source: BodySource, components: int) -> dict[str, FloatArray]:
 
 
 def _anny_model() -> Any:
-    try:
-        import anny
-    except ImportError as error:
-        raise MissingExtraError("anny", "synthetic", "building a pack of synthetic people") from error
+    anny = import_extra("anny", "synthetic", "building a pack of synthetic people")
     model = anny.Anny(
         topology="makehuman-full", rig="makehuman", phenotypes="all", local_changes="default", facial_actions="all"
     )

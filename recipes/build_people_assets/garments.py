@@ -63,13 +63,7 @@ def make_dress_form(source: BodySource, quads: IntArray, quad_uv: FloatArray) ->
     faces, uv = split_quads(quads), split_quads(quad_uv) * _FABRIC_REPEATS
     vertices = source.template
     at = {name: source.template_bones[i, 0] for i, name in enumerate(source.bone_names)}
-    column = {name: i for i, name in enumerate(source.bone_names)}
-
-    def share(prefixes: tuple[str, ...]) -> FloatArray:
-        columns = [i for name, i in column.items() if name.startswith(prefixes)]
-        return np.asarray(source.weights[:, columns].sum(1))
-
-    arm = share(("upperarm", "lowerarm", "wrist", "finger"))
+    arm = source.bone_share("upperarm", "lowerarm", "wrist", "finger")
     along = np.full(len(vertices), -0.05, np.float32)
     lengths = (0.0, 0.0)
     for side, sign in (("L", 1), ("R", -1)):
@@ -82,14 +76,14 @@ def make_dress_form(source: BodySource, quads: IntArray, quad_uv: FloatArray) ->
         here = (vertices[:, 0] * sign > 0) & (arm > 0)
         way = first * (1 - bend) + second * bend
         along = np.where(here, way * arm - 0.05 * (1 - arm), along)
-    trunk = (arm < 0.5) & (share(("head", "neck", "upperleg", "lowerleg", "foot", "toe")) < 0.5)
+    trunk = (arm < 0.5) & (source.bone_share("head", "neck", "upperleg", "lowerleg", "foot", "toe") < 0.5)
     surface = _remove_relief(vertices, faces, trunk)
     return DressForm(
         vertices=vertices, surface=surface, normals=mesh_normals(surface, faces), faces=faces,
         uv=uv.astype(np.float32),
         skirt_faces=split_quads(source.skirt_quads),
         along_arm=along.astype(np.float32), arm=arm,
-        head=share(("head",)), at=at, eye_z=float(vertices[EYES, 2].mean()),
+        head=source.bone_share("head"), at=at, eye_z=float(vertices[EYES, 2].mean()),
         upper_arm=lengths[0], whole_arm=lengths[0] + lengths[1],
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ def laplacian_smooth(positions: FloatArray, edges: IntArray, rounds: int) -> Flo
 
 
 # ------------------------------------------------------------------------------------------------- cutting meshes
-# A new vertex lies inside an old triangle and is bound to its corners. Neighbouring triangles share the vertices on
+# A new vertex lies inside an old triangle and is bound to its corners. Neighboring triangles share the vertices on
 # their common edge, so that the result has no cracks.
 
 

@@ -22,11 +22,14 @@ from vitruvian.cli.commands.evaluate import evaluate
 from vitruvian.cli.commands.synthesize import synthesize
 from vitruvian.cli.commands.train import train as train_command
 from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.training import checkpoints, loop
 from vitruvian.training.config import TrainConfig
+from vitruvian.training.datasets import folder as folder_module
 from vitruvian.training.datasets import stream as stream_module
 from vitruvian.training.log import METRICS_FILE, read_metrics
 from vitruvian.training.loop import train
 from vitruvian.training.objectives import TASK_WEIGHTS
+from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.task_models import open_models
 
 pytest.importorskip("accelerate")
@@ -243,6 +246,24 @@ def test_stream_of_synthetic_people(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         )
     train(TrainConfig.from_dict(table))
     assert same(last_weights(tmp_path / "whole"), last_weights(tmp_path / "parts"))
+
+
+def test_each_use_of_random_numbers_has_seeds_of_its_own(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream_module, "RenderOptions", lambda size_hw, **_: replace(PLAIN, size_hw=size_hw))
+    uses: dict[str, set[int]] = {}
+    for module in (loop, checkpoints, stream_module, folder_module):
+
+        def recorded(*numbers: int) -> int:
+            caller = sys._getframe(1).f_code.co_qualname  # the function that draws
+            uses.setdefault(caller, set()).add(derive_seed(*numbers))
+            return derive_seed(*numbers)
+
+        monkeypatch.setattr(module, "derive_seed", recorded)
+    train(small_run(tmp_path / "folder", folder, "parts", steps=6))
+    stream = {"pack": "procedural", "ring": 8, "chunk": 4, "reuse": 1.0}
+    train(small_run(tmp_path / "stream", None, "parts", steps=6, data__stream=stream))
+    assert len(uses) == 7
+    assert len(set().union(*uses.values())) == sum(map(len, uses.values()))
 
 
 def test_without_data(tmp_path: Path):

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError, import_extra, near_matches
 from vitruvian.export.comparison import task_errors
@@ -32,6 +31,7 @@ from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
 from vitruvian.io.media_files import IMAGE_SUFFIXES
 from vitruvian.model import Model
+from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE
 
 _T = TypeVar("_T")
@@ -124,7 +124,7 @@ def calibration_samples(
     samples = []
     for path in _evenly_spaced(paths, max_samples):
         pixels = processor(images=load_image(path), return_tensors="pt")["pixel_values"]
-        samples.append(example | {"pixel_values": _resize(pixels, wanted_hw)})
+        samples.append(example | {"pixel_values": bilinear(pixels.float(), wanted_hw, antialias=True)})
     return samples
 
 
@@ -132,13 +132,6 @@ def _evenly_spaced(items: Sequence[_T], count: int) -> list[_T]:
     """Return up to `count` of some items."""
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]
-
-
-def _resize(pixels: Tensor, size_hw: Sequence[int]) -> Tensor:
-    """Resize images [B, 3, H, W], unless they have the size."""
-    if tuple(pixels.shape[-2:]) == tuple(size_hw):
-        return pixels
-    return F.interpolate(pixels.float(), size=tuple(size_hw), mode="bilinear", antialias=True)
 
 
 def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
@@ -240,7 +233,8 @@ def _single_inputs(
             count += 1
             one = {name: sample[name][index : index + 1] for name in signature.inputs}
             if "pixel_values" in one:
-                one["pixel_values"] = _resize(one["pixel_values"], signature.inputs["pixel_values"][-2:])
+                size_hw = signature.inputs["pixel_values"][-2:]
+                one["pixel_values"] = bilinear(one["pixel_values"].float(), size_hw, antialias=True)
             for name, value in one.items():
                 if list(value.shape[1:]) != signature.inputs[name][1:]:
                     raise InputError(

@@ -75,7 +75,7 @@ def cross_entropy(
             "Leave it out to weight all classes alike."
         )
     summed = F.cross_entropy(logits, labels, weight=per_class, ignore_index=ignore_index, reduction="sum")
-    return summed / terms.nonzero(per_class[labels.where(valid, 0)].where(valid, 0.0).sum())
+    return summed / terms.safe_divisor(per_class[labels.where(valid, 0)].where(valid, 0.0).sum())
 
 
 def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Tensor:
@@ -103,7 +103,7 @@ def dice_loss(logits: Tensor, labels: Tensor, *, ignore_index: int = 255) -> Ten
     present = (area > 0).float()  # [B, K]
     present[:, 0] = 0
     counted = present.sum(dim=1)  # [B]
-    per_image = ((1 - dice) * present).sum(dim=1) / terms.nonzero(counted)  # [B]
+    per_image = ((1 - dice) * present).sum(dim=1) / terms.safe_divisor(counted)  # [B]
     return terms.weighted_mean(per_image, (counted > 0).float())
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.losses.terms import LossTerms, nonzero, weighted_mean
+from vitruvian.losses.terms import LossTerms, safe_divisor, weighted_mean
 
 _FOCAL_POWER, _NEAR_POWER = 2.0, 4.0
 _SIGMA = 0.09  # of the Gaussian of a center, relative to the sides of the box
@@ -75,7 +75,7 @@ def people_loss(logits: Tensor, sides: Tensor, target: PeopleTarget) -> LossTerm
     probability = logits.sigmoid()
     hit = -((1 - probability) ** _FOCAL_POWER) * F.logsigmoid(logits)
     miss = -((1 - target.center) ** _NEAR_POWER) * probability**_FOCAL_POWER * F.logsigmoid(-logits)
-    center = (torch.where(peak, hit, miss) * target.weight).sum() / nonzero((peak * target.weight).sum())
+    center = (torch.where(peak, hit, miss) * target.weight).sum() / safe_divisor((peak * target.weight).sum())
     weight = torch.where(target.center >= _BOX_THRESHOLD, target.center, 0.0) * target.weight  # [B, 1, h, w]
     inside = (target.sides > 0).all(dim=1, keepdim=True)
     box = weighted_mean(1 - _generalized_iou(sides, target.sides.clamp_min(1e-3)), weight * inside)
@@ -90,4 +90,4 @@ def _generalized_iou(a: Tensor, b: Tensor) -> Tensor:
     common = (low[:, 0] + low[:, 2]).clamp_min(0) * (low[:, 1] + low[:, 3]).clamp_min(0)
     around = (high[:, 0] + high[:, 2]) * (high[:, 1] + high[:, 3])
     union = area_a + area_b - common
-    return (common / nonzero(union) - (around - union) / nonzero(around)).unsqueeze(1)
+    return (common / safe_divisor(union) - (around - union) / safe_divisor(around)).unsqueeze(1)

@@ -9,27 +9,16 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
+FOCAL_ALPHA = 0.25  # weight of the foreground; the background has the rest
+FOCAL_GAMMA = 2.0  # exponent that reduces the loss of easy pixels
 
 
-def sigmoid_focal_loss(
-    logits: Tensor, targets: Tensor, *, alpha: float = FOCAL_ALPHA, gamma: float = FOCAL_GAMMA
-) -> Tensor:
-    """Mean focal loss of each mask: [..., P] -> [...].
-
-    Args:
-        logits: Mask logits.
-        targets: 0 and 1, as floats.
-        alpha: Weight of the foreground; the background has 1 - alpha. Negative for no weights.
-        gamma: Exponent that reduces the loss of easy pixels.
-    """
+def sigmoid_focal_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean focal loss of each mask, for targets of 0 and 1 as floats: [..., P] -> [...]."""
     loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     probability = logits.sigmoid()
     error = probability + targets - 2 * probability * targets  # one minus the probability of the true class
-    loss = loss * error**gamma
-    if alpha >= 0:
-        loss = loss * (1 - alpha + (2 * alpha - 1) * targets)
-    return loss.mean(-1)
+    return (loss * error**FOCAL_GAMMA * (1 - FOCAL_ALPHA + (2 * FOCAL_ALPHA - 1) * targets)).mean(-1)
 
 
 def mask_dice_loss(logits: Tensor, targets: Tensor) -> Tensor:

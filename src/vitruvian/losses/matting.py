@@ -79,7 +79,7 @@ def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_L
         level = coarser
     bands.append(level)
     means = torch.stack([2**i * band.abs().sum(dim=1).mean() for i, band in enumerate(bands)])  # [L]
-    return means.mean() / terms.nonzero(share)
+    return means.mean() / terms.safe_divisor(share)
 
 
 def _halve(image: Tensor) -> Tensor:

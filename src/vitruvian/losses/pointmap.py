@@ -78,7 +78,7 @@ def pointmap_loss(
     scales = _check_scales(target_scales, batch=pred.shape[0], what="target_scales")  # [B, 1]
     valid = valid * (target[:, 2:] > 0)  # [B, 1, H, W], in front of the camera
     target = terms.clear_invalid(target, valid) * scales[:, :, None, None]  # [B, 3, H, W]
-    depth = terms.nonzero(terms.weighted_mean_per_image(target[:, 2:], valid))  # [B, 1, 1, 1]
+    depth = terms.safe_divisor(terms.weighted_mean_per_image(target[:, 2:], valid))  # [B, 1, 1, 1]
     error = terms.clear_invalid((pred - target) / depth, valid)  # [B, 3, H, W]
     functions: dict[str, Callable[[], Tensor]] = {
         "l1": lambda: terms.weighted_mean(error.abs(), valid),
@@ -94,7 +94,7 @@ def pointmap_loss(
                 f"intrinsics: expected one camera for each of {len(pred)} images, got {len(intrinsics)}. "
                 "Repeat a shared camera with .expand(B, 3, 3)."
             )
-        rays_xy = _pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
+        rays_xy = pixel_rays(intrinsics, size_hw=(pred.shape[2], pred.shape[3]))  # [B, 2, H, W]
         functions["intrinsics"] = lambda: terms.weighted_mean((pred[:, :2] - rays_xy * pred[:, 2:]).abs(), valid)
     if pred_scales is not None:
         predicted = _check_scales(pred_scales, batch=pred.shape[0], what="pred_scales", positive=False)  # [B, 1]
@@ -108,7 +108,7 @@ def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> T
     return canonical_focal / intrinsics[:, 0, 0].float().unsqueeze(1)  # [B, 1]
 
 
-def _pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
+def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
     """Return x/z and y/z of the ray through each pixel's center: [B, 3, 3] -> [B, 2, H, W].
 
     ``y/z = (v − c_y) / f_y`` and ``x/z = (u − c_x − s · y/z) / f_x`` for column u, row v (from 0) and skew s.
@@ -127,7 +127,9 @@ def _multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
     means = []
     for size in _POOLED_SIZES:
         share = F.avg_pool2d(weights, size, ceil_mode=True)  # [B, 1, H/size, W/size]
-        pooled = F.avg_pool2d(error * weights, size, ceil_mode=True) / terms.nonzero(share)  # [B, C, H/size, W/size]
+        pooled = F.avg_pool2d(error * weights, size, ceil_mode=True) / terms.safe_divisor(
+            share
+        )  # [B, C, H/size, W/size]
         means.append(terms.weighted_mean(pooled.abs(), share))
     return torch.stack(means).mean()
 
@@ -181,17 +183,17 @@ def aligned_distance(pred: Tensor, target: Tensor, weights: Tensor, length: Tens
     """
     pred, target = terms.clear_invalid(pred, weights), terms.clear_invalid(target, weights)
     both = (pred * target * weights).sum(dim=(1, 2, 3), keepdim=True)  # [B, 1, 1, 1]
-    factor = both / terms.nonzero((pred.square() * weights).sum(dim=(1, 2, 3), keepdim=True))
+    factor = both / terms.safe_divisor((pred.square() * weights).sum(dim=(1, 2, 3), keepdim=True))
     error = (factor * pred - target).square().sum(dim=1, keepdim=True)  # [B, 1, H, W]
     distance = (error + 1e-8).sqrt()  # keeps the gradient finite at 0
-    shares = terms.weighted_mean_per_image(distance, weights).flatten() / terms.nonzero(length.float())  # [B]
+    shares = terms.weighted_mean_per_image(distance, weights).flatten() / terms.safe_divisor(length.float())  # [B]
     return terms.weighted_mean(shares, (weights > 0).flatten(1).any(dim=1).float())
 
 
 def _normal_error(pred: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     """Compare the surface normals of two pointmaps [B, 3, H, W]: 1 − cos + ⅓ L1, a mean over [B, 1, H-1, W-1]."""
     depth = terms.weighted_mean_per_image(target[:, 2:], weights)  # [B, 1, 1, 1]
-    size = max(pred.shape[-2:]) / terms.nonzero(depth)  # the distance of neighbors becomes about 1
+    size = max(pred.shape[-2:]) / terms.safe_divisor(depth)  # the distance of neighbors becomes about 1
     ours, _ = _normals(pred * size, weights)  # [B, 3, H-1, W-1]
     theirs, valid = _normals(target * size, weights)  # [B, 3, H-1, W-1], [B, 1, H-1, W-1]
     cosine = (ours * theirs).sum(dim=1, keepdim=True)  # [B, 1, H-1, W-1]

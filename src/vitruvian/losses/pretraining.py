@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import InputError
-from vitruvian.losses.terms import nonzero, sum_over_processes, weighted_mean
+from vitruvian.losses.terms import safe_divisor, sum_over_processes, weighted_mean
 
 _PATCH_VARIANCE_FLOOR = 1e-6
 
@@ -122,8 +122,8 @@ def sinkhorn(logits: Tensor, *, temperature: float, iterations: int = 3) -> Tens
     """
     share = (logits.float() / temperature).softmax(dim=1)  # [M, K]
     for _ in range(iterations):
-        share = share / nonzero(sum_over_processes(share.sum(dim=0)))
-        share = share / nonzero(share.sum(dim=1, keepdim=True))
+        share = share / safe_divisor(sum_over_processes(share.sum(dim=0)))
+        share = share / safe_divisor(share.sum(dim=1, keepdim=True))
     return share
 
 

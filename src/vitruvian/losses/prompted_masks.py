@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.losses.focal_dice import mask_dice_loss, sigmoid_focal_loss
 from vitruvian.losses.terms import LossTerms, weighted_mean, weighted_sum
+from vitruvian.ops.interpolate import bilinear
 
 PROMPTED_MASK_WEIGHTS = {"focal": 20.0, "dice": 1.0, "iou": 1.0, "object_score": 1.0}  # of the training of SAM 2
 
@@ -47,24 +48,21 @@ def clip_loss(
         predictions: Predictions with the true masks of their frames [O, H, W], to whose size masks are enlarged.
         weights: Weights of terms other than `PROMPTED_MASK_WEIGHTS`.
     """
-    total: Tensor | None = None
-    terms: dict[str, Tensor] = {}
+    parts: list[tuple[float, LossTerms]] = []  # with the share of their objects
     for prediction, truth in predictions:
         for count in sorted({len(one) for one in prediction.logits} - {0}):  # objects with as many masks
             chosen = [number for number, one in enumerate(prediction.logits) if len(one) == count]
             logits = torch.stack([prediction.logits[number] for number in chosen]).float()  # [O', K, h, w]
-            large = F.interpolate(logits, size=truth.shape[-2:], mode="bilinear", align_corners=False)
+            large = bilinear(logits, truth.shape[-2:])
             ious = torch.stack([prediction.ious[number] for number in chosen])
             found = prompted_mask_loss(
                 large[None], ious[None], prediction.scores[None, chosen], truth[None, chosen], weights=weights
             )
-            share = len(chosen) / len(prediction.logits)
-            total = found.total * share if total is None else total + found.total * share
-            for name, value in found.terms.items():
-                terms[name] = terms[name] + value * share if name in terms else value * share
-    if total is None:
+            parts.append((len(chosen) / len(prediction.logits), found))
+    if not parts:
         raise InputError("predictions: expected at least one mask that was not a prompt, got none.")
-    return LossTerms(total, terms)
+    terms = {name: torch.stack([share * part.terms[name] for share, part in parts]).sum() for name in parts[0][1].terms}
+    return LossTerms(torch.stack([share * part.total for share, part in parts]).sum(), terms)
 
 
 def prompted_mask_loss(

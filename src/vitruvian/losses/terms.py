@@ -88,16 +88,16 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
     Channels of images [B, C, H, W] with weights [B, 1, H, W] are summed, not averaged.
     """
-    return (values * weights).sum() / nonzero(weights.sum())
+    return (values * weights).sum() / safe_divisor(weights.sum())
 
 
 def weighted_mean_per_image(values: Tensor, weights: Tensor) -> Tensor:
     """Average each channel of each image over its pixels: [B, C, H, W] with [B, 1, H, W] -> [B, C, 1, 1]."""
     total = (values * weights).sum(dim=(2, 3), keepdim=True)  # [B, C, 1, 1]
-    return total / nonzero(weights.sum(dim=(2, 3), keepdim=True))
+    return total / safe_divisor(weights.sum(dim=(2, 3), keepdim=True))
 
 
-def nonzero(total: Tensor) -> Tensor:
+def safe_divisor(total: Tensor) -> Tensor:
     """Replace zeros by ones, for divisions."""
     return torch.where(total == 0, 1.0, total)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import InputError
+from vitruvian.images.nms import mask_boxes
 from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss
 from vitruvian.losses.terms import LossTerms
 from vitruvian.models.sam2.options import Sam2SessionOptions
@@ -186,14 +187,11 @@ def random_points(regions: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def noisy_boxes(masks: Tensor, noise: float, generator: torch.Generator | None) -> Tensor:
     """Return the bounding boxes of masks [O, H, W] with their sides moved at random: x1, y1, x2, y2 [O, 4]."""
-    rows, columns = masks.any(2).int(), masks.any(1).int()
-    first = torch.stack((columns.argmax(1), rows.argmax(1)), dim=1)  # [O, 2]
-    limits = first.new_tensor((masks.shape[2], masks.shape[1]))
-    last = limits - torch.stack((columns.flip(1).argmax(1), rows.flip(1).argmax(1)), dim=1)
-    boxes = torch.cat((first, last), dim=1).float()
-    shift = _rand(boxes.shape, generator, torch.randn).to(boxes.device) * noise * (last - first).repeat(1, 2)
+    boxes = mask_boxes(masks).float()
+    size = (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)  # [O, 4]
+    shift = _rand(boxes.shape, generator, torch.randn).to(boxes.device) * noise * size
     moved = boxes + shift.clamp(-_MAX_BOX_NOISE, _MAX_BOX_NOISE)
-    return torch.minimum(moved.clamp(min=0), limits.repeat(2))
+    return torch.minimum(moved.clamp(min=0), boxes.new_tensor((masks.shape[2], masks.shape[1])).repeat(2))
 
 
 def _rand(shape: Sequence[int], generator: torch.Generator | None, draw: Callable[..., Tensor] = torch.rand) -> Tensor:

@@ -17,14 +17,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.errors import InputError, import_extra
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 from vitruvian.training.checkpoints import TrainingState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
 from vitruvian.training.config import TrainConfig, differences, write_config
@@ -37,7 +37,7 @@ from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
 from vitruvian.training.synthetic.asset_pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
-from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.synthetic.rng import RandomStream, derive_seed
 from vitruvian.training.task_models import build_model, compile_parts, save_models
 
 
@@ -198,7 +198,7 @@ class _Run:
         for part in range(config.accumulation):
             number = (step * config.accumulation + part) * processes + process
             batch = self.batches.batch(number)
-            generator = torch.Generator().manual_seed(derive_seed(config.seed, 2, number))
+            generator = torch.Generator().manual_seed(derive_seed(config.seed, RandomStream.OBJECTIVE, number))
             seed_step(config.seed, number)
             last = part == config.accumulation - 1
             with contextlib.nullcontext() if last else accelerator.no_sync(self.prepared):
@@ -266,7 +266,7 @@ class _Run:
                 model=self.objective,
                 optimizer=self.optimizer,
                 ema=self.ema,
-                state=replace(self.state),
+                state=self.state,
                 config=self.config.to_dict(),
                 keep=self.config.checkpoint.keep,
             )
@@ -358,8 +358,5 @@ def _open_batches(
 
 def _open_accelerator(config: TrainConfig) -> Any:
     """Create an accelerator. Its mixed precision is off: it would copy large outputs."""
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise MissingExtraError("accelerate", "train", "training") from error
-    return Accelerator(cpu=config.device == "cpu", mixed_precision="no")
+    accelerate = import_extra("accelerate", "train", "training")
+    return accelerate.Accelerator(cpu=config.device == "cpu", mixed_precision="no")

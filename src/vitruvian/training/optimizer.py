@@ -30,29 +30,10 @@ _TOKENS = ("cls_token", "register_tokens", "mask_token", "position_embeddings")
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """Return an optimizer of the trainable weights of `model`, with one group for each depth and kind.
 
-    AdamW is fused on CUDA. With Muon the matrices of the encoders' layers have their own groups.
+    Groups have `names` and `lr_scale` beside the options of torch, the lowest scale first. AdamW is fused on CUDA. With
+    Muon the matrices of the encoders' layers have groups with ``orthogonal=True``.
     """
-    orthogonal = config.kind == "muon"
-    groups = _parameter_groups(
-        model, weight_decay=config.weight_decay, layer_decay=config.layer_decay, orthogonal=orthogonal
-    )
-    device = next(model.parameters()).device
-    return (MuonAdamW if orthogonal else torch.optim.AdamW)(
-        [{**group, "lr": config.lr * group["lr_scale"]} for group in groups],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        fused=True if device.type == "cuda" else None,
-    )
-
-
-def _parameter_groups(
-    model: nn.Module, *, weight_decay: float, layer_decay: float, orthogonal: bool = False
-) -> list[dict[str, Any]]:
-    """Sort weights into groups with `params`, `names`, `weight_decay` and `lr_scale`, the lowest first.
-
-    With `orthogonal` the matrices of the layers go into groups with ``orthogonal=True``.
-    """
+    muon = config.kind == "muon"
     groups: dict[tuple[float, float, bool], list[tuple[str, Tensor]]] = {}
     layer_counts = {
         f"{name}." if name else "": len(module.model.layer)
@@ -64,22 +45,26 @@ def _parameter_groups(
             continue
         below_heads, in_layer = _depth_below_heads(name, layer_counts)
         is_matrix = parameter.ndim > 1 and name.rpartition(".")[2] not in _TOKENS
-        key = (
-            layer_decay**below_heads,
-            weight_decay if is_matrix else 0.0,
-            orthogonal and in_layer and parameter.ndim == 2,
-        )
+        decay = config.weight_decay if is_matrix else 0.0
+        key = (config.layer_decay**below_heads, decay, muon and in_layer and parameter.ndim == 2)
         groups.setdefault(key, []).append((name, parameter))
-    return [
-        {
-            "params": [parameter for _, parameter in members],
-            "names": [name for name, _ in members],
-            "weight_decay": decay,
-            "lr_scale": scale,
-        }
-        | ({"orthogonal": True} if is_orthogonal else {})
-        for (scale, decay, is_orthogonal), members in sorted(groups.items(), key=lambda item: item[0])
-    ]
+    return (MuonAdamW if muon else torch.optim.AdamW)(
+        [
+            {
+                "params": [parameter for _, parameter in members],
+                "names": [name for name, _ in members],
+                "lr": config.lr * scale,
+                "lr_scale": scale,
+                "weight_decay": decay,
+                "orthogonal": orthogonal,
+            }
+            for (scale, decay, orthogonal), members in sorted(groups.items(), key=lambda item: item[0])
+        ],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=True if next(model.parameters()).device.type == "cuda" else None,
+    )
 
 
 def _depth_below_heads(name: str, layer_counts: dict[str, int]) -> tuple[int, bool]:

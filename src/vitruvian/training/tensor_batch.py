@@ -14,6 +14,10 @@ from torch import Tensor
 class TensorBatch:
     """A dataclass whose tensors have the batch first. It may hold other batches, None, and other values."""
 
+    def __len__(self) -> int:
+        """Return the number of rows, those of the first field."""
+        return len(getattr(self, fields(self)[0].name))
+
     def to(self, device: torch.device | str) -> Self:
         """Return the batch with every tensor on `device`."""
         non_blocking = torch.device(device).type != "cpu"  # an asynchronous copy to the CPU may be read too early

@@ -5,7 +5,7 @@ import torch
 
 from vitruvian import losses
 from vitruvian.errors import InputError
-from vitruvian.losses.pointmap import _multiscale_error, _normal_error, _normals, _pixel_rays, _silog_error
+from vitruvian.losses.pointmap import _multiscale_error, _normal_error, _normals, _silog_error, pixel_rays
 
 TERMS = ["l1", "multiscale", "silog", "shift", "normals", "intrinsics", "scale"]
 
@@ -18,7 +18,7 @@ def scene(H=6, W=8, K=None, seed=0):
     """Return metric points on a bumpy surface about 2 m away, exactly on the rays of the camera."""
     K = camera() if K is None else K
     z = 2 + 0.3 * torch.rand(1, 1, H, W, generator=torch.Generator().manual_seed(seed))
-    return torch.cat((_pixel_rays(K, size_hw=(H, W)) * z, z), dim=1), K
+    return torch.cat((pixel_rays(K, size_hw=(H, W)) * z, z), dim=1), K
 
 
 def loss(pred, target, K, **kwargs):
@@ -194,13 +194,13 @@ def test_multiscale_averages_before_it_compares():
 
 def test_rays_point_through_pixel_centers_and_know_skew():
     K = camera(focal=100.0, cx=3.0, cy=1.0)
-    rays = _pixel_rays(K, size_hw=(4, 6))
+    rays = pixel_rays(K, size_hw=(4, 6))
     assert rays.shape == (1, 2, 4, 6)
     assert rays[0, :, 1, 3].tolist() == [0, 0]
     assert rays[0, 0, 0, 5].item() == pytest.approx(0.02)
     assert rays[0, 1, 3, 0].item() == pytest.approx(2 / 110)
     skewed = camera(focal=100.0, skew=7.0)
-    x, y = _pixel_rays(skewed, size_hw=(4, 6))[0, :, 3, 5]
+    x, y = pixel_rays(skewed, size_hw=(4, 6))[0, :, 3, 5]
     u, v, _ = skewed[0] @ torch.stack((x, y, torch.ones(())))
     assert (float(u), float(v)) == (pytest.approx(5, abs=1e-4), pytest.approx(3, abs=1e-4))
 

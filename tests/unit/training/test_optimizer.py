@@ -15,7 +15,6 @@ from vitruvian.training.objectives import Objective
 from vitruvian.training.optimizer import (
     MuonAdamW,
     _orthogonalize,
-    _parameter_groups,
     build_optimizer,
     learning_rate_factor,
     named_weights,
@@ -25,12 +24,12 @@ from vitruvian.training.task_models import build_model
 
 
 def scales(model: nn.Module, layer_decay: float = 0.5) -> dict[str, float]:
-    groups = _parameter_groups(model, weight_decay=0.1, layer_decay=layer_decay)
+    groups = build_optimizer(model, OptimizerConfig(layer_decay=layer_decay)).param_groups
     return {name: group["lr_scale"] for group in groups for name in group["names"]}
 
 
 def decays(model: nn.Module) -> dict[str, float]:
-    groups = _parameter_groups(model, weight_decay=0.1, layer_decay=0.5)
+    groups = build_optimizer(model, OptimizerConfig()).param_groups
     return {name: group["weight_decay"] for group in groups for name in group["names"]}
 
 

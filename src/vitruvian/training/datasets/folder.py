@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError, InputError
+from vitruvian.errors import CheckpointError, InputError, check_choice
 from vitruvian.images import crop_windows, fit_inside_hw
 from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
@@ -27,7 +27,7 @@ from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LABEL_FIELDS, LabeledImages
 from vitruvian.training.synthetic.asset_pack import KEYPOINTS
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
-from vitruvian.training.synthetic.rng import Rng, derive_seed
+from vitruvian.training.synthetic.rng import RandomStream, Rng, derive_seed
 
 _MIN_SIDE = 8  # pixels: smaller people are not cropped
 # The files of `MAPS` that have the ground truth of a field.
@@ -66,9 +66,8 @@ class PeopleFolder:
         view: Literal["person", "image"] = "person",
     ) -> None:
         self.folder, self.size_hw, self.view = Path(folder).expanduser(), size_hw, view
-        unknown = [task for task in tasks if task not in LABEL_FIELDS]
-        if unknown:
-            raise InputError(f"tasks: expected some of {', '.join(LABEL_FIELDS)}, got {', '.join(unknown)}.")
+        for task in tasks:
+            check_choice("tasks", task, LABEL_FIELDS)
         self.maps = frozenset(_FILES[name] for task in tasks for name in LABEL_FIELDS[task] if name in _FILES)
         self.entries = _read_entries(self.folder, view)
 
@@ -119,7 +118,8 @@ class FolderBatches:
         images = (self._read(step) if self.pool is None else self._prefetch(step, self.pool)).to(self.device)
         augment = self.data.augment
         if augment.color or augment.gray:
-            rng = Rng(torch.Generator().manual_seed(derive_seed(self.seed, 3, step)), self.device)
+            seed = derive_seed(self.seed, RandomStream.FOLDER_COLOR, step)
+            rng = Rng(torch.Generator().manual_seed(seed), self.device)
             images = photometric(images, rng, Photometric.colors_only(augment.color, augment.gray))
         return {"image": images}
 
@@ -128,8 +128,8 @@ class FolderBatches:
         crops = []
         for position in range(step * self.data.batch_size, (step + 1) * self.data.batch_size):
             epoch, rank = divmod(position, len(self.people))
-            index = self.order(epoch)[rank]
-            crops.append(self.people.read(index, augment=self.data.augment, seed=derive_seed(self.seed, 1, position)))
+            seed = derive_seed(self.seed, RandomStream.FOLDER_CROP, position)
+            crops.append(self.people.read(self.order(epoch)[rank], augment=self.data.augment, seed=seed))
         return LabeledImages.cat(crops)
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class FolderBatches:
             self.pool.shutdown(wait=True, cancel_futures=True)
 
     def _order(self, epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, 0, epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, RandomStream.FOLDER_ORDER, epoch))
         order: list[int] = torch.randperm(len(self.people), generator=generator).tolist()
         return order
 

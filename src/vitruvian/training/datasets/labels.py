@@ -59,9 +59,6 @@ class LabeledImages(TensorBatch):
     depth: Tensor | None = None  # [B, 1, H, W] meters
     parts: Tensor | None = None  # [B, 1, H, W] int64
 
-    def __len__(self) -> int:
-        return len(self.image)
-
     def has_labels(self, task: str) -> bool:
         """Return whether the ground truth of a task is known."""
         return all(getattr(self, name) is not None for name in LABEL_FIELDS[task])

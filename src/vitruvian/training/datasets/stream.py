@@ -18,7 +18,7 @@ from vitruvian.training.datasets.compose import CropSampling, SceneOptions, comp
 from vitruvian.training.datasets.labels import LabeledImages
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.render import RenderOptions
-from vitruvian.training.synthetic.rng import Rng, derive_seed
+from vitruvian.training.synthetic.rng import RandomStream, Rng, derive_seed
 from vitruvian.training.synthetic.samples import Samples, render_samples
 from vitruvian.training.synthetic.textures import build_pyramid
 
@@ -51,7 +51,7 @@ class SyntheticStream:
     def batch(self, step: int) -> dict[str, LabeledImages]:
         """Return the images of a step: "crop", "scene", and "crowd", which are crops of scenes."""
         ring, backgrounds = self._advance_ring(step), self.pack.scenery.backgrounds
-        rng = Rng(torch.Generator().manual_seed(derive_seed(self.seed, 2, step)), self.device)
+        rng = Rng(torch.Generator().manual_seed(derive_seed(self.seed, RandomStream.COMPOSITION, step)), self.device)
         samples = ring.select(rng.permutation(len(ring))[: self.crops])
         crops = compose_crops(samples, backgrounds, rng=rng, options=self.crop)
         batch = {"crop": photometric(degrade(crops, rng, shrink=True), rng, Photometric())}
@@ -74,14 +74,8 @@ class SyntheticStream:
         if self.ring is None or self.written > wanted or self.written < first:
             self.written = first
         for number in range(self.written, wanted):
-            samples = render_samples(
-                self.pack,
-                chunk,
-                seed=derive_seed(self.seed, 1, number),
-                device=self.device,
-                options=self.render,
-                pyramid=self.pyramid,
-            )
+            seed = derive_seed(self.seed, RandomStream.RENDERING, number)
+            samples = render_samples(self.pack, chunk, seed=seed, options=self.render, pyramid=self.pyramid)
             if self.ring is None:
                 self.ring = samples.new_empty(self.config.ring)
             self.ring.write(number % capacity * chunk, samples)

@@ -36,7 +36,7 @@ Predict = Callable[[Tensor], Mapping[str, Output]]
 Evaluate = Callable[[Any, int], Mapping[str, float]]  # of the model, after a number of steps
 _MIN_SCORE = 0.05  # of detected people: average precision needs uncertain ones too
 # The scores that a training run shows; a report holds all.
-_HEADLINES: Mapping[str, tuple[str, ...]] = {
+_MAIN_SCORES: Mapping[str, tuple[str, ...]] = {
     "pose": ("pck.pck@0.1", "pck.per_group.body@0.1", "pck.per_group.feet@0.1", "oks.ap"),
     "parts": ("classes.mean_iou", "classes.pixel_accuracy", "person_mask.mean_iou"),
     "normals": ("mean", "median", "within@11.25", "within@30"),
@@ -92,9 +92,9 @@ def evaluate_folder(
     return report
 
 
-def _headlines(report: ScoreReport) -> dict[str, float]:
+def _main_scores(report: ScoreReport) -> dict[str, float]:
     """Return the scores of a report that a training run shows, as ``task/metric``."""
-    return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _HEADLINES[task]}
+    return {f"{task}/{name}": report.numbers(task)[name] for task in report.scores for name in _MAIN_SCORES[task]}
 
 
 def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
@@ -112,9 +112,8 @@ def make_validation(config: TrainConfig, device: torch.device) -> Evaluate:
             images=config.evaluation.images,
             device=device,
             precision=config.precision,
-            title=f"after {step} steps",
         )
-        return _headlines(report)
+        return _main_scores(report)
 
     return evaluate
 

@@ -20,13 +20,13 @@ from vitruvian.training.synthetic.rng import Rng
 def sample_backgrounds(scenery: Scenery, cameras: Cameras, *, rng: Rng) -> Tensor:
     """Draw one background for each camera, sRGB [B, 3, H, W]."""
     H, W = cameras.size_hw
-    B = len(cameras.intrinsics)
+    B = len(cameras)
     has_photos, has_probes = len(scenery.backgrounds) > 0, len(scenery.environments) > 0
     draw: list[tuple[float, Callable[[Cameras], Tensor]]] = [  # probabilities and kinds
-        (0.62 * has_photos, lambda some: photo_crops(scenery.backgrounds, len(some.rotation), (H, W), rng=rng)),
+        (0.62 * has_photos, lambda some: photo_crops(scenery.backgrounds, len(some), (H, W), rng=rng)),
         (0.08 * has_probes, lambda some: _panoramas(scenery.environments, some, rng)),
-        (0.14, lambda some: _backdrops(len(some.rotation), (H, W), rng)),
-        (0.16, lambda some: _rooms(len(some.rotation), (H, W), rng)),
+        (0.14, lambda some: _backdrops(len(some), (H, W), rng)),
+        (0.16, lambda some: _rooms(len(some), (H, W), rng)),
     ]
     kinds = rng.categorical([weight for weight, _ in draw], B)  # [B]
     images = torch.zeros(B, 3, H, W, device=rng.device)
@@ -65,7 +65,7 @@ def photo_crops(
 
 def _panoramas(environments: Tensor, cameras: Cameras, rng: Rng) -> Tensor:
     """Render the view of each camera into a light probe, exposed for its middle tones."""
-    B, (H, W) = len(cameras.intrinsics), cameras.size_hw
+    B, (H, W) = len(cameras), cameras.size_hw
     maps = environments[rng.integers(len(environments), B).to(environments.device)].to(rng.device)
     rays = cameras.pixel_rays()  # [B, H·W, 3]
     angle = rng.uniform(0.0, 2 * math.pi, B, 1)

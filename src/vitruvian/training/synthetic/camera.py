@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.losses.pointmap import pixel_rays
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.tensor_batch import TensorBatch
@@ -92,7 +93,7 @@ class Cameras(TensorBatch):
     def pixel_rays(self) -> Tensor:
         """World directions through the pixel centers, with depth 1 along the camera's axis: [B, H·W, 3]."""
         H, W = self.size_hw
-        ones = torch.ones(len(self.intrinsics), H, W, device=self.intrinsics.device)
+        ones = torch.ones(len(self), H, W, device=self.intrinsics.device)
         rays = points_from_depth(ones, self.intrinsics).flatten(2).transpose(1, 2)  # [B, H·W, 3]
         return rotate(rays, self.rotation.transpose(1, 2)[:, None])
 
@@ -197,7 +198,7 @@ def _framed_points(framing: Tensor, placement: PeoplePlacement, joints: int, rng
     for kind, points in ((_UPPER_BODY, _UPPER_POINTS), (_HEAD, _HEAD_POINTS), (_FACE, _FACE_POINTS)):
         table[kind, list(points)] = True
     # The first person of an image is its subject; half of the images frame the others as well.
-    people = torch.arange(len(placement.image_index), device=rng.device)
+    people = torch.arange(len(placement), device=rng.device)
     subject = torch.full((placement.image_count,), len(people), device=rng.device).scatter_reduce_(
         0, placement.image_index, people, "amin"
     )
@@ -238,10 +239,6 @@ def _bounds(points: Tensor, mask: Tensor, placement: PeoplePlacement) -> tuple[T
 
 def points_from_depth(depth: Tensor, intrinsics: Tensor) -> Tensor:
     """Unproject depth: [B, H, W] and [B, 3, 3] -> points [B, 3, H, W], zero where depth is zero."""
-    _, H, W = depth.shape
-    K = intrinsics[:, :, :, None, None]  # [B, 3, 3, 1, 1]
-    x = torch.arange(W, device=depth.device, dtype=torch.float32)  # [W]
-    y = torch.arange(H, device=depth.device, dtype=torch.float32)[:, None]  # [H, 1]
-    return torch.stack(
-        [(x - K[:, 0, 2]) / K[:, 0, 0] * depth, (y - K[:, 1, 2]) / K[:, 1, 1] * depth, depth], dim=1
-    )  # [B, 3, H, W]
+    depth = depth[:, None]  # [B, 1, H, W]
+    rays_xy = pixel_rays(intrinsics, size_hw=(depth.shape[2], depth.shape[3]))  # [B, 2, H, W]
+    return torch.cat([rays_xy * depth, depth], dim=1)  # [B, 3, H, W]

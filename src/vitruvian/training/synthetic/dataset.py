@@ -235,7 +235,7 @@ def _render_group(
     """Render the images of one group, which depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(derive_seed(seed, number))
     extra = int(torch.poisson(torch.tensor((options.people - 1) * _GROUP), generator=generator))
-    people = sample_people(pack, _GROUP + extra, generator, pack.textures.device)
+    people = sample_people(pack, _GROUP + extra, generator)
     together = replace(options.render, chunk=_GROUP)
     return render(people, pack, generator=generator, image_count=_GROUP, options=together, pyramid=pyramid).to("cpu")
 

@@ -43,29 +43,20 @@ class PeopleBatch(TensorBatch):
     keypoint_depth: Tensor  # [P, 308] meters that a point may lie behind the surface and still count as visible
     stature_m: Tensor  # [P] height in the rest pose
 
-    def __len__(self) -> int:
-        return len(self.vertices)
-
     @property
     def clear(self) -> Tensor:
         """Which faces are transparent, [P, F] bool."""
         return self.materials.clear.gather(1, self.face_material)
 
 
-def sample_people(
-    pack: AssetPack, count: int, generator: torch.Generator, device: torch.device | str = "cpu"
-) -> PeopleBatch:
-    """Draw `count` random people, posed and dressed, on `device`, which must hold the pack.
+def sample_people(pack: AssetPack, count: int, generator: torch.Generator) -> PeopleBatch:
+    """Draw `count` random people, posed and dressed, on the device of the pack.
 
     With a generator on the CPU, the same seed gives the same people on every device.
     """
     if count < 1:
         raise InputError(f"sample_people: expected at least one person, got {count}. Ask for count >= 1.")
-    if pack.textures.device.type != torch.device(device).type:
-        raise InputError(
-            f"sample_people: expected a pack on {device}, got it on {pack.textures.device}. Call pack.to(device) first."
-        )
-    body, rng = pack.body, Rng(generator, device)
+    body, rng = pack.body, Rng(generator, pack.textures.device)
     if rng.device_generator is generator:
         rng.seed()  # on another device one number seeds the device's generator: draw it here too
     coefficients, traits = _sample_identities(body, count, rng)

@@ -40,6 +40,11 @@ def _quaternion_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([real, aw * bv + bw * av + torch.linalg.cross(av, bv)], -1)  # [..., 4]
 
 
+def _identity_rotations(count: int, bones: int, device: torch.device) -> Tensor:
+    """Return quaternions of no rotation, [P, B, 4]."""
+    return torch.tensor([1.0, 0.0, 0.0, 0.0], device=device).repeat(count, bones, 1)
+
+
 def _mirror_bones(names: tuple[str, ...]) -> list[int]:
     """Return for each bone the one on the other side of the body (itself on the midline)."""
     index = {name: i for i, name in enumerate(names)}
@@ -54,8 +59,7 @@ def sample_poses(poses: Poses, body: Body, stoutness: Tensor, *, rng: Rng) -> Te
     """
     count = len(stoutness)
     names = body.bone_names
-    local = torch.zeros(count, len(names), 4, device=poses.rotations.device)  # [P, B, 4]
-    local[..., 0] = 1
+    local = _identity_rotations(count, len(names), poses.rotations.device)
     if len(poses.rotations):
         first, second = (poses.rotations[rng.integers(len(poses.rotations), count)] for _ in range(2))  # [P, J, 4]
         arms = [any(word in names[b] for word in _ARM_WORDS) for b in poses.bones.tolist()]
@@ -82,8 +86,6 @@ def _seated(local: Tensor, names: tuple[str, ...], rng: Rng) -> Tensor:
         axes = torch.tensor(axis, device=local.device).expand(P, 3)
         return _axis_quaternions(axes, torch.deg2rad(degrees))
 
-    identity = torch.zeros_like(local[:, 0])
-    identity[:, 0] = 1
     lean = rng.normal(0.0, 8.0, P)
     for side, sign in (("L", 1.0), ("R", -1.0)):
         hip, knee, foot = (index.get(f"{bone}.{side}") for bone in ("upperleg01", "lowerleg01", "foot"))
@@ -97,7 +99,7 @@ def _seated(local: Tensor, names: tuple[str, ...], rng: Rng) -> Tensor:
         out[:, knee] = rotation((1.0, 0.0, 0.0), bend)
         for bone in (f"pelvis.{side}", f"upperleg02.{side}", f"lowerleg02.{side}"):
             if bone in index:
-                out[:, index[bone]] = identity
+                out[:, index[bone]] = torch.tensor([1.0, 0.0, 0.0, 0.0], device=local.device)
         if foot is not None:
             out[:, foot] = rotation((1.0, 0.0, 0.0), rng.normal(0.0, 8.0, P))
     out[:, 0] = rotation((1.0, 0.0, 0.0), lean)
@@ -106,8 +108,7 @@ def _seated(local: Tensor, names: tuple[str, ...], rng: Rng) -> Tensor:
 
 def _arms_out(names: tuple[str, ...], stoutness: Tensor) -> Tensor:
     """Return rotations [P, B, 4] that lift the upper arms sideways, by up to 16 degrees."""
-    out = torch.zeros(len(stoutness), len(names), 4, device=stoutness.device)
-    out[..., 0] = 1
+    out = _identity_rotations(len(stoutness), len(names), stoutness.device)
     angle = torch.deg2rad((stoutness - 0.5).clamp_min(0) * 32)
     for name, sign in (("upperarm01.L", -1.0), ("upperarm01.R", 1.0)):
         if name in names:
@@ -132,8 +133,7 @@ def _jitter(names: tuple[str, ...], count: int, rng: Rng) -> Tensor:
 
 def _fingers(poses: Poses, bones: int, count: int, rng: Rng) -> Tensor:
     """Draw bent fingers [P, B, 4]: each hand between open and a fist, with small changes for each finger."""
-    out = torch.zeros(count, bones, 4, device=rng.device)
-    out[..., 0] = 1
+    out = _identity_rotations(count, bones, rng.device)
     G = len(poses.finger_bones)
     # Bones come hand by hand, thumb to little finger, three joints each; relaxed hands are the most frequent.
     hands = G // 15

@@ -58,11 +58,7 @@ from vitruvian.training.synthetic.shading import (
     tone_map,
     vertex_normals,
 )
-from vitruvian.training.synthetic.textures import (
-    TexturePyramid,
-    build_pyramid,
-    face_levels,
-)
+from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid, face_levels
 from vitruvian.training.tensor_batch import TensorBatch
 
 _UNKNOWN, _HIDDEN, VISIBLE = 0.0, 1.0, 2.0  # states of keypoints
@@ -115,13 +111,10 @@ class GroundTruth(TensorBatch):
     instance_masks: Tensor  # [B, M, H, W] bool
     stature_m: Tensor  # [B, M] in the rest pose; zero for absent people
 
-    def __len__(self) -> int:
-        return len(self.image)
-
 
 def render(
     people: PeopleBatch,
-    pack: AssetPack | None = None,
+    pack: AssetPack,
     *,
     generator: torch.Generator,
     image_count: int | None = None,
@@ -135,17 +128,13 @@ def render(
     """Render P people into B images (default: one each) on the device that holds them.
 
     Placement, cameras, lights and backgrounds [B, 3, H, W] sRGB that are None are random. `pyramid` is
-    `build_pyramid(pack.textures)`: pass it when rendering many batches, so that it is built once. Without a pack there
-    are no textures, and backgrounds are procedural.
+    `build_pyramid(pack.textures)`: pass it when rendering many batches, so that it is built once.
     """
     device = people.vertices.device
     rng = Rng(generator, device)
     # Geometry is computed in full precision, also in a training loop that runs in half precision.
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        if pyramid is None:
-            no_textures = torch.zeros(0, 16, 16, 4, dtype=torch.uint8, device=device)
-            pyramid = build_pyramid(no_textures if pack is None else pack.textures.to(device))
-        scenery = Scenery.empty() if pack is None else pack.scenery
+        pyramid = pyramid or build_pyramid(pack.textures)
         if placement is None:
             placement = sample_placement(len(people), image_count or len(people), rng=rng)
         if cameras is None:
@@ -158,16 +147,16 @@ def render(
         for start in range(0, placement.image_count, options.chunk):
             index = torch.arange(start, min(start + options.chunk, placement.image_count), device=device)
             if backgrounds is None:
-                background = sample_backgrounds(scenery, cameras.select(index), rng=rng)
+                background = sample_backgrounds(pack.scenery, cameras.select(index), rng=rng)
             else:
                 background = backgrounds[index]
             if lights is None:
                 tint = srgb_to_linear(background).mean(dim=(2, 3))  # [B, 3]
-                light = sample_lights(scenery.environments, len(background), rng=rng, tint=tint)
+                light = sample_lights(pack.scenery.environments, len(background), rng=rng, tint=tint)
             else:
                 light = lights.select(index)
             scene = _place(people, placement, cameras, index, pyramid, options.supersample)
-            chunks.append(_render_chunk(scene, light, background, scenery, max_people, options, rng))
+            chunks.append(_render_chunk(scene, light, background, pack.scenery, max_people, options, rng))
         return GroundTruth.cat(chunks)
 
 
@@ -333,7 +322,7 @@ def _resolve(
 ) -> _Pixels:
     """Average N samples into pixels; `radiance` [N, 3], `rank` [P] numbers the people of each image."""
     H, W = cameras.size_hw
-    B = len(cameras.intrinsics)
+    B = len(cameras)
     device = radiance.device
     # Rows of all images follow each other, and each image has a whole number of pixel rows.
     x, row = fragments.sample % (W * samples), fragments.sample.div(W * samples, rounding_mode="floor")
@@ -444,7 +433,7 @@ def _ground_light(
 ) -> Tensor:
     """Return how much people darken the ground, [B, 3, H, W] in 0..1; 1 where no ground is visible."""
     H, W = cameras.size_hw
-    B = len(cameras.intrinsics)
+    B = len(cameras)
     rays = cameras.pixel_rays()  # [B, H·W, 3]
     position = cameras.position[:, None]  # [B, 1, 3]
     reach = -position[..., 2] / torch.where(rays[..., 2].abs() < 1e-6, 1e-6, rays[..., 2])  # [B, H·W]

@@ -40,9 +40,6 @@ class Samples(TensorBatch):
     boxes_xywh: Tensor  # [n, 4] pixels, around the visible part
     stature_m: Tensor  # [n] height at rest
 
-    def __len__(self) -> int:
-        return len(self.image)
-
     @property
     def size_hw(self) -> tuple[int, int]:
         """Height and width of the images."""
@@ -63,13 +60,12 @@ def render_samples(
     count: int,
     *,
     seed: int,
-    device: torch.device | str = "cpu",
     options: RenderOptions = DEFAULT_OPTIONS,
     pyramid: TexturePyramid | None = None,
 ) -> Samples:
-    """Draw `count` random people, one in each image. The same seed gives the same people."""
+    """Draw `count` random people, one in each image, on the device of the pack. The same seed gives the same people."""
     generator = torch.Generator().manual_seed(seed)
-    people = sample_people(pack, count, generator, device)
+    people = sample_people(pack, count, generator)
     return _compress(render(people, pack, generator=generator, options=options, pyramid=pyramid))
 
 

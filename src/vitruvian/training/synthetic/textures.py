@@ -40,8 +40,6 @@ class TexturePyramid:
 def build_pyramid(textures: Tensor) -> TexturePyramid:
     """Halve textures [T, S, S, 4] uint8 repeatedly. Colors are weighted by alpha, so that holes do not bleed in."""
     device = textures.device
-    if not len(textures):  # one white texture that nothing reads: lookups need no special case
-        textures = torch.full((1, _MIN_SIDE, _MIN_SIDE, 4), 255, dtype=torch.uint8, device=device)
     levels = [textures]
     while levels[-1].shape[1] > _MIN_SIDE:
         levels.append(torch.cat([_halve(part) for part in torch.split(levels[-1], 16)]))

@@ -113,7 +113,7 @@ def test_errors_in_threads_are_raised(folder: Path, tmp_path: Path):
 def test_folders_that_cannot_be_read(tmp_path: Path):
     with pytest.raises(InputError, match=r"expected a dataset with annotations\.json"):
         PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["pose"])
-    with pytest.raises(InputError, match="expected some of pose"):
+    with pytest.raises(InputError, match="expected one of pose"):
         PeopleFolder(tmp_path, size_hw=SIZE_HW, tasks=["mood"])
     path = tmp_path / "annotations.json"
     path.write_text('{"images": [{"id": 3}]}')

@@ -12,7 +12,7 @@ from tests.unit.training.tiny_runs import SIZE_HW, TASKS, make_set
 from vitruvian.errors import InputError
 from vitruvian.training.datasets.folder import PeopleFolder
 from vitruvian.training.datasets.labels import LabeledImages, keypoint_targets, task_labels
-from vitruvian.training.evaluation.evaluate import _HEADLINES, _headlines, evaluate_folder
+from vitruvian.training.evaluation.evaluate import _MAIN_SCORES, _main_scores, evaluate_folder
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def replay(people: PeopleFolder, change: Any = None) -> Any:
 
 def test_ground_truth_as_prediction_has_perfect_scores(people: PeopleFolder):
     report = evaluate_folder(replay(people), people, tasks=list(TASKS), batch_size=3)
-    found = _headlines(report)
+    found = _main_scores(report)
     assert found["pose/pck.pck@0.1"] == 1
     assert found["pose/oks.ap"] > 0.95  # maps of 16 × 12 miss points at their rim by a pixel or two
     assert found["parts/classes.mean_iou"] == 1
@@ -63,7 +63,7 @@ def test_ground_truth_as_prediction_has_perfect_scores(people: PeopleFolder):
     assert found["matte/alpha.mse"] == 0
     assert found["albedo/mae"] == 0
     assert found["people/recall@0.5"] > 0.8  # people who share a cell hide each other
-    assert set(found) == {f"{task}/{name}" for task, names in _HEADLINES.items() for name in names}
+    assert set(found) == {f"{task}/{name}" for task, names in _MAIN_SCORES.items() for name in names}
 
 
 def test_errors_are_measured(people: PeopleFolder):
@@ -76,7 +76,7 @@ def test_errors_are_measured(people: PeopleFolder):
             "parts": torch.where(views.require("parts") > 0, 1, 0), "boxes_xyxy": views.boxes_xyxy * 0.5,
         })  # fmt: skip
 
-    found = _headlines(evaluate_folder(replay(people, wrong), people, tasks=list(TASKS), batch_size=4))
+    found = _main_scores(evaluate_folder(replay(people, wrong), people, tasks=list(TASKS), batch_size=4))
     assert found["pose/pck.pck@0.1"] < 0.5
     assert found["pose/oks.ap"] < 0.5
     assert found["parts/classes.mean_iou"] < 0.5

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitruvian.training.synthetic.asset_pack import KEYPOINTS
+from tests.unit.training.tiny_runs import tube_people
+from vitruvian.training.synthetic.asset_pack import KEYPOINTS, AssetPack
 from vitruvian.training.synthetic.camera import Cameras, PeoplePlacement
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people_batch import PeopleBatch
+from vitruvian.training.synthetic.render import GroundTruth, render
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -104,3 +109,15 @@ def front_camera(*, distance: float, focal: float, size_hw: tuple[int, int]) -> 
 def alone() -> PeoplePlacement:
     """One person at the origin of one image."""
     return PeoplePlacement(torch.tensor([0]), torch.zeros(1), torch.zeros(1, 3), 1)
+
+
+@functools.cache
+def plain_pack() -> AssetPack:
+    """A pack for shapes, which have no texture: one white one is enough."""
+    return replace(tube_people(0), textures=torch.full((1, 16, 16, 4), 255, dtype=torch.uint8))
+
+
+def render_shapes(people: PeopleBatch, cameras: Cameras | None, **options: Any) -> GroundTruth:
+    """Render shapes, by default one person at the origin; without cameras these are random."""
+    defaults = {"generator": torch.Generator().manual_seed(0), "placement": alone()}
+    return render(people, plain_pack(), cameras=cameras, **(defaults | options))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tests.unit.training.synthetic.shapes import alone, front_camera, person, rng, sphere
+from tests.unit.training.synthetic.shapes import front_camera, person, render_shapes, rng, sphere
 from vitruvian.training.synthetic.asset_pack import Scenery
 from vitruvian.training.synthetic.backgrounds import sample_backgrounds
 from vitruvian.training.synthetic.camera import sample_cameras, sample_placement
@@ -23,7 +23,7 @@ from vitruvian.training.synthetic.camera_effects import (
     defocus,
     sample_grading,
 )
-from vitruvian.training.synthetic.render import RenderOptions, _add_occluders, render
+from vitruvian.training.synthetic.render import RenderOptions, _add_occluders
 
 
 def test_backgrounds_of_all_kinds_are_images() -> None:
@@ -110,9 +110,7 @@ def test_occluders_correct_all_ground_truth() -> None:
         size_hw=(64, 48), surroundings=2, surroundings_size=16, shadow_size=32, occluders=0.0, camera_effects=False
     )
     camera = front_camera(distance=2.0, focal=70.0, size_hw=(64, 48))
-    before = render(
-        someone, generator=torch.Generator().manual_seed(0), options=options, placement=alone(), cameras=camera
-    )
+    before = render_shapes(someone, camera, options=options)
     for seed in range(60):
         after = _add_occluders(before, Scenery.empty(), rng=rng(seed), probability=1.0)
         if 60 < (after.parts != before.parts).sum() < 1000 and not torch.equal(after.boxes_xywh, before.boxes_xywh):

@@ -9,19 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.unit.training.synthetic.shapes import alone, card, front_camera, person, sphere
+from tests.unit.training.synthetic.shapes import card, front_camera, person, render_shapes, rng, sphere
 from vitruvian.training.synthetic.camera import PeoplePlacement, person_ranks
 from vitruvian.training.synthetic.people_batch import PeopleBatch
-from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
+from vitruvian.training.synthetic.render import GroundTruth, RenderOptions
 
 SIZE = (64, 48)
 PLAIN = RenderOptions(
     size_hw=SIZE, surroundings=3, surroundings_size=24, shadow_size=48, folds=0.0, occluders=0.0, camera_effects=False
 )
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def sphere_person(keypoints: Tensor | None = None) -> PeopleBatch:
@@ -32,7 +28,7 @@ def sphere_person(keypoints: Tensor | None = None) -> PeopleBatch:
 @pytest.fixture(scope="module")
 def ball() -> GroundTruth:
     camera = front_camera(distance=2.0, focal=70.0, size_hw=SIZE)
-    return render(sphere_person(), generator=seeded(), options=PLAIN, placement=alone(), cameras=camera)
+    return render_shapes(sphere_person(), camera, options=PLAIN)
 
 
 def test_intrinsics_project_the_pointmap_onto_its_pixels(ball: GroundTruth) -> None:
@@ -98,9 +94,7 @@ def test_image_is_people_over_background() -> None:
     behind = torch.zeros(1, 3, *SIZE)
     behind[:, 1] = 1.0
     options = replace(PLAIN, ground_shadows=0.0)
-    truth = render(
-        sphere_person(), generator=seeded(), options=options, placement=alone(), cameras=camera, backgrounds=behind
-    )
+    truth = render_shapes(sphere_person(), camera, options=options, backgrounds=behind)
     assert torch.allclose(truth.image, truth.foreground + (1 - truth.alpha) * behind, atol=1e-6)
     assert (truth.foreground <= truth.alpha + 1e-6).all()
 
@@ -119,12 +113,12 @@ def test_hidden_keypoints() -> None:
     )
     camera = front_camera(distance=3.0, focal=50.0, size_hw=SIZE)
     hidden = person([(points, faces, 3), (*front, 23)], keypoints=keypoints)
-    truth = render(hidden, generator=seeded(), options=PLAIN, placement=alone(), cameras=camera)
+    truth = render_shapes(hidden, camera, options=PLAIN)
     assert truth.keypoints[0, 0, :6, 2].tolist() == [1.0, 1.0, 2.0, 2.0, 0.0, 0.0]
     assert truth.keypoints[0, 0, 0, :2].tolist() == pytest.approx([23.5, 31.5], abs=1e-3)
     assert truth.keypoints[0, 0, 3, :2].tolist() == pytest.approx([23.5 + 0.9 * 50 / 3, 31.5], abs=1e-3)
     alone_ball = person([(points, faces, 3)], keypoints=keypoints)
-    truth = render(alone_ball, generator=seeded(), options=PLAIN, placement=alone(), cameras=camera)
+    truth = render_shapes(alone_ball, camera, options=PLAIN)
     assert truth.keypoints[0, 0, :2, 2].tolist() == [2.0, 1.0]
 
 
@@ -134,7 +128,7 @@ def test_keypoints_inside_the_body_are_visible_through_its_surface() -> None:
     for depth, state in ((0.6, 2.0), (0.4, 1.0)):
         points, faces = sphere(radius=0.5)
         someone = person([(points, faces, 3)], keypoints=inside, keypoint_depth=depth)
-        truth = render(someone, generator=seeded(), options=PLAIN, placement=alone(), cameras=camera)
+        truth = render_shapes(someone, camera, options=PLAIN)
         assert truth.keypoints[0, 0, 0, 2] == state
 
 
@@ -144,7 +138,7 @@ def test_the_person_in_front_hides_the_one_behind() -> None:
         torch.tensor([0, 0]), torch.zeros(2), torch.tensor([[0.0, 0.0, 0.0], [0.6, 0.9, 0.0]]), 1
     )
     camera = front_camera(distance=2.0, focal=40.0, size_hw=SIZE)
-    truth = render(people, generator=seeded(), options=PLAIN, placement=placement, cameras=camera)
+    truth = render_shapes(people, camera, options=PLAIN, placement=placement)
     front, back = truth.instance_masks[0]
     assert torch.equal(truth.stature_m, people.stature_m[None])
     assert front.sum() > back.sum() > 20
@@ -167,7 +161,7 @@ def test_images_with_fewer_people_are_padded() -> None:
     )
     for chunk in (1, 2):
         options = replace(PLAIN, chunk=chunk)
-        truth = render(people, generator=seeded(), options=options, placement=placement, cameras=cameras)
+        truth = render_shapes(people, cameras, options=options, placement=placement)
         first, second, third = people.stature_m.tolist()
         assert truth.stature_m.tolist() == [[first, third], [second, 0.0]]
         assert truth.boxes_xywh[1, 1].tolist() == [0, 0, 0, 0]
@@ -179,7 +173,7 @@ def test_samples_of_different_depths_are_not_averaged() -> None:
     near, far = card(width=0.4, height=3.0, depth=-1.0), card(width=4.0, height=4.0, depth=1.0)
     someone = person([(*near, 23), (*far, 23)])
     camera = front_camera(distance=3.0, focal=35.0, size_hw=SIZE)
-    truth = render(someone, generator=seeded(), options=PLAIN, placement=alone(), cameras=camera)
+    truth = render_shapes(someone, camera, options=PLAIN)
     depth = truth.pointmap[0, 2]
     assert set(depth[depth > 0].mul(1000).round().unique().tolist()) == {2000.0, 4000.0}
 
@@ -188,9 +182,7 @@ def test_two_sided_faces_show_normals_towards_the_camera() -> None:
     points, faces = card()
     camera = front_camera(distance=2.0, focal=50.0, size_hw=SIZE)
     for order in (faces, faces.flip(1)):
-        truth = render(
-            person([(points, order, 23)]), generator=seeded(), options=PLAIN, placement=alone(), cameras=camera
-        )
+        truth = render_shapes(person([(points, order, 23)]), camera, options=PLAIN)
         there = truth.parts[0] > 0
         assert truth.normals[0, 2][there].max() < -0.99
 
@@ -202,20 +194,11 @@ def test_alpha_textures_give_partial_alpha() -> None:
 
     camera = front_camera(distance=2.0, focal=90.0, size_hw=SIZE)
     someone = person([(*card(), 4)], cutout=True, texture=0)
-    truth = render(
-        someone,
-        generator=seeded(),
-        options=PLAIN,
-        placement=alone(),
-        cameras=camera,
-        pyramid=build_pyramid(textures),
-    )
+    truth = render_shapes(someone, camera, options=PLAIN, pyramid=build_pyramid(textures))
     inner = truth.alpha[0, 0, 20:44, 12:36]
     assert inner.mean().item() == pytest.approx(0.5, abs=0.02)
     solid = person([(*card(), 4)], cutout=False, texture=0)
-    truth = render(
-        solid, generator=seeded(), options=PLAIN, placement=alone(), cameras=camera, pyramid=build_pyramid(textures)
-    )
+    truth = render_shapes(solid, camera, options=PLAIN, pyramid=build_pyramid(textures))
     assert (truth.alpha[0, 0, 20:44, 12:36] == 1).all()
 
 
@@ -225,13 +208,7 @@ def test_clear_lenses_set_the_part_only() -> None:
     face, lens = (*card(), 3), (*card(width=0.4, height=0.4, depth=-0.1), 2)
     beyond = (*card(width=0.4, height=0.4, depth=0.1), 2)
     bare, worn, hidden = (
-        render(
-            person(pieces, glass=2, keypoints=eye),
-            generator=seeded(),
-            options=PLAIN,
-            placement=alone(),
-            cameras=camera,
-        )
+        render_shapes(person(pieces, glass=2, keypoints=eye), camera, options=PLAIN)
         for pieces in ([face], [face, lens], [face, beyond])
     )
     glass = worn.parts[0] == 2
@@ -247,7 +224,8 @@ def test_images_depend_on_the_seed() -> None:
     keypoints = torch.tensor([[0.0, -0.5, 0.0], [0.0, 0.0, 0.5], [0.0, 0.0, -0.5]])
     options = replace(PLAIN, camera_effects=True, occluders=1.0, folds=0.2)
     first, again, other = (
-        render(sphere_person(keypoints), generator=seeded(seed), options=options) for seed in (1, 1, 2)
+        render_shapes(sphere_person(keypoints), None, generator=rng(seed).generator, placement=None, options=options)
+        for seed in (1, 1, 2)
     )
     for field in fields(GroundTruth):
         assert torch.equal(getattr(first, field.name), getattr(again, field.name)), field.name

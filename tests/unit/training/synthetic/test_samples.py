@@ -25,7 +25,7 @@ def samples(pack: AssetPack) -> Samples:
 
 def test_compressed_ground_truth(pack: AssetPack) -> None:
     generator = torch.Generator().manual_seed(5)
-    truth = render(sample_people(pack, 3, generator, "cpu"), pack, generator=generator, options=OPTIONS)
+    truth = render(sample_people(pack, 3, generator), pack, generator=generator, options=OPTIONS)
     small = _compress(truth)
     assert torch.allclose(small.image / 255, truth.image, atol=0.003)
     assert torch.allclose(small.normals / 127, truth.normals, atol=0.005)

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.unit.training.synthetic.shapes import alone, front_camera, person, sphere
+from tests.unit.training.synthetic.shapes import front_camera, person, render_shapes, sphere
 from vitruvian.errors import InputError
 from vitruvian.training.synthetic.lighting import Lights, _irradiance_harmonics
-from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
+from vitruvian.training.synthetic.render import GroundTruth, RenderOptions
 from vitruvian.training.synthetic.shading import Surface, shade_surface
 
 SIZE = (48, 48)
@@ -61,7 +61,7 @@ def ball(part: int, light: Lights, options: RenderOptions = PLAIN, seed: int = 0
     camera = front_camera(distance=2.0, focal=70.0, size_hw=SIZE)
     someone = person([(points, faces, part)])
     generator = torch.Generator().manual_seed(seed)
-    return render(someone, generator=generator, options=options, placement=alone(), cameras=camera, lights=light)
+    return render_shapes(someone, camera, generator=generator, options=options, lights=light)
 
 
 def test_matte_surface_in_uniform_light_has_the_radiance_of_its_albedo() -> None:
