@@ -344,14 +344,14 @@ def save_pack(arrays: Arrays, path: str | Path) -> Path:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def load_pack(path: str | Path) -> AssetPack:
-    """Open a pack that `save_pack` wrote, on the CPU."""
+def load_pack(path: str | Path, device: torch.device | str = "cpu") -> AssetPack:
+    """Open a pack that `save_pack` wrote."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"pack {path}: expected an .npz file, got {error}. Build the pack again.") from error
-    return pack_from_arrays(arrays)
+    return pack_from_arrays(arrays).to(device)
 
 
 def pack_from_arrays(arrays: Arrays) -> AssetPack:

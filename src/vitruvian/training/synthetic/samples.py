@@ -60,10 +60,15 @@ def render_samples(
     count: int,
     *,
     seed: int,
+    device: torch.device | str | None = None,
     options: RenderOptions = DEFAULT_OPTIONS,
     pyramid: TexturePyramid | None = None,
 ) -> Samples:
-    """Draw `count` random people, one in each image, on the device of the pack. The same seed gives the same people."""
+    """Draw `count` random people, one in each image. The same seed gives the same people.
+
+    They are drawn on `device`, by default that of the pack.
+    """
+    pack = pack if device is None else pack.to(device)
     generator = torch.Generator().manual_seed(seed)
     people = sample_people(pack, count, generator)
     return _compress(render(people, pack, generator=generator, options=options, pyramid=pyramid))
