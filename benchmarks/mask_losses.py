@@ -45,7 +45,7 @@ def make_batch(instances: int, side: int, predictions: int) -> dict[str, Any]:
 
 
 def our_loss(family: str) -> Any:
-    from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PixelComparison, PointComparison
+    from vitruvian.losses import MaskLossWeights, MaskSetLoss, PixelComparison, PointComparison
 
     criterion = MaskSetLoss(
         num_labels=LABELS,

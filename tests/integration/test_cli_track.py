@@ -94,7 +94,7 @@ def test_interrupted_with_other_prompts_or_files(
     before: list[str], long_clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of frames that the first run wrote, or did not write, are those of the second in the end."""
-    add = loop._Output.add
+    add = loop._SegmentWriter.add
 
     def interrupt(self: Any, result: Any) -> None:
         if self.next_frame == COUNT - 1:  # the first segment is complete
@@ -104,7 +104,7 @@ def test_interrupted_with_other_prompts_or_files(
     arguments = ["track", long_clip, "--save", "json,png,crops"]
     assert command(*arguments, "-o", tmp_path / "expected", "-q") == 0
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Output, "add", interrupt)
+        patch.setattr(loop._SegmentWriter, "add", interrupt)
         assert command(*arguments, *before, "-o", tmp_path / "out", "-q") == 130
     assert command(*arguments, "-o", tmp_path / "out", "-q") == 0
     assert files(tmp_path / "out") == files(tmp_path / "expected")

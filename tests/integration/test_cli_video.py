@@ -157,7 +157,7 @@ def test_what_does_not_fit_a_video(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_ctrl_c_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """SIGINT arrives in frame 20 of 30: the first segment of ten frames is on disk, as at most four frames wait."""
-    add = loop._Output.add
+    add = loop._SegmentWriter.add
 
     def interrupt(self: Any, result: Any) -> None:
         if self.next_frame == 20:
@@ -168,7 +168,7 @@ def test_ctrl_c_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     make_clip(tmp_path / "long.mp4", frames, rate=1, sound="aac")
     arguments = ("parts", tmp_path / "long.mp4", "-o", tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Output, "add", interrupt)
+        patch.setattr(loop._SegmentWriter, "add", interrupt)
         assert command(*arguments) == 130
     assert "Interrupted" in capsys.readouterr().err
     assert not (tmp_path / "out" / "long_parts.mp4").exists()

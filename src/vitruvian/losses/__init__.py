@@ -17,7 +17,8 @@ from vitruvian.losses.dense import (
 )
 from vitruvian.losses.detection import PeopleTarget, draw_people, people_loss
 from vitruvian.losses.heatmap import heatmap_loss, heatmap_mse, heatmap_peaks
-from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PixelComparison, PointComparison
+from vitruvian.losses.mask_comparison import PixelComparison, PointComparison
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss
 from vitruvian.losses.matting import MATTING_WEIGHTS, matting_loss
 from vitruvian.losses.pointmap import POINTMAP_WEIGHTS, aligned_distance, canonical_scales, depth_steps, pointmap_loss
 from vitruvian.losses.pretraining import (

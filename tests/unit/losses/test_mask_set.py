@@ -8,17 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import vitruvian.losses.mask_set as masks_module
 from vitruvian.errors import InputError
 from vitruvian.images.rle import encode_rle
+from vitruvian.losses import mask_comparison
 from vitruvian.losses.focal_dice import mask_dice_loss, sigmoid_focal_loss
-from vitruvian.losses.mask_set import (
-    MaskLossWeights,
-    MaskSetLoss,
-    PixelComparison,
-    PointComparison,
-    _read_targets,
-)
+from vitruvian.losses.mask_comparison import PixelComparison, PointComparison
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, _read_targets
 
 CLASSES, QUERIES = 4, 6
 MEASURES = [PixelComparison(), PointComparison(count=40)]
@@ -138,7 +133,7 @@ def test_padding_with_the_ignore_index_is_no_object() -> None:
     like = torch.zeros(1, 2, 4)
     masks = torch.zeros(1, 2, 6, 6)
     masks[:, 0, :3], masks[..., 4:] = 1.0, 255.0
-    (target,) = masks_module._read_targets(list(masks), [torch.tensor([0, 1])], like=like, num_labels=3)
+    (target,) = _read_targets(list(masks), [torch.tensor([0, 1])], like=like, num_labels=3)
     assert target.masks.max() == 1
     assert target.masks[..., 4:].sum() == 0
     assert torch.equal(target.masks[..., :4], masks[0, ..., :4])
@@ -147,7 +142,7 @@ def test_padding_with_the_ignore_index_is_no_object() -> None:
 def test_dense_chunks_and_reruns_change_neither_loss_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = []
     for limit in (1, 1 << 22):
-        monkeypatch.setattr(masks_module, "_MAX_PIXELS", limit)
+        monkeypatch.setattr(mask_comparison, "_MAX_PIXELS", limit)
         inputs = batch()
         logits = inputs["masks_queries_logits"].requires_grad_()
         loss = criterion(PixelComparison())(**inputs).total
@@ -183,7 +178,7 @@ def test_dense_losses_and_gradients_are_those_of_the_plain_functions() -> None:
 def test_downsampling_reads_the_pixels_of_interpolate(size: tuple[int, int]) -> None:
     masks = torch.rand(2, 32, 40)
     want = F.interpolate(masks[:, None], size=size, mode="nearest")[:, 0]
-    assert torch.equal(masks_module._downsample(masks, (32, 40), size), want)
+    assert torch.equal(mask_comparison._downsample(masks, (32, 40), size), want)
 
 
 def test_auxiliary_predictions_get_an_ending_and_count_once_each() -> None:

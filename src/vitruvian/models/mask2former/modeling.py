@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PointComparison
+from vitruvian.losses.mask_comparison import PointComparison
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss
 from vitruvian.models.mask2former.checkpoint_keys import RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import build_pixel_level

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss, PixelComparison
+from vitruvian.losses.mask_comparison import PixelComparison
+from vitruvian.losses.mask_set import MaskLossWeights, MaskSetLoss
 from vitruvian.models.mask_classification.layers import mask_head, mask_logits
 from vitruvian.models.mask_classification.modeling import (
     MaskClassificationForSegmentation,

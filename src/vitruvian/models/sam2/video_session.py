@@ -6,34 +6,24 @@
 Outputs of conditioning frames, which were prompted before they were tracked, are stored apart from those of other
 frames. By default a session behaves as in transformers and stores everything; `Sam2SessionOptions` lists the
 differences.
-`HistoryFiles` keeps the history on a disk. `session_state` and `restore_session` stop a video and continue it later.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.models.sam2.history_files import HistoryFiles
 from vitruvian.models.sam2.options import Sam2SessionOptions
 
 CONDITIONING, TRACKED = "cond_frame_outputs", "non_cond_frame_outputs"
 _SMALL = ("object_pointer", "object_score_logits", "iou_scores")  # outputs that stay on the device of the model
-_FILE_BYTES = 256 << 20  # of a file with history
-_ALIGNMENT = 64  # of tensors in it, in bytes
-_STATE_INFO = "session"  # name of the entry of a state that describes the others
 
-Arrays = dict[str, NDArray[np.generic]]
 FrameOutputs = dict[int, dict[str, Tensor]]  # frame -> name -> tensor
 T = TypeVar("T")
 
@@ -316,103 +306,3 @@ class Sam2VideoInferenceSession:
 def _without(table: dict[int, T], removed: int) -> dict[int, T]:
     """Remove an index from a table; larger indices move down by one."""
     return {index - (index > removed): value for index, value in table.items() if index != removed}
-
-
-# ------------------------------------------------------------------------------------------------- history in files
-
-
-class HistoryFiles:
-    """Memory-mapped tensors in temporary files of a folder, which are loaded when they are read.
-
-    The files have no name: their space is free when the last tensor is.
-
-    Args:
-        folder: An existing folder on a disk with enough space.
-    """
-
-    def __init__(self, folder: Path | str) -> None:
-        self._folder = Path(folder)
-        if not self._folder.is_dir():
-            raise InputError(f"history_folder: expected an existing folder, got {str(folder)!r}.")
-        self._file, self._used = torch.empty(0, dtype=torch.uint8), 0
-
-    def store(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor to a file; return the copy, on the CPU."""
-        values = tensor.detach().cpu().contiguous()
-        size = values.nbytes
-        if self._used + size > len(self._file):
-            self._file, self._used = self._map_file(max(size, _FILE_BYTES)), 0
-        copy = self._file[self._used : self._used + size].view(values.dtype).view(values.shape)
-        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return copy.copy_(values)
-
-    def _map_file(self, size: int) -> Tensor:
-        try:
-            with tempfile.NamedTemporaryFile(dir=self._folder) as file:
-                if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a signal later
-                    os.posix_fallocate(file.fileno(), 0, size)
-                return torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8)
-        except OSError as error:
-            raise InputError(f"history_folder: expected {size >> 20} MiB of free space, got: {error}.") from error
-
-
-# ----------------------------------------------------------------------------------------------------- saved state
-
-
-def session_state(session: Sam2VideoInferenceSession) -> Arrays:
-    """Return what the model needs to continue after the last frame of a session, as arrays.
-
-    Frames and prompts are not part of it: those that the model has read are not needed, others are added again.
-    """
-    arrays: Arrays = {}
-    objects = []
-    for index, obj_id in enumerate(session.obj_ids):
-        outputs = session.output_dict_per_obj[index]
-        frames = {kind: {} for kind in (CONDITIONING, TRACKED)}  # type: dict[str, dict[int, dict[str, str]]]
-        for kind, by_frame in frames.items():
-            for frame, tensors in outputs[kind].items():
-                by_frame[frame] = {}
-                for name, tensor in tensors.items():
-                    key = f"{index}.{kind}.{frame}.{name}"
-                    arrays[key], by_frame[frame][name] = _to_array(tensor)
-        directions = {frame: way["reverse"] for frame, way in session.frames_tracked_per_obj[index].items()}
-        objects.append({"id": obj_id, "outputs": frames, "reverse": directions})
-    info = {"objects": objects, "num_frames": session.num_frames}
-    return arrays | {_STATE_INFO: np.array(json.dumps(info))}
-
-
-def restore_session(session: Sam2VideoInferenceSession, arrays: Arrays) -> None:
-    """Continue a streaming session from what `session_state` returned."""
-    if session.obj_ids or session.num_frames or not session.is_streaming:
-        raise InputError("session: expected a new one without a video to restore a state into, got one in use.")
-    try:
-        info = json.loads(str(arrays[_STATE_INFO]))
-        for one in info["objects"]:
-            index = session.obj_id_to_idx(int(one["id"]))
-            for kind in (CONDITIONING, TRACKED):
-                for frame, names in one["outputs"][kind].items():
-                    tensors = {
-                        name: _to_tensor(arrays[f"{index}.{kind}.{frame}.{name}"], dtype).to(session.inference_device)
-                        for name, dtype in names.items()
-                    }
-                    session.store_output(index, int(frame), None, tensors, is_conditioning_frame=kind == CONDITIONING)
-            session.frames_tracked_per_obj[index] = {
-                int(frame): {"reverse": bool(way)} for frame, way in one["reverse"].items()
-            }
-        session.skip_frames(int(info["num_frames"] or 0))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"state: expected what a session saved, got {type(error).__name__}: {error}. Start the video again."
-        ) from error
-
-
-def _to_array(tensor: Tensor) -> tuple[NDArray[np.generic], str]:
-    """Return a tensor as an array, and the name of its data type; numpy has no bfloat16."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    plain = tensor.detach().cpu().contiguous()
-    return (plain.view(torch.int16) if tensor.dtype == torch.bfloat16 else plain).numpy().copy(), dtype
-
-
-def _to_tensor(array: NDArray[np.generic], dtype: str) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor

@@ -178,14 +178,14 @@ def run_video(
     if options.on_start is not None:
         options.on_start(start)
     state = folder.state(done[-1]) if done else None
-    output = _Output(folder, options, start)
+    writer = _SegmentWriter(folder, options, start)
     if state is not None:
-        output.restore(state)
-    results = process_frames(open_source(source) if reader is None else _read_frames(reader, start), output.detector)
+        writer.restore(state)
+    results = process_frames(open_source(source) if reader is None else _read_frames(reader, start), writer.detector)
     if isinstance(results, _ResumableResults):
-        output.follow(results, state)
-    ending = _consume(results, output, live=live, total=None if reader is None else reader.count)
-    segments = [*done, *output.segments]
+        writer.store_states_of(results, state)
+    ending = _consume(results, writer, live=live, total=None if reader is None else reader.count)
+    segments = [*done, *writer.segments]
     if segments:
         folder.join(segments, sound=options.sound)
     else:
@@ -235,9 +235,9 @@ def run_video_range(
     start, stop = folder.first_missing(part[0]), part[1]
     if stop is not None and start >= stop:
         return
-    output = _Output(folder, options, start)
+    writer = _SegmentWriter(folder, options, start)
     frames = islice(_read_frames(reader, start), None if stop is None else stop - start)
-    _consume(process_frames(frames, output.detector), output, live=False, total=None)
+    _consume(process_frames(frames, writer.detector), writer, live=False, total=None)
     if isinstance(reader, VideoReader) and reader.damaged:
         raise InputError(
             f"{source}: expected a video without damaged packets to split, got {reader.damaged}. Do not split it."
@@ -271,19 +271,19 @@ class _Ending(NamedTuple):
     error: Exception | None = None  # to raise once the frames before it are written
 
 
-def _consume(results: Iterable[Result | Failure], output: _Output, *, live: bool, total: int | None) -> _Ending:
+def _consume(results: Iterable[Result | Failure], writer: _SegmentWriter, *, live: bool, total: int | None) -> _Ending:
     """Write all results, and complete the last segment. `total` is the number of frames if it is known."""
-    ending, options = _Ending(), output.options
+    ending, options = _Ending(), writer.options
     try:
         try:
             for result in results:
                 if live and isinstance(result, Failure) and result.frame is None:  # the camera failed, not a frame
                     ending = _Ending(error=result.error)
                     break
-                output.add(result)
+                writer.add(result)
                 if options.progress is not None:
-                    options.progress(output.next_frame, options.max_frames if live else total)
-                if output.next_frame == options.max_frames:
+                    options.progress(writer.next_frame, options.max_frames if live else total)
+                if writer.next_frame == options.max_frames:
                     break
         except KeyboardInterrupt:
             if not live:
@@ -291,9 +291,9 @@ def _consume(results: Iterable[Result | Failure], output: _Output, *, live: bool
             ending = _Ending(interrupted=True)
         except PromptError as error:  # the frames before are complete
             ending = _Ending(error=error)
-        output.end()
+        writer.complete()
     finally:
-        output.close()
+        writer.close()
         close = getattr(results, "close", None)
         if close is not None:
             close()
@@ -311,7 +311,7 @@ def _plot(result: Result) -> RgbImage:
     return np.asarray(result.plot_frame().convert("RGB"))
 
 
-class _Output:
+class _SegmentWriter:
     """Writes results into segments: smoothed in the calling thread, drawn and written in a background thread.
 
     Attributes:
@@ -346,7 +346,7 @@ class _Output:
         if self._smoother is not None:
             self._smoother.restore(substate("smoother.", state))
 
-    def follow(self, results: _ResumableResults, state: State | None) -> None:
+    def store_states_of(self, results: _ResumableResults, state: State | None) -> None:
         """Store the state of results with each segment; they continue from `state`, if there is one."""
         self._resumable = results
         results.checkpoint(self._folder.length)
@@ -367,7 +367,7 @@ class _Output:
         self._submit(partial(self._write, result, number))
         self.next_frame = number + 1
 
-    def end(self) -> None:
+    def complete(self) -> None:
         """Complete the last segment."""
         if self.next_frame > self._start:
             self._end_segment(self.next_frame)

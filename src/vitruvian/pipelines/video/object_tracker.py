@@ -14,9 +14,10 @@ from vitruvian.errors import InputError
 from vitruvian.images.boxes import box_iou
 from vitruvian.images.nms import mask_boxes
 from vitruvian.models.sam2.options import Sam2SessionOptions
+from vitruvian.models.sam2.session_state import restore_session, session_state
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
-from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession, restore_session, session_state
+from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.video.state import State, prefixed, substate
 from vitruvian.pipelines.video.track_prompt import TrackPrompt

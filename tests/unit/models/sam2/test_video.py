@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
-from vitruvian.models.sam2 import video_session
+from vitruvian.models.sam2 import history_files
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.memory_bank import _closest
 from vitruvian.models.sam2.options import Sam2SessionOptions
@@ -169,7 +169,7 @@ def test_flat_memory_gives_the_same_masks() -> None:
 
 
 def test_history_in_files_gives_the_same_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_session, "_FILE_BYTES", 1 << 17)  # several files
+    monkeypatch.setattr(history_files, "_FILE_BYTES", 1 << 17)  # several files
     full, spilled = session(streaming=True), session(streaming=True, history_folder=tmp_path)
     for state in (full, spilled):
         add(state, 0, 1, POINT_A, ONE, original_size=(SIDE, SIDE))

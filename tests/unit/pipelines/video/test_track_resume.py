@@ -15,7 +15,7 @@ pytest.importorskip("av")
 
 from tests.unit.pipelines.case import parts_of, sample_image, write_clip
 from vitruvian import InputError, Sam2SessionOptions, Sam2VideoInferenceSession, TrackPrompt, pipeline
-from vitruvian.models.sam2.video_session import restore_session, session_state
+from vitruvian.models.sam2.session_state import restore_session, session_state
 from vitruvian.pipelines import sources
 from vitruvian.pipelines.sources import Failure
 from vitruvian.pipelines.video import frame_processor, run_video
