@@ -33,7 +33,7 @@ from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
-from vitruvian.models.sam2.mask_cleanup import CORRECTED_LOGIT, fill_holes_and_remove_islands, without_overlap
+from vitruvian.models.sam2.mask_cleanup import clean_logits, fill_holes_and_remove_islands, without_overlap
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_coordinates import read_boxes, read_points
 from vitruvian.models.sam2.prompt_encoder import PADDING
@@ -99,14 +99,12 @@ class MaskPostProcessing:
             logits = _resize_logits(image_masks, size_hw)  # [P, K, H, W]
             if apply_non_overlapping_constraints:
                 logits = without_overlap(logits)
-            before = logits > mask_threshold
-            after = fill_holes_and_remove_islands(
-                before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area
+            areas = max_hole_area, max_sprinkle_area
+            processed.append(
+                fill_holes_and_remove_islands(logits > mask_threshold, *areas)
+                if binarize
+                else clean_logits(logits, *areas, threshold=mask_threshold)
             )
-            if not binarize and after is not before:
-                logits = logits.masked_fill(after & ~before, mask_threshold + CORRECTED_LOGIT)
-                logits = logits.masked_fill(before & ~after, mask_threshold - CORRECTED_LOGIT)
-            processed.append(after if binarize else logits)
         return processed
 
 
