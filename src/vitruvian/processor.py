@@ -108,6 +108,7 @@ class ImageProcessor(ConfigBase):
     """
 
     file_name: ClassVar[str] = IMAGE_PROCESSOR_FILE
+    type_key: ClassVar[str] = "image_processor_type"  # of the class name in files
     sizes_are_limited: ClassVar[bool] = True
     model_input_names: ClassVar[list[str]] = ["pixel_values"]
     saved_as_null: ClassVar[frozenset[str]] = frozenset({"do_resize", "do_rescale", "do_normalize"})
@@ -139,15 +140,15 @@ class ImageProcessor(ConfigBase):
     def upgrade(cls, values: JsonObject) -> JsonObject:
         """Drop the class name, which `to_dict` writes, and unset options."""
         known = {field.name for field in dataclasses.fields(cls)} - cls.saved_as_null
-        values.pop("image_processor_type", None)
-        values.pop("feature_extractor_type", None)
+        for key in (cls.type_key, "image_processor_type", "feature_extractor_type"):
+            values.pop(key, None)
         return super().upgrade({key: value for key, value in values.items() if value is not None or key not in known})
 
     def to_dict(self) -> JsonObject:
         """Return the JSON object of a `preprocessor_config.json`."""
         fields = super().to_dict()
         values = {key: value for key, value in fields.items() if value is not None or key in self.saved_as_null}
-        return values | {"image_processor_type": type(self).__name__}
+        return values | {self.type_key: type(self).__name__}
 
     def with_options(self, **options: Any) -> Self:
         """Return this processor, or a copy with the options that are not None."""

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -43,11 +43,9 @@ def capture_only(batch: int) -> Iterator[None]:
         _only_batch.reset(token)
 
 
-@contextmanager
-def no_capture() -> Iterator[None]:
+def no_capture() -> AbstractContextManager[None]:
     """Capture no calls within this context: for shapes that rarely come again, a capture costs more than it saves."""
-    with capture_only(0):
-        yield
+    return capture_only(0)
 
 
 @dataclass

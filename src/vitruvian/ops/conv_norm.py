@@ -25,7 +25,6 @@ def conv_norm_silu(
     *,
     eps: float,
     batch: int,
-    transposed: bool = False,
     shuffle: bool = False,
     winograd: WeightCache[WinogradConv] | None = None,
 ) -> FeatureMaps:
@@ -36,12 +35,12 @@ def conv_norm_silu(
         conv: The convolution.
         eps: Epsilon of the norm.
         batch: Images of the whole batch, of which `maps` may be a part.
-        transposed: Whether the convolution is transposed.
         shuffle: Whether a pixel shuffle of factor 2 follows the convolution.
         winograd: Cache of the transformed weights; None for no Winograd convolutions.
     """
     bias = conv.bias if shuffle else None  # the norm removes it, unless pixels are shuffled before
-    if winograd is not None and _suits_winograd(maps.values, conv, batch=batch, transposed=transposed):
+    transposed = isinstance(conv, nn.ConvTranspose2d)
+    if winograd is not None and _suits_winograd(maps.values, conv, batch=batch):
         convolve = winograd.get(
             [conv.weight] if bias is None else [conv.weight, bias],
             lambda: WinogradConv(conv.weight, bias, transposed=transposed, shuffle=shuffle),
@@ -60,13 +59,9 @@ def conv_norm_silu(
     return FeatureMaps(F.silu(F.instance_norm(x, eps=eps)))
 
 
-def fastest_memory_format(
-    x: Tensor, conv: Conv, *, batch: int, transposed: bool, winograd: bool
-) -> torch.memory_format:
+def fastest_memory_format(x: Tensor, conv: Conv, *, batch: int, winograd: bool) -> torch.memory_format:
     """Return the memory format in which `conv_norm_silu` is fastest for maps x [B, C, h, w]."""
-    channels_last = use_triton("instance_norm", x) or (
-        winograd and _suits_winograd(x, conv, batch=batch, transposed=transposed)
-    )
+    channels_last = use_triton("instance_norm", x) or (winograd and _suits_winograd(x, conv, batch=batch))
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
@@ -75,8 +70,9 @@ def fastest_weight_format(weight: Tensor) -> torch.memory_format:
     return torch.channels_last if weight.is_cuda else torch.preserve_format
 
 
-def _suits_winograd(x: Tensor, conv: Conv, *, batch: int, transposed: bool) -> bool:
+def _suits_winograd(x: Tensor, conv: Conv, *, batch: int) -> bool:
     """Return whether the convolution is one of those of `WinogradConv`, and faster as such."""
+    transposed = isinstance(conv, nn.ConvTranspose2d)
     stride = (2, 2) if transposed else (1, 1)
     return (conv.padding, conv.stride) == ((1, 1), stride) and suits_winograd(
         x, conv.weight, batch=batch, transposed=transposed

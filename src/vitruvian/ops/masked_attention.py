@@ -10,7 +10,7 @@ from torch import Tensor, unflatten
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.split_kv_merge import merge_splits, split_keys
+from vitruvian.ops.split_kv_merge import add_keys, merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -106,13 +106,7 @@ def _masked_attention_kernel(  # type: ignore[no-untyped-def]
         logits = tl.load(logits_ptr + pair, mask=in_queries[:, None] & in_keys[None, :], other=-1.0).to(tl.float32)
         visible = ((logits >= 0) | is_empty[:, None]) & in_keys[None, :]
         scores = tl.where(visible, tl.dot(q, k) * (scale * LOG2E), float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        base = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # no key visible so far
-        p = tl.math.exp2(scores - base[:, None])
-        factor = tl.math.exp2(highest - base)
-        total = total * factor + tl.sum(p, 1)
-        out = tl.dot(p.to(v.dtype), v, out * factor[:, None])
-        highest = new_highest
+        out, total, highest = add_keys(scores, v, out, total, highest, may_be_empty=True)
     row = split * total_rows + (batch * queries + m) * heads + head
     out = tl.where(total[:, None] > 0, out / total[:, None], 0.0)
     tl.store(parts_ptr + row[:, None] * head_dim + d[None, :], out, mask=in_queries[:, None] & in_head[None, :])

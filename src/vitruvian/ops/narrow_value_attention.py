@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
-from vitruvian.ops.split_kv_merge import merge_splits, split_keys
+from vitruvian.ops.split_kv_merge import add_keys, merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -151,13 +151,13 @@ def _narrow_value_attention_kernel(  # type: ignore[no-untyped-def]
             v = tl.load(v_start + start * v_token)
         else:
             v = tl.load(v_start + start * v_token, mask=(e < value_channels)[None, :], other=0.0)
-        out, total, highest = _add_keys(tl.dot(q, k), v, out, total, highest, scale)
+        out, total, highest = add_keys(tl.dot(q, k), v, out, total, highest, scale)
     if whole < last:
         inside = whole + n < last
         k = tl.load(k_start + whole * k_token, mask=inside[None, :] & (c < channels)[:, None], other=0.0)
         v = tl.load(v_start + whole * v_token, mask=inside[:, None] & (e < value_channels)[None, :], other=0.0)
         scores = tl.where(inside[None, :], tl.dot(q, k), float("-inf"))
-        out, total, highest = _add_keys(scores, v, out, total, highest, scale)
+        out, total, highest = add_keys(scores, v, out, total, highest, scale)
     row = split * total_rows + batch * queries + m
     target = parts_ptr + row[:, None] * value_channels + e[None, :]
     tl.store(
@@ -165,12 +165,3 @@ def _narrow_value_attention_kernel(  # type: ignore[no-untyped-def]
         mask=in_queries[:, None] & (e < value_channels)[None, :],
     )  # fmt: skip
     tl.store(log_sums_ptr + row, highest + tl.log2(total), mask=in_queries)
-
-
-@triton_jit
-def _add_keys(scores, v, out, total, highest, scale: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add keys with scores [n, m] and values [m, E] to the running sum of values, sum of weights and maximum."""
-    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
-    p = tl.math.exp2(scores * scale - new_highest[:, None])
-    factor = tl.math.exp2(highest - new_highest)
-    return tl.dot(p.to(v.dtype), v, out * factor[:, None]), total * factor + tl.sum(p, 1), new_highest

@@ -1,7 +1,8 @@
-"""1×1 convolutions: of plain maps (`conv1x1`), and of feature maps with a deferred norm (`pointwise_conv`).
+"""1×1 convolutions: of plain maps (`conv1x1`), and of feature maps with a deferred norm.
 
-The version of the latter for the CPU takes a few rows of pixels at a time: the norm and SiLU of the input, the product
-and the statistics of the output are computed while the rows are in the cache, so that maps are read and written once.
+Of the latter, `pointwise_conv` is a last convolution, and `pointwise_conv_norm` the version for the CPU of one that a
+norm follows. It takes a few rows of pixels at a time: the norm and SiLU of the input, the product and the statistics of
+the output are computed while the rows are in the cache, so that maps are read and written once.
 """
 
 from __future__ import annotations
@@ -50,8 +51,6 @@ def pointwise_conv_norm(maps: FeatureMaps, weight: Tensor, *, eps: float) -> Fea
 
 def pointwise_conv(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor | None = None) -> Tensor:
     """Convolve maps [B, C, H, W] to [B, K, H, W]; in inference, into `out` where that is given."""
-    if out is not None and suits_pointwise(maps, conv):
-        return _pointwise_conv_cpu(maps, conv, out)
     x = maps.activated(conv.weight.dtype, inplace=True).to(conv.weight.dtype)
     if out is None or not use_cuda("pointwise_conv", x):
         planes: Tensor = conv(x)
@@ -59,16 +58,6 @@ def pointwise_conv(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor | None = None
     # As a matrix product, any number of outputs (308) is fast and planes are contiguous.
     torch.bmm(conv.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2), out=out.flatten(2))
     return out if conv.bias is None else out.add_(conv.bias[:, None, None])
-
-
-def _pointwise_conv_cpu(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor) -> Tensor:
-    """Convolve maps [B, C, H, W] into `out` [B, K, H, W], and return it."""
-    matrix = conv.weight.flatten(1)  # [K, C]
-    bias = matrix.new_zeros(()) if conv.bias is None else conv.bias[:, None]
-    for image, rows in _parts(maps.values):
-        pixels = maps.activated_rows(image, rows).flatten(0, 1)  # [P, C]
-        out[image, :, rows] = torch.addmm(bias, matrix, pixels.t()).view(len(matrix), -1, out.shape[-1])
-    return out
 
 
 def _parts(maps: Tensor) -> Iterator[tuple[int, slice]]:

@@ -1,7 +1,7 @@
-"""Attention with keys split among Triton programs: how many splits to take, and how to merge their results.
+"""Attention to keys in parts: a Triton kernel takes one part after another (`add_keys`), and programs split the keys.
 
-Each program attends to its share of the keys and writes a mean of the values, weighted by softmax over that share,
-together with log2 of the sum of its exponentials.
+With split keys, each program attends to its share and writes a mean of the values, weighted by softmax over that share,
+together with log2 of the sum of its exponentials. How many splits to take, and how to merge their results.
 """
 
 from __future__ import annotations
@@ -44,6 +44,23 @@ def merge_splits(parts: Tensor, log_sums: Tensor, dtype: torch.dtype) -> Tensor:
         parts, log_sums, out, count, splits, width=width, padded=padded, block_rows=block_rows, num_warps=4
     )
     return out
+
+
+@triton_jit
+def add_keys(  # type: ignore[no-untyped-def]
+    scores, v, out, total, highest, scale: tl.constexpr = 1.0, may_be_empty: tl.constexpr = False
+):
+    """Add keys with scores [n, m], of base 2, and values [m, E] to the sums of values and weights and the maximum.
+
+    With `may_be_empty`, all scores so far may be -∞.
+    """
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
+    base = new_highest
+    if may_be_empty:
+        base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+    p = tl.math.exp2(scores * scale - base[:, None])
+    factor = tl.math.exp2(highest - base)
+    return tl.dot(p.to(v.dtype), v, out * factor[:, None]), total * factor + tl.sum(p, 1), new_highest
 
 
 @triton_jit

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, is_wrapped, triton_jit, use_triton
-from vitruvian.ops.split_kv_merge import merge_splits, split_keys
+from vitruvian.ops.split_kv_merge import add_keys, merge_splits, split_keys
 from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -321,12 +321,7 @@ def _tokens_to_image_kernel(  # type: ignore[no-untyped-def]
         position = tl.load(positions_ptr + offset, mask=inside[:, None], other=0.0)
         keys = (x.to(tl.float32) + position.to(tl.float32)).to(x.dtype)
         scores = tl.where(inside[None, :], tl.dot(q, tl.trans(keys)) * LOG2E, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        p = tl.math.exp2(scores - higher[:, None])
-        factor = tl.math.exp2(highest - higher)
-        total = total * factor + tl.sum(p, 1)
-        out = tl.dot(p.to(x.dtype), x, out * factor[:, None])
-        highest = higher
+        out, total, highest = add_keys(scores, x, out, total, highest)
     row = split * total_rows + prompt * rows + row
     out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row[:, None] * channels + channel[None, :], out, mask=in_rows[:, None])

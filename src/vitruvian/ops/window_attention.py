@@ -21,6 +21,7 @@ from torch.autograd.function import FunctionCtx
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.split_kv_merge import add_keys
 from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -363,12 +364,7 @@ def _window_attention_kernel(  # type: ignore[no-untyped-def]
             down = (row == rows - 1) & ((my >= seam)[:, None] != (ny >= seam)[None, :])
             scores += tl.where(across | down, masked * LOG2E, 0.0)
         scores = tl.where(n[None, :] < tokens, scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        p = tl.math.exp2(scores - new_highest[:, None])
-        factor = tl.math.exp2(highest - new_highest)
-        total = total * factor + tl.sum(p, 1)
-        out = tl.dot(p.to(v.dtype), v, out * factor[:, None])
-        highest = new_highest
+        out, total, highest = add_keys(scores, v, out, total, highest)
     out = out / total[:, None]
     if pool == 1:
         token, inside = _token_of_cell(my, mx, rows, columns, shift, window, height, width, row, column)

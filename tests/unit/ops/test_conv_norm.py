@@ -34,14 +34,9 @@ def test_block(version: str, kind: str, use_winograd: bool, eps: float, monkeypa
         parameter.data = randn(*parameter.shape, version=version, seed=seed) * 0.05
     plain = conv(x).float()
     want = F.silu(F.instance_norm(F.pixel_shuffle(plain, 2) if kind == "shuffle" else plain, eps=eps))
-    transposed, shuffle = kind == "transposed", kind == "shuffle"
     cache = WeightCache[WinogradConv]() if use_winograd else None
-    maps = FeatureMaps(
-        x.contiguous(
-            memory_format=fastest_memory_format(x, conv, batch=2, transposed=transposed, winograd=use_winograd)
-        )
-    )
-    out = conv_norm_silu(maps, conv, eps=eps, batch=2, transposed=transposed, shuffle=shuffle, winograd=cache)
+    maps = FeatureMaps(x.contiguous(memory_format=fastest_memory_format(x, conv, batch=2, winograd=use_winograd)))
+    out = conv_norm_silu(maps, conv, eps=eps, batch=2, shuffle=kind == "shuffle", winograd=cache)
     assert_close(out.activated(x.dtype), want, tolerance=5e-2 if version == "triton" else 1e-4)
 
 

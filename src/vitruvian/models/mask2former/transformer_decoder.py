@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
+from vitruvian.layers.query_attention import QueryAttention
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.pixel_decoder import LEVELS
-from vitruvian.models.mask_classification.layers import QueryAttention, mask_head, mask_logits
+from vitruvian.models.mask_classification.layers import mask_head, mask_logits
 from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.ops.layer_norm import layer_norm_of_sum

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import FeedForward
+from vitruvian.layers.query_attention import QueryAttention
 from vitruvian.layers.sine_positions import sine_positions
-from vitruvian.models.mask_classification.layers import QueryAttention
 from vitruvian.models.mask_classification.outputs import DecoderOutput
 from vitruvian.models.maskformer.configuration import DetrConfig
 from vitruvian.ops.layer_norm import layer_norm_of_sum

@@ -196,9 +196,7 @@ def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: Automati
     for start in range(0, len(candidates.scores), step):
         chunk = candidates.select(slice(start, start + step))
         masks = _paste(chunk, size_hw, 1.0, options.mask_threshold)  # [n, H, W]
-        masks = fill_holes_and_remove_islands(
-            masks, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area
-        )
+        masks = fill_holes_and_remove_islands(masks, options.max_hole_area, options.max_sprinkle_area)
         nonempty = masks.flatten(1).any(dim=-1)
         masks = masks[nonempty]
         nonempty_chunks.append(chunk.select(nonempty))

@@ -7,14 +7,31 @@ from torch import Tensor
 
 from vitruvian.images.connected_components import fill_holes, remove_islands
 
-CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
+_CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
 
 
-def fill_holes_and_remove_islands(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
+def fill_holes_and_remove_islands(masks: Tensor, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes, then remove islands of up to this many pixels in bool masks [..., H, W]; 0 keeps them."""
     if max_hole_area > 0:
         masks = fill_holes(masks, max_hole_area)
     return remove_islands(masks, max_sprinkle_area) if max_sprinkle_area > 0 else masks
+
+
+def clean_logits(
+    logits: Tensor,
+    max_hole_area: float,
+    max_sprinkle_area: float,
+    *,
+    threshold: float = 0.0,
+    distance: float = _CORRECTED_LOGIT,
+) -> Tensor:
+    """Do the same to mask logits [..., H, W]: pixels that change get `threshold` ± `distance`."""
+    before = logits > threshold
+    after = fill_holes_and_remove_islands(before, max_hole_area, max_sprinkle_area)
+    if after is before:
+        return logits
+    logits = logits.masked_fill(after & ~before, threshold + distance)
+    return logits.masked_fill(before & ~after, threshold - distance)
 
 
 def without_overlap(logits: Tensor) -> Tensor:
@@ -23,4 +40,4 @@ def without_overlap(logits: Tensor) -> Tensor:
         return logits
     highest = logits.argmax(dim=0, keepdim=True)  # [1, K, H, W]
     index = torch.arange(len(logits), device=logits.device)[:, None, None, None]
-    return torch.where(index == highest, logits, logits.clamp(max=-CORRECTED_LOGIT))
+    return torch.where(index == highest, logits, logits.clamp(max=-_CORRECTED_LOGIT))

@@ -48,8 +48,7 @@ class Sam2ImageSegmentationOutput(ModelOutput):
         pred_masks: Mask logits at a quarter of the input size [B, P, K, h, w]; `post_process_masks` enlarges them.
         object_score_logits: Whether there is an object [B, P, 1].
         image_embeddings: The three levels, finest first, to pass back in for further prompts.
-        vision_hidden_states: The embedded patches, then the output of every block of the backbone, each [B, h, w, C].
-        vision_attentions: Attention weights of every block of the backbone [B·windows, A, N, M].
+        vision_hidden_states, vision_attentions: Those of `Sam2HieraDetModelOutput`.
         mask_decoder_attentions: Attention weights of tokens to the image for each decoder layer [B·P, A, N, h·w].
     """
 

@@ -33,7 +33,7 @@ from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
-from vitruvian.models.sam2.mask_cleanup import CORRECTED_LOGIT, fill_holes_and_remove_islands, without_overlap
+from vitruvian.models.sam2.mask_cleanup import clean_logits, fill_holes_and_remove_islands, without_overlap
 from vitruvian.models.sam2.mask_decoder import stability_score
 from vitruvian.models.sam2.prompt_coordinates import read_boxes, read_points
 from vitruvian.models.sam2.prompt_encoder import PADDING
@@ -99,14 +99,12 @@ class MaskPostProcessing:
             logits = _resize_logits(image_masks, size_hw)  # [P, K, H, W]
             if apply_non_overlapping_constraints:
                 logits = without_overlap(logits)
-            before = logits > mask_threshold
-            after = fill_holes_and_remove_islands(
-                before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area
+            areas = max_hole_area, max_sprinkle_area
+            processed.append(
+                fill_holes_and_remove_islands(logits > mask_threshold, *areas)
+                if binarize
+                else clean_logits(logits, *areas, threshold=mask_threshold)
             )
-            if not binarize and after is not before:
-                logits = logits.masked_fill(after & ~before, mask_threshold + CORRECTED_LOGIT)
-                logits = logits.masked_fill(before & ~after, mask_threshold - CORRECTED_LOGIT)
-            processed.append(after if binarize else logits)
         return processed
 
 
@@ -125,6 +123,25 @@ class FixedSizeProcessor(ImageProcessor):
         """Raise `ConfigError` for a size without height and width."""
         super().validate()
         height_width(self.size, "size")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
+        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
+        hub_options, overrides = split_hub_options(options)
+        return cls.from_dict(cls.read_settings(pretrained_model_name_or_path, hub_options), **overrides)
+
+    @classmethod
+    def read_settings(cls, source: str | Path, options: HubOptions) -> JsonObject:
+        """Read the settings from their own file or from that of the processor."""
+        settings = read_config_dict(source, options, IMAGE_PROCESSOR_FILE)
+        if settings is None:
+            settings = (read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}).get("image_processor")
+        if not isinstance(settings, dict):
+            raise CheckpointError(
+                f"{source}: expected {IMAGE_PROCESSOR_FILE} or {COMBINED_PROCESSOR_FILE}, found neither. "
+                "Is it a checkpoint?"
+            )
+        return dict(settings)
 
     def prepare_image(self, pixels: Tensor) -> Tensor:
         """Resize and normalize one image [3, H, W]."""
@@ -152,12 +169,6 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
         """Raise `ConfigError` for sizes without height and width."""
         super().validate()
         height_width(self.mask_size, "mask_size")
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
-        hub_options, overrides = split_hub_options(options)
-        return cls.from_dict(_read_image_settings(pretrained_model_name_or_path, hub_options), **overrides)
 
     def preprocess(
         self,
@@ -373,7 +384,7 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
         hub_options, overrides = split_hub_options(options)
         values = read_config_dict(pretrained_model_name_or_path, hub_options, COMBINED_PROCESSOR_FILE) or {}
         if "image_processor" not in values:
-            values["image_processor"] = _read_image_settings(pretrained_model_name_or_path, hub_options)
+            values["image_processor"] = Sam2ImageProcessor.read_settings(pretrained_model_name_or_path, hub_options)
         own = {name: overrides.pop(name) for name in cls.__dataclass_fields__ if name in overrides}
         values["image_processor"] = Sam2ImageProcessor.from_dict(values["image_processor"], **overrides)
         return cls.from_dict(values, **own)
@@ -490,16 +501,3 @@ def _label_maps(maps: object, count: int) -> list[Tensor]:
                 f"{labels.dtype} {list(labels.shape)}."
             )
     return tensors
-
-
-def _read_image_settings(source: str | Path, options: HubOptions) -> dict[str, object]:
-    """Read the settings of the image processor, from its own file or from that of the processor."""
-    settings = read_config_dict(source, options, IMAGE_PROCESSOR_FILE)
-    if settings is None:
-        settings = (read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}).get("image_processor")
-    if not isinstance(settings, dict):
-        raise CheckpointError(
-            f"{source}: expected {IMAGE_PROCESSOR_FILE} or {COMBINED_PROCESSOR_FILE}, found neither. "
-            "Is it a checkpoint?"
-        )
-    return dict(settings)

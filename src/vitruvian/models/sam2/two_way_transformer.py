@@ -13,9 +13,9 @@ from typing import cast
 from torch import Tensor, nn
 
 from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.query_attention import QueryAttention
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.layers import Sam2MLP
-from vitruvian.ops.attention import attention
 from vitruvian.ops.layer_norm import layer_norm_of_sum
 from vitruvian.ops.two_way_attention import ImageCells, image_to_tokens, project_cells, tokens_to_image
 
@@ -73,7 +73,7 @@ class TwoWayLayer(CheckpointedLayer):
         super().__init__()
         channels = config.hidden_size
         self.first = first
-        self.self_attn = SelfAttention(channels, heads=config.num_attention_heads)
+        self.self_attn = QueryAttention(channels, config.num_attention_heads, output_name="o_proj")
         self.layer_norm1 = nn.LayerNorm(channels)
         self.cross_attn_token_to_image = CrossAttention(config)
         self.layer_norm2 = nn.LayerNorm(channels)
@@ -91,10 +91,10 @@ class TwoWayLayer(CheckpointedLayer):
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return tokens [B, P, N, C], image [B, P, M, C] and, on demand, weights [B, P, A, N, M]."""
-        if self.first:  # the tokens are their own positions here, and there is no residual sum
-            tokens = self.layer_norm1(self.self_attn(tokens, tokens))
-        else:
-            tokens = layer_norm_of_sum(tokens, self.self_attn(tokens + positions, tokens), self.layer_norm1)
+        # In the first layer the tokens are their own positions, and there is no residual sum.
+        queries = (tokens if self.first else tokens + positions).flatten(0, 1)  # [B·P, N, C]
+        attended = self.self_attn(queries, queries, tokens.flatten(0, 1))[0].view_as(tokens)
+        tokens = self.layer_norm1(attended) if self.first else layer_norm_of_sum(tokens, attended, self.layer_norm1)
         attended, weights = tokens_to_image(
             tokens + positions, image, self.cross_attn_token_to_image, bias=similarity, need_weights=need_weights
         )
@@ -102,31 +102,6 @@ class TwoWayLayer(CheckpointedLayer):
         tokens = layer_norm_of_sum(tokens, self.mlp(tokens), self.layer_norm3)
         cells = image_to_tokens(image, tokens, positions, self.cross_attn_image_to_token, self.layer_norm4)
         return tokens, cells, weights
-
-
-class SelfAttention(nn.Module):
-    """Attention among the tokens of each prompt."""
-
-    attn_implementation = "sdpa"
-
-    def __init__(self, channels: int, *, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q_proj = nn.Linear(channels, channels)
-        self.k_proj = nn.Linear(channels, channels)
-        self.v_proj = nn.Linear(channels, channels)
-        self.o_proj = nn.Linear(channels, channels)
-
-    def forward(self, with_positions: Tensor, tokens: Tensor) -> Tensor:
-        """Attend with queries and keys from `with_positions` and values from `tokens`, all [B, P, N, C]."""
-        B, P, N, C = tokens.shape
-        q, k, v = (
-            part.view(B * P, N, self.heads, -1).transpose(1, 2)
-            for part in (self.q_proj(with_positions), self.k_proj(with_positions), self.v_proj(tokens))
-        )  # [B·P, A, N, D] each
-        attended, _ = attention(q, k, v, implementation=self.attn_implementation)
-        out: Tensor = self.o_proj(attended.transpose(1, 2).reshape(B, P, N, C))
-        return out
 
 
 class CrossAttention(nn.Module):

@@ -25,7 +25,7 @@ from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
 from vitruvian.losses.prompted_masks import MaskPrediction
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import Sam2MLP
-from vitruvian.models.sam2.mask_cleanup import fill_holes_and_remove_islands, without_overlap
+from vitruvian.models.sam2.mask_cleanup import clean_logits, without_overlap
 from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_bank import find_memories, join_frames, join_pointers
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
@@ -532,7 +532,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
                 prompted = [any(prompted)] * len(steps)
             binarize = any(prompted) if len(set(prompted)) == 1 else pinned_copy(torch.tensor(prompted), high.device)
             memories = self.run_captured(self._encode_memory, features, high, masks.scores, binarize)
-        low = _clean_logits(masks.low, max_hole_area=options.max_hole_area, max_sprinkle_area=options.max_sprinkle_area)
+        low = clean_logits(masks.low, options.max_hole_area, options.max_sprinkle_area, distance=_CLEANED_LOGIT)
         by_name = {
             "pred_masks": low[:, None],
             "object_pointer": masks.pointers[:, None, None],
@@ -604,15 +604,6 @@ def _sine_of_time(time: Tensor, channels: int) -> Tensor:
     period = TEMPERATURE ** (2 * torch.div(step, 2, rounding_mode="floor") / (channels // 2))  # [C/2]
     angle = time[..., None] / period  # [..., C/2]
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
-
-
-def _clean_logits(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
-    """Fill holes and remove islands of up to this many pixels in mask logits [O, 1, h, w]."""
-    before = masks > 0
-    after = fill_holes_and_remove_islands(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
-    if after is before:
-        return masks
-    return masks.masked_fill(after & ~before, _CLEANED_LOGIT).masked_fill(before & ~after, -_CLEANED_LOGIT)
 
 
 def _resample(masks: Tensor, size_hw: tuple[int, int]) -> Tensor:

@@ -47,22 +47,16 @@ class Sam2VideoVideoProcessor(FixedSizeProcessor):
     """
 
     file_name: ClassVar[str] = VIDEO_PROCESSOR_FILE
+    type_key: ClassVar[str] = "video_processor_type"
 
     @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Drop the class name, which `to_dict` writes."""
-        return super().upgrade({key: value for key, value in values.items() if key != "video_processor_type"})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of a `video_preprocessor_config.json`."""
-        values = {key: value for key, value in super().to_dict().items() if key != "image_processor_type"}
-        return values | {"video_processor_type": type(self).__name__}
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Self:
-        """Read from a folder or the Hub. Keywords are options of the Hub, such as `revision`, or fields to override."""
-        hub_options, overrides = split_hub_options(options)
-        return cls.from_dict(_read_video_settings(pretrained_model_name_or_path, hub_options), **overrides)
+    def read_settings(cls, source: str | Path, options: HubOptions) -> dict[str, Any]:
+        """Read the settings from their own file, from that of the processor or from those for images."""
+        settings = read_config_dict(source, options, VIDEO_PROCESSOR_FILE)
+        if settings is None:
+            joint = read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}
+            settings = joint.get("video_processor") or joint.get("image_processor")
+        return dict(settings or read_config_dict(source, options, IMAGE_PROCESSOR_FILE) or {})
 
     def __call__(self, videos: Any, *args: Any, **kwargs: Any) -> BatchFeature:  # type: ignore[override]
         """Same as `preprocess`."""
@@ -160,7 +154,7 @@ class Sam2VideoProcessor(Sam2Processor):
         video processors.
         """
         hub_options, overrides = split_hub_options(options)
-        settings_of_video = _read_video_settings(pretrained_model_name_or_path, hub_options)
+        settings_of_video = Sam2VideoVideoProcessor.read_settings(pretrained_model_name_or_path, hub_options)
         of_video = overrides.keys() & Sam2VideoVideoProcessor.__dataclass_fields__.keys()
         video = Sam2VideoVideoProcessor.from_dict(settings_of_video, **{name: overrides[name] for name in of_video})
         return super().from_pretrained(
@@ -356,12 +350,3 @@ def _check_frame(session: Sam2VideoInferenceSession, frame_idx: int) -> None:
         raise InputError(
             f"frame_idx: expected a frame of the video, 0 to {(session.num_frames or 0) - 1}, got {frame_idx}."
         )
-
-
-def _read_video_settings(source: str | Path, options: HubOptions) -> dict[str, Any]:
-    """Read the settings for videos, from their own file, from that of the processor or from those for images."""
-    settings = read_config_dict(source, options, VIDEO_PROCESSOR_FILE)
-    if settings is None:
-        joint = read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}
-        settings = joint.get("video_processor") or joint.get("image_processor")
-    return dict(settings or read_config_dict(source, options, IMAGE_PROCESSOR_FILE) or {})

@@ -33,8 +33,7 @@ class Sam2VisionEncoderOutput(BaseModelOutputWithPooling):
     Attributes:
         last_hidden_state: Map of the backbone's last stage [B, h, w, C].
         pooler_output: Always None.
-        hidden_states: The embedded patches, then the output of every block, each [B, h, w, C].
-        attentions: Weights of every block [B·windows, A, N, M].
+        hidden_states, attentions: Those of `Sam2HieraDetModelOutput`.
         fpn_hidden_states: Levels of the pyramid, finest first, each [B, C, h, w].
         fpn_position_encoding: Sine positions of the levels, each [B, C, h, w].
     """

@@ -138,7 +138,6 @@ class ConvBlock(nn.Module):
                 self.convolution,
                 eps=self.norm.eps,
                 batch=batch,
-                transposed=self.transposed,
                 shuffle=self.shuffle,
                 winograd=self.winograd,
             )
@@ -150,9 +149,7 @@ class ConvBlock(nn.Module):
     def in_fastest_format(self, x: Tensor, batch: int) -> Tensor:
         """Return maps [B, C, h, w] in the memory format in which this block is fastest."""
         winograd = self.winograd is not None and isinstance(self.norm, nn.InstanceNorm2d)
-        memory_format = fastest_memory_format(
-            x, self.convolution, batch=batch, transposed=self.transposed, winograd=winograd
-        )
+        memory_format = fastest_memory_format(x, self.convolution, batch=batch, winograd=winograd)
         return x.contiguous(memory_format=memory_format)
 
     @torch.no_grad()

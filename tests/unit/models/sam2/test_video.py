@@ -15,9 +15,10 @@ from tests.families.sam2 import SIDE, video_fields
 from vitruvian.errors import InputError
 from vitruvian.models.sam2 import history_files
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
+from vitruvian.models.sam2.mask_cleanup import clean_logits
 from vitruvian.models.sam2.memory_bank import _closest
 from vitruvian.models.sam2.options import Sam2SessionOptions
-from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput, _clean_logits
+from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
 
@@ -306,13 +307,13 @@ def test_holes_are_filled_and_islands_removed() -> None:
     logits = torch.full((1, 1, 8, 8), 3.0)
     logits[0, 0, 2, 2], logits[0, 0, :, 6:] = -3.0, -3.0
     logits[0, 0, 7, 7] = 3.0
-    filled = _clean_logits(logits, max_hole_area=1, max_sprinkle_area=1)
+    filled = clean_logits(logits, 1, 1, distance=0.1)
     assert filled[0, 0, 2, 2] == pytest.approx(0.1)
     assert filled[0, 0, 7, 7] == pytest.approx(-0.1)
     assert ((filled > 0) != (logits > 0)).sum() == 2
-    assert _clean_logits(logits, max_hole_area=0, max_sprinkle_area=0) is logits
+    assert clean_logits(logits, 0, 0, distance=0.1) is logits
     plain, cleaned = clicked(), clicked(max_hole_area=20, max_sprinkle_area=20)
-    want = _clean_logits(masks(MODEL(plain, frame_idx=0)), max_hole_area=20, max_sprinkle_area=20)
+    want = clean_logits(masks(MODEL(plain, frame_idx=0)), 20, 20, distance=0.1)
     close(masks(MODEL(cleaned, frame_idx=0)), want)
 
 
