@@ -2,5 +2,5 @@
 
 A file holds the plain torch version (the definition: differentiable, traceable, for every device), the Triton version
 under it where there is one, and the function that models call. `dispatch` decides which version runs;
-`split_kv_merge` is shared by several kernels.
+`online_softmax` is shared by several kernels.
 """

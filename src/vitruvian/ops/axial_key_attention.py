@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.ops.dispatch import is_wrapped, use_cpu
-from vitruvian.ops.narrow_value_attention import LOG2_E, RunningMean, narrow_value_attention
+from vitruvian.ops.narrow_value_attention import narrow_value_attention
+from vitruvian.ops.online_softmax import LOG2_E, OnlineSoftmax
 from vitruvian.ops.rope import RopeTables, rotate_neighbors, rotate_pairs
 
 _CPU_QUERIES, _CPU_KEYS = 256, 2048  # whose scores are computed at a time: 2 MiB, twice
@@ -89,7 +90,7 @@ def _axial_key_attention_cpu(
             x_part, y_part = part.chunk(2)
             u = (by_column.flatten(0, 1) @ x_part).view(w, -1, n)  # [w, E + 1, n]
             v = (by_row.flatten(0, 1) @ y_part).view(h, -1, n)  # [h, E + 1, n]
-            mean = RunningMean(n, values)
+            mean = OnlineSoftmax(n, values)
             if len(tokens):
                 mean.add_(plain_keys @ part, token_values)
             for y in range(0, h, rows):

@@ -10,7 +10,7 @@ from torch import Tensor, unflatten
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.split_kv_merge import add_keys, merge_splits, split_keys
+from vitruvian.ops.online_softmax import add_keys, merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton

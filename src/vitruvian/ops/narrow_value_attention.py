@@ -15,13 +15,12 @@ from torch import Tensor
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
-from vitruvian.ops.split_kv_merge import add_keys, merge_splits, split_keys
+from vitruvian.ops.online_softmax import LOG2_E, OnlineSoftmax, add_keys, merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
     import triton.language as tl
 
-LOG2_E = math.log2(math.e)
 _CPU_BLOCK = 1024  # queries, and keys, whose scores are computed at a time: 4 MiB
 
 
@@ -48,40 +47,13 @@ def _narrow_value_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scaled = q * (LOG2_E * q.shape[2] ** -0.5)
     for one, start in itertools.product(range(len(q)), range(0, q.shape[1], _CPU_BLOCK)):
         part = scaled[one, start : start + _CPU_BLOCK].T  # [D, n]
-        mean = RunningMean(part.shape[1], v)
+        mean = OnlineSoftmax(part.shape[1], v)
         for first in range(0, k.shape[1], _CPU_BLOCK):
             block = k[one, first : first + _CPU_BLOCK]  # [m, D]
             scores = buffer[: len(block) * part.shape[1]].view(len(block), -1)
             mean.add_(torch.mm(block, part, out=scores), v[one, first : first + _CPU_BLOCK])
         out[one, start : start + _CPU_BLOCK] = mean.result()
     return out
-
-
-class RunningMean:
-    """The mean of values that n queries weight by the softmax of scores, over keys that come in parts.
-
-    Args:
-        queries: n.
-        values: A tensor with the channels [..., E], data type and device of the values.
-    """
-
-    def __init__(self, queries: int, values: Tensor) -> None:
-        self._sum = values.new_zeros(values.shape[-1], queries)  # [E, n]
-        self._total = values.new_zeros(queries)
-        self._highest = values.new_full((queries,), -math.inf)
-
-    def add_(self, scores: Tensor, values: Tensor) -> None:
-        """Add keys with base-2 scores [m, n], which are overwritten, and values [m, E]."""
-        highest = torch.maximum(self._highest, scores.amax(dim=0))
-        weights = scores.sub_(highest).exp2_()  # several times as fast as exp on the CPU
-        factor = self._highest.sub_(highest).exp2_()
-        self._total.mul_(factor).add_(weights.sum(dim=0))
-        self._sum.mul_(factor).addmm_(values.T, weights)
-        self._highest = highest
-
-    def result(self) -> Tensor:
-        """Return the mean [n, E]."""
-        return (self._sum / self._total).T
 
 
 # ---------------------------------------------------------------------------------------------------------- Triton

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, is_wrapped, triton_jit, use_triton
-from vitruvian.ops.split_kv_merge import add_keys, merge_splits, split_keys
+from vitruvian.ops.online_softmax import add_keys, merge_splits, split_keys
 from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torch.autograd.function import FunctionCtx
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.split_kv_merge import add_keys
+from vitruvian.ops.online_softmax import add_keys
 from vitruvian.tensor_cache import cached_tensors
 
 if HAS_TRITON or TYPE_CHECKING:

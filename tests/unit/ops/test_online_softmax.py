@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.ops.versions import NO_INTERPRETER, assert_close, randn
-from vitruvian.ops.split_kv_merge import merge_splits, split_keys
+from vitruvian.ops.online_softmax import merge_splits, split_keys
 
 
 @NO_INTERPRETER
