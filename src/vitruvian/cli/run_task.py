@@ -25,7 +25,6 @@ import typer
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco_dataset import Dataset
 from vitruvian.cli.command_digest import command_digest
-from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
@@ -212,15 +211,14 @@ class TaskRun:
         return remaining, changed
 
     def _add_following(self, sources: Sequence[NamedSource]) -> None:
-        """Note the tasks of `track --then` on videos that are done, now or before."""
-        if not isinstance(self.command, TrackCommand):
-            return
+        """Add the commands of `track --then` for videos that are done, now or before."""
         for item in sources:
             records = self._files.get(item.identity, {}).get("json")
             if item.kind != "video" or item.path is None or records is None or not records.is_file():
                 continue
-            if self.journal.state(item, [records], self.digest) == "done":
-                self.following += self.command.people_commands(str(item.path), records)
+            commands = self.command.following_commands(str(item.path), records)
+            if commands and self.journal.state(item, [records], self.digest) == "done":
+                self.following += commands
 
     @contextmanager
     def attempt(self, item: NamedSource) -> Iterator[None]:
@@ -277,7 +275,7 @@ class TaskRun:
             return state
         if item.kind == "stdin" or (self.dataset is not None and not self.dataset.has(item.file_name, self.digest)):
             return "new"
-        if isinstance(self.command, TrackCommand) and self.command.lacks_state(self._files[item.identity], self.digest):
+        if self.command.lacks_state(self._files[item.identity], self.digest):
             return "new"
         raise _AlreadyDoneError
 

@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_type_hints
 
 from typer import Context, Exit, Option, echo
@@ -79,6 +80,32 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
     def with_defaults(self) -> Self:
         """Return the command with defaults that depend on other options."""
         return self
+
+    # ------------------------------------------------------------------------------- for tasks with further options
+
+    def detector_name(self) -> str | None:
+        """Return the people detector that results depend on; None if no one is detected."""
+        return None
+
+    def input_files(self) -> list[Path]:
+        """Return the files beside the sources that results depend on, and that are not values of options."""
+        return []
+
+    def state_options(self, files: Mapping[str, Path]) -> dict[str, Any]:
+        """Return the fields of `VideoOptions` about a state that is kept after a video."""
+        return {}
+
+    def resume_settings(self) -> dict[str, object]:
+        """Return settings that are stored with a video that is being written, beside the digest of all."""
+        return {}
+
+    def lacks_state(self, files: Mapping[str, Path], digest: str) -> bool:
+        """Return whether a finished video is processed again for a state that was not kept."""
+        return False
+
+    def following_commands(self, source: str, records: Path) -> list[TaskCommand]:
+        """Return the commands that run on a video after this one, given its file of records."""
+        return []
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)
