@@ -35,7 +35,7 @@ from vitruvian.cli import run
 from vitruvian.cli.coco_dataset import Dataset
 from vitruvian.cli.commands.tasks import PointmapCommand
 from vitruvian.cli.journal import JOURNAL, Journal
-from vitruvian.cli.sources import NamedSource
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import VideoReader
 from vitruvian.images.rle import compress_counts, decode_rle

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vitruvian.cli.sources import NamedSource
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.options import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_task import TaskRun
-from vitruvian.cli.sources import NamedSource
+from vitruvian.cli.run_video import prepare_parts, run_part, run_video_file
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.cli.video import prepare_parts, run_part, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines.saving import ResultWriter, encode_as

@@ -2,7 +2,7 @@
 
 SOURCE… ─▶ sources ─┬▶ done before: skipped
                    ├▶ images ─▶ pipeline, in batches ─▶ files in a folder, or standard output
-                   └▶ videos, cameras ─▶ one after another (`video.py`)
+                   └▶ videos, cameras ─▶ one after another (`run_video.py`)
 
 For each source: lock its outputs, record "begin" in the journal, process, write, record "done", unlock. At the end the
 files on disk are compared with what was recorded.
@@ -29,9 +29,9 @@ from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
-from vitruvian.cli.sources import NamedSource, find_sources
+from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.cli.video import Preview, run_camera, run_video_file
+from vitruvian.cli.run_video import Preview, run_camera, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.io.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
 from vitruvian.io.locks import OutputLock, remove_unused_locks
