@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -26,12 +25,13 @@ from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco_dataset import Dataset
 from vitruvian.cli.command_digest import command_digest
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
+from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
-from vitruvian.cli.named_sources import NamedSource, find_sources
-from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.run_video import Preview, run_camera, run_video_file
+from vitruvian.cli.task_command import TaskCommand
+from vitruvian.cli.watch import complete_sources
 from vitruvian.errors import InputError
 from vitruvian.io.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
 from vitruvian.io.locks import OutputLock, remove_unused_locks
@@ -46,8 +46,6 @@ from vitruvian.results import Result
 if TYPE_CHECKING:
     from vitruvian.pipelines.people.detectors import PeopleDetector
 
-_POLL_SECONDS = 0.5  # between two listings of a watched folder
-_SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
 _VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
 
 
@@ -106,9 +104,8 @@ class TaskRun:
         self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the sources of this pass, by identity
-        self._written: dict[
-            str, tuple[NamedSource, dict[Path, int]]
-        ] = {}  # files of this pass and their sizes, by identity
+        # Files that this pass has written, and their sizes, by the identity of their source.
+        self._written: dict[str, tuple[NamedSource, dict[Path, int]]] = {}
         self.following: list[TaskCommand] = []  # of videos that are done
         self._read_journal = functools.cache(Journal)
         self._temporary_files = functools.cache(find_temporary_files)
@@ -173,6 +170,18 @@ class TaskRun:
         return find_sources(
             command.sources, recursive=command.recursive, sequences_are_videos=self.plan.sequences_are_videos
         )
+
+    def watch(self) -> None:
+        """Process what is in the folders, then what is added, until Ctrl-C."""
+        folders = [Path(text).expanduser() for text in self.command.sources]
+        for folder in folders:
+            if not folder.is_dir():
+                raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
+        if self.plan.stdout_format is not None or self.plan.file is not None:
+            raise InputError("--watch: expected a folder as --out, got a file or standard output. Name a folder.")
+        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; press Ctrl-C to stop.")
+        for complete in complete_sources(self.find_sources, ignores=self.is_result):
+            self.process(complete)
 
     # ------------------------------------------------------------------------------------------------ one pass
 
@@ -347,7 +356,7 @@ class TaskRun:
         to_stdout = self.plan.stdout_format is not None
         if not to_stdout:  # results are in order, and no local file waits for a slow server
             images = sorted(images, key=lambda item: item.remote)
-        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self, images)
+        writer: _ImageWriter = _StdoutWriter(self) if to_stdout else _FileWriter(self, images)
         source = Source(lambda: (self._loader(item) for item in images), count=len(images))
         reported: set[int] = set()
 
@@ -369,8 +378,7 @@ class TaskRun:
                     with self.attempt(images[index]):
                         if isinstance(result, Failure):
                             raise result.error
-                        if isinstance(writer, _StdoutWriter):
-                            writer.print(index)
+                        writer.flush(index)
                         if self.dataset is not None:
                             converted = self.command.output.convert(result)
                             self.dataset.add(converted, images[index].file_name, self.digest)
@@ -396,47 +404,26 @@ class TaskRun:
 
         return FrameLoader(name=item.name, load=load, path=item.path, remote=item.remote)
 
-    # ------------------------------------------------------------------------------------------------ a folder
 
-    def watch(self) -> None:
-        """Process what is in the folders, then what is added, until Ctrl-C."""
-        command = self.command
-        folders = [Path(text).expanduser() for text in command.sources]
-        for folder in folders:
-            if not folder.is_dir():
-                raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
-        if self.plan.stdout_format is not None or self.plan.file is not None:
-            raise InputError("--watch: expected --out to be a folder.")
-        processed: dict[str, tuple[int, int]] = {}
-        pending: dict[str, tuple[tuple[int, int], float]] = {}
-        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; press Ctrl-C to stop.")
-        while True:
-            now = time.monotonic()
-            complete: list[NamedSource] = []
-            for item in self.find_sources():
-                key, stamp = item.identity, _stamp(item.path)
-                if stamp is None or processed.get(key) == stamp or self.is_result(item):
-                    continue
-                if key not in pending or pending[key][0] != stamp:
-                    pending[key] = stamp, now
-                if now - pending[key][1] >= _SETTLE_SECONDS:
-                    complete.append(item)
-                    processed[key] = stamp
-                    del pending[key]
-            if complete:
-                self.process(complete)
-            time.sleep(_POLL_SECONDS)
-
-
-class _FileWriter(ResultWriter):
-    """Writes the files of each result, and completes its source.
+class _ImageWriter(ResultWriter):
+    """Base of the writers of images.
 
     Attributes:
-        details: What to report of each image that is written, by its index.
+        details: What to report about each image that is written, by its index.
     """
 
-    def __init__(self, run: TaskRun, images: Sequence[NamedSource]) -> None:
+    def __init__(self) -> None:
         self.details: dict[int, dict[str, Any]] = {}
+
+    def flush(self, index: int) -> None:
+        """Finish the output of an image. Called in the order of images, after `write`."""
+
+
+class _FileWriter(_ImageWriter):
+    """Writes the files of each result, and completes its source."""
+
+    def __init__(self, run: TaskRun, images: Sequence[NamedSource]) -> None:
+        super().__init__()
         self._run, self._images = run, images
 
     def write(self, result: Result, index: int) -> None:
@@ -451,33 +438,33 @@ class _FileWriter(ResultWriter):
         self.details[index] = _details(result)
 
 
-class _StdoutWriter(ResultWriter):
-    """Writes to standard output: one file, or a line of JSON an image, in the order of images."""
+class _StdoutWriter(_ImageWriter):
+    """Writes to standard output in the order of images: one file, or a line of JSON for each image."""
 
     def __init__(self, run: TaskRun) -> None:
+        super().__init__()
         self._command, self._format = run.command, str(run.plan.stdout_format)
         if self._format != "json" and sys.stdout.isatty():
             raise InputError(
                 f"standard output: expected a file or a pipe for {self._format}, got a terminal. Add --out FILE."
             )
         self._content: dict[int, bytes] = {}
-        self.details: dict[int, dict[str, Any]] = {}
 
     def write(self, result: Result, index: int) -> None:
-        """Keep the bytes until it is their turn."""
+        """Encode a result; `flush` writes it."""
         self.details[index] = _details(result)
         converted = self._command.output.convert(result)
         content = encode_as(self._format, converted, draw=self._command.output.draw)
         self._content[index] = content + (b"\n" if self._format == "json" else b"")
 
-    def print(self, index: int) -> None:
-        """Write the bytes of a result."""
+    def flush(self, index: int) -> None:
+        """Write an encoded result."""
         sys.stdout.buffer.write(self._content.pop(index))
         sys.stdout.buffer.flush()
 
 
 def _details(result: Result) -> dict[str, Any]:
-    """Return what is reported of a result."""
+    """Return what is reported about a result."""
     details: dict[str, Any] = {"size_hw": list(result.size_hw)}
     return details if result.people is None else details | {"note": result.people.note, "people": len(result.people)}
 
@@ -488,12 +475,3 @@ def _read_stdin(name: str) -> Frame:
     if not image:
         raise InputError(f"{name}: expected an image, got no data. Pipe one in, such as < photo.jpg.")
     return next(open_source(image).loaders()).load()
-
-
-def _stamp(path: Path | None) -> tuple[int, int] | None:
-    """Return size and modification time of a file; None where it is gone or empty."""
-    try:
-        stat = None if path is None else path.stat()
-    except OSError:
-        return None
-    return (stat.st_size, stat.st_mtime_ns) if stat is not None and stat.st_size else None
