@@ -28,9 +28,10 @@ from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Source
-from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages
+from vitruvian.scale.cluster import connect_to_ray, import_ray
 from vitruvian.scale.filesystems import is_remote
-from vitruvian.scale.job import JobSummary, connected, run_on_ray
+from vitruvian.scale.job import JobSummary, run_on_ray
 from vitruvian.scale.placement import choose_placement
 from vitruvian.scale.sources import list_sources, needs_shards
 from vitruvian.scale.worker import Runner
@@ -103,7 +104,7 @@ def _wants_shards(command: TaskCommand) -> bool:
 def _cluster(address: str | None, report: RunReport) -> Iterator[Any]:
     """Connect to a cluster, and print the address of its dashboard."""
     ray = import_ray()
-    with connected(ray, address) as dashboard:
+    with connect_to_ray(ray, address) as dashboard:
         if dashboard:
             report.say(f"Ray's dashboard: http://{dashboard}")
         yield ray

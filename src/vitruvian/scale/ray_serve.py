@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.limits import set_limits
-from vitruvian.scale.chunk_runner import import_ray
+from vitruvian.scale.cluster import import_ray
 from vitruvian.serving.app import create_app
 from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.job_store import Job

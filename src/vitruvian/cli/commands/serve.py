@@ -161,8 +161,7 @@ def serve(
 
 def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **scaling: Any) -> None:
     """Run as deployments of Ray Serve until Ctrl-C, or print their configuration."""
-    from vitruvian.scale.chunk_runner import import_ray
-    from vitruvian.scale.job import connected
+    from vitruvian.scale.cluster import connect_to_ray, import_ray
     from vitruvian.scale.ray_serve import Scaling, import_serve, serve_config, start_on_serve
 
     ray, serve = import_ray(), import_serve()
@@ -171,7 +170,7 @@ def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **s
 
         typer.echo(yaml.safe_dump(serve_config(settings, Scaling(**scaling)), sort_keys=False), nl=False)
         return
-    with connected(ray, None) as dashboard:
+    with connect_to_ray(ray, None) as dashboard:
         if dashboard:
             report.say(f"Ray's dashboard: http://{dashboard}")
         try:
