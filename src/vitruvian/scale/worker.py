@@ -1,4 +1,4 @@
-"""What runs in the processes of a cluster: reading bytes, a pipeline on a chunk of images, writing a shard."""
+"""The model processes of a cluster: a pipeline that makes rows of the images of a chunk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitruvian.tasks import find_task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Encoder = Callable[[Result], dict[str, bytes]]  # file format -> its bytes
+Encoder = Callable[[Result], dict[str, bytes]]  # returns the bytes of each file format
 Runner = Callable[[Source, ResultWriter], Any]  # runs a pipeline, as `TaskPipeline.run` does
 
 
@@ -84,7 +84,7 @@ def default_formats(task: str) -> tuple[str, ...]:
 
 
 class PipelineWorker:
-    """A pipeline that processes chunks: the body of an actor."""
+    """A pipeline that processes chunks, in an actor of Ray."""
 
     def __init__(self, spec: RunnerSpec, encode: Encoder, formats: Sequence[str]) -> None:
         self._run, self._encode, self._formats = spec.open_runner(), encode, tuple(formats)
