@@ -65,7 +65,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
         """Return points and scales."""
         points, scales = [one for one, _ in maps], [scale for _, scale in maps]
         if prepared.context.regions is None:
-            return self.whole_map(prepared, points[0]), scales
+            return self.resize_to_image(prepared, points[0]), scales
         return self.region_maps(prepared, points), scales
 
     def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> Pointmap:
