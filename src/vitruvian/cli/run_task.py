@@ -268,7 +268,7 @@ class TaskRun:
         self._files[item.identity] = files = self.plan.files(item)
         if not files:
             named = self.command.save or (self.plan.file and self.plan.file.name)
-            example = self.command.task.image_files[0]
+            example = self.command.task.default_image_formats[0]
             raise InputError(f"{item.name}: {named} is for videos. Add a format for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:

@@ -36,14 +36,19 @@ T = TypeVar("T")
 class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup):
     """A command that runs a task on images and videos, with the values of its options.
 
-    A subclass has the name of the task, an `example` that works, further options as fields or inherited groups, and
-    the help as docstring. `files` and `video_files` are the formats of `--save`, for the help.
+    A subclass has further options as fields or inherited groups, and the help as docstring.
+
+    Attributes:
+        name: Name of the task.
+        example: A command line that works, for the help.
+        save_help: The formats that `--save` takes for images, for the help.
+        video_save_help: The same for videos.
     """
 
     name: ClassVar[str]
     example: ClassVar[str]
-    files: ClassVar[str]
-    video_files: ClassVar[str] = "also mp4, webm, mov"
+    save_help: ClassVar[str]
+    video_save_help: ClassVar[str] = "also mp4, webm, mov"
 
     @property
     def task(self) -> Task:
@@ -167,8 +172,8 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
             "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, show_all]
         )
     )
-    drawings = f", plot, plot.jpg; for videos {command.video_files}" if TASKS[command.name].takes_images else ""
-    run.__doc__ = f"{_joined_lines(command.__doc__ or '')}\n\n--save takes {command.files}{drawings}."
+    drawings = f", plot, plot.jpg; for videos {command.video_save_help}" if TASKS[command.name].takes_images else ""
+    run.__doc__ = f"{_joined_lines(command.__doc__ or '')}\n\n--save takes {command.save_help}{drawings}."
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

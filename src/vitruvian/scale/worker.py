@@ -79,7 +79,7 @@ class FileEncoder:
 
 def default_formats(task: str) -> tuple[str, ...]:
     """Return the file formats in rows by default: JSON, and what the task writes without drawings."""
-    formats = find_task(task).image_files
+    formats = find_task(task).default_image_formats
     return tuple(dict.fromkeys(("json", *(name for name in formats if not name.startswith("plot")))))
 
 

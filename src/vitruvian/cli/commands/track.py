@@ -37,7 +37,7 @@ class TrackCommand(TaskCommand):
 
     name = "track"
     example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
-    files = (
+    save_help = (
         "mp4, webm, mov (masks over the video), json (a line for each frame, masks as COCO RLE), png (a folder of "
         "images whose pixels are object numbers, as in DAVIS), crops (a folder of cut-out images, one for each object "
         "and frame), npz (a folder of arrays), vis.json (a YouTube-VIS file)"
