@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
-from vitruvian.cli.coco_dataset import Dataset
+from vitruvian.cli.coco_dataset import CocoDataset
 from vitruvian.cli.command_digest import command_digest
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.named_sources import NamedSource, find_sources
@@ -114,7 +114,7 @@ class TaskRun:
         if command.model is not None:  # wrong options show before any work
             command.task.pipeline_class().check_options(self.call_options)
         coco = command.coco if isinstance(command, CocoGroup) else None
-        self.dataset = None if coco is None else Dataset(coco, overwrite=command.overwrite)
+        self.dataset = None if coco is None else CocoDataset(coco, overwrite=command.overwrite)
 
     def __enter__(self) -> TaskRun:
         return self
