@@ -27,7 +27,7 @@ JOURNAL = ".vitruvian.jsonl"
 _WORKERS = ".vitruvian.workers"  # folder of the journals of workers
 _VERSION = 2
 _DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
-_MAY_BE_EMPTY = ".txt"  # labels of YOLO in an image without objects
+_MAY_BE_EMPTY = ".txt"  # YOLO labels of an image without objects
 _State = Literal["new", "done", "changed"]
 
 

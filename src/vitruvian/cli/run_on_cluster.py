@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from vitruvian.results import Result
 
 SHARDS_ABOVE = 10_000  # sources
-_MAX_CHUNK = 64  # images that a worker gets at a time; of videos one
-_CHUNKS_PER_WORKER = 4  # at least, so that all workers end at about the same time
+_MAX_CHUNK = 64  # number of images that a worker gets at a time; of videos it gets one
+_CHUNKS_PER_WORKER = 4  # minimum, so that all workers end at about the same time
 _ADDRESS = "ray://"
 
 
@@ -282,7 +282,7 @@ class _Splits:
         self._failed: set[str] = set()
 
     def follow(self, method: str, args: tuple[Any, ...]) -> bool:
-        """Take what a worker reports about a step; return whether it is not the end of its source."""
+        """Handle the report of a worker. Return True if it concerns a step of a video, False if it ends a source."""
         if method == "split":
             item, parts = args
             self._missing[item.name] = len(parts)
@@ -294,9 +294,9 @@ class _Splits:
             if not self._missing[item.name]:
                 self._runner.add([_VideoStep(item, "join")])
         elif method == "failed" and args[0] in self._missing:
-            again = args[0] in self._failed  # another part of the same video
+            already_failed = args[0] in self._failed  # by another part of the video
             self._failed.add(args[0])
-            return again
+            return already_failed
         else:
             return False
         return True

@@ -46,7 +46,7 @@ from vitruvian.results import Result
 if TYPE_CHECKING:
     from vitruvian.pipelines.people.detectors import PeopleDetector
 
-_VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
+_VIDEO_THRESHOLD = 0.1  # detection threshold in videos: the tracker can use uncertain detections
 
 
 def run_task(command: TaskCommand) -> None:
@@ -106,7 +106,7 @@ class TaskRun:
         self._files: dict[str, dict[str, Path]] = {}  # planned for the sources of this pass, by identity
         # Files that this pass has written, and their sizes, by the identity of their source.
         self._written: dict[str, tuple[NamedSource, dict[Path, int]]] = {}
-        self.following: list[TaskCommand] = []  # of videos that are done
+        self.following: list[TaskCommand] = []  # commands to run next, on videos that are done
         self._read_journal = functools.cache(Journal)
         self._temporary_files = functools.cache(find_temporary_files)
         if command.preview is not None:

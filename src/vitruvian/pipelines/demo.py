@@ -34,9 +34,9 @@ from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_extension
 
 DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.sapiens2_head and task.has_pipeline)
-_IMAGES = hub.BUILTIN_FOLDER  # beside the model
+_IMAGES_FOLDER = hub.BUILTIN_FOLDER  # the example images are in the folder of the model
 _TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
-_ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
+_ROW_HEIGHT, _MARGIN = 360, 12  # pixels of the contact sheet
 Checkpoint = str | Path
 
 
@@ -228,7 +228,7 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
 
 def _demo_images() -> list[Path]:
     """Return the images that ship with the package."""
-    return sorted(_IMAGES.glob("*.jpg"))
+    return sorted(_IMAGES_FOLDER.glob("*.jpg"))
 
 
 def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:

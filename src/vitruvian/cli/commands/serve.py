@@ -25,7 +25,7 @@ _access_option = partial(typer.Option, rich_help_panel="Access")
 _limit_option = partial(typer.Option, rich_help_panel="Limits")
 _cluster_option = partial(typer.Option, rich_help_panel="Cluster")
 _PREFIX = "VITRUVIAN_SERVE_"
-_SAM2_TASKS = ("masks", "track")  # that the checkpoint of segment serves too, if it can
+_SAM2_TASKS = ("masks", "track")  # also served by the checkpoint of segment, if it can do them
 
 
 def serve(

@@ -243,7 +243,7 @@ def _read_intrinsics(text: str) -> list[list[float]]:
     try:
         # A memory map: the header may declare any size.
         values = np.load(path, mmap_mode="r") if path.suffix.lower() == ".npy" else read_json(path)
-        if isinstance(values, dict):  # as `--save json` of this command writes it
+        if isinstance(values, dict):  # the file that `--save json` of this command writes
             values = values.get("intrinsics", values.get("K"))
         table = np.asarray([] if values is None else values, dtype=np.float64)
         if table.size == 9:
