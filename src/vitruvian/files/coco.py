@@ -256,9 +256,7 @@ class CocoWriter(Writer):
                     )
                     file.write("]")
                 file.write(f',\n"categories":{json.dumps(list(self._categories.values()), ensure_ascii=False)}}}\n')
-            if (
-                self._results_path is not None and not self._is_panoptic
-            ):  # their evaluation reads the dataset
+            if self._results_path is not None and not self._is_panoptic:  # their evaluation reads the dataset
                 self._write_results(self._results_path)
             self._release()
             return self.path
