@@ -40,7 +40,7 @@ from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_ima
 
 from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages  # noqa: E402
-from vitruvian.scale.job import JobSummary, divide, not_done  # noqa: E402
+from vitruvian.scale.job import JobSummary, divide_into_chunks, remaining_sources  # noqa: E402
 from vitruvian.scale.placement import Placement  # noqa: E402
 from vitruvian.scale.rows import Row, rows_to_table  # noqa: E402
 from vitruvian.scale.shard_stage import crashed_table, write_counted  # noqa: E402
@@ -196,8 +196,8 @@ def driver_memory(count: int) -> dict[str, Any]:
                     write_arguments=(out, "s", "parquet"), crashed=crashed_table,
                 )  # fmt: skip
                 runner = ChunkRunner(stages, first_shard=0, placement=Placement(1, 1, 0), rows_per_shard=64)
-                remaining = not_done(list_sources([str(manifest)]), index, summary, {}, retry_failed=False)  # type: ignore[arg-type]
-                done = sum(counts.done for counts in runner.run(divide(remaining, None, 1)))
+                remaining = remaining_sources(list_sources([str(manifest)]), index, summary, {}, retry_failed=False)  # type: ignore[arg-type]
+                done = sum(counts.done for counts in runner.run(divide_into_chunks(remaining, None, 1)))
             text, constant = describe_memory(memory.to_dict())
             print(f"{name}: {done} done, {summary.skipped} skipped in {memory.seconds:.0f} s; {text}", flush=True)
             found[name] = {"done": done, "skipped": summary.skipped, "constant": constant, **memory.to_dict()}

@@ -20,9 +20,9 @@ from vitruvian.errors import ImageError, InputError, VitruvianError, near_matche
 MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
 MIN_TILE_SIDE = 2  # pixels
 _MIB = 2**20
-_CHUNK_BYTES = _MIB  # that `read_bounded` reads at a time
+_CHUNK_BYTES = _MIB  # bytes that `read_bounded` reads at a time
 _PREFIX = "VITRUVIAN_MAX_"
-_UNITS = {"json_depth": "levels of nesting", "config_size": ""}  # in messages, where the name does not end in it
+_UNITS = {"json_depth": "levels of nesting", "config_size": ""}  # units in messages, if the name does not end in one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

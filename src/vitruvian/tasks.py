@@ -31,8 +31,8 @@ class Task:
         result: Its result class in `vitruvian.results`; None for tasks without a pipeline.
         options: Its class in `vitruvian.pipelines.options`.
         output: Its class in `vitruvian.pipelines.output_options`.
-        image_files: The file formats that are written for an image by default.
-        video_files: The file formats that are written for a video by default.
+        default_image_formats: The file formats that are written for an image by default.
+        default_video_formats: The file formats that are written for a video by default.
         aliases: Further names for `find_task`.
         checkpoints: Published checkpoints to suggest.
     """
@@ -45,8 +45,8 @@ class Task:
     result: str | None = None
     options: str = "Options"
     output: str = "OutputOptions"
-    image_files: tuple[str, ...] = ()
-    video_files: tuple[str, ...] = ("mp4", "json")
+    default_image_formats: tuple[str, ...] = ()
+    default_video_formats: tuple[str, ...] = ("mp4", "json")
     aliases: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
 
@@ -58,7 +58,7 @@ class Task:
     @property
     def takes_images(self) -> bool:
         """Whether the task runs on images; others run on videos only."""
-        return bool(self.image_files)
+        return bool(self.default_image_formats)
 
     def pipeline_class(self) -> Any:
         """Import the class of its pipeline: `NamePipeline` in `vitruvian.pipelines.tasks.name`."""
@@ -104,59 +104,59 @@ _SAM2 = ("facebook/sam2.1-hiera-large", "facebook/sam2.1-hiera-tiny")
 _ROWS = (
     Task("pose", "people", "308 keypoints of each person: body, hands, feet and face.",
          auto="AutoModelForPoseEstimation", sapiens2_head="pose", result="Pose",
-         options="PoseOptions", output="PoseOutput", image_files=("json", "plot"),
+         options="PoseOptions", output="PoseOutput", default_image_formats=("json", "plot"),
          aliases=("keypoints", "pose-estimation", "keypoint-detection"),
          checkpoints=("facebook/sapiens2-pose-0.4b", "facebook/sapiens2-pose-1b")),
     Task("parts", "people", "28 body-part and clothing classes, and background.",
          auto="AutoModelForSemanticSegmentation", sapiens2_head="seg", result="Parts",
-         options="PartsOptions", output="LabelMapOutput", image_files=("png", "plot"),
+         options="PartsOptions", output="LabelMapOutput", default_image_formats=("png", "plot"),
          aliases=("seg", "body-parts"),
          checkpoints=("facebook/sapiens2-seg-0.4b", "facebook/sapiens2-seg-1b")),
     Task("normals", "people", "Surface normals of people.",
          auto="AutoModelForNormalEstimation", sapiens2_head="normal", result="Normals", options="NormalsOptions",
-         image_files=("png",), aliases=("normal", "normal-estimation"),
+         default_image_formats=("png",), aliases=("normal", "normal-estimation"),
          checkpoints=("facebook/sapiens2-normal-0.4b", "facebook/sapiens2-normal-1b")),
     Task("pointmap", "people", "A 3D point for each pixel of people.",
          auto="AutoModelForPointmapEstimation", sapiens2_head="pointmap", result="Pointmap",
          options="PointmapOptions", output="PointmapOutput",
-         image_files=("ply", "png"), aliases=("depth", "pointmap-estimation"),
+         default_image_formats=("ply", "png"), aliases=("depth", "pointmap-estimation"),
          checkpoints=("facebook/sapiens2-pointmap-0.4b", "facebook/sapiens2-pointmap-1b")),
     Task("matte", "people", "People cut out of their background, with soft edges.",
          auto="AutoModelForImageMatting", sapiens2_head="matting", result="Matte", options="DenseOptions",
-         output="MatteOutput", image_files=("png",), video_files=("webm", "json"),
+         output="MatteOutput", default_image_formats=("png",), default_video_formats=("webm", "json"),
          aliases=("matting", "cutout", "image-matting"), checkpoints=("facebook/sapiens2-matting-1b",)),
     Task("albedo", "people", "Surface color without lighting and shadows.",  # no checkpoint is published
          auto="AutoModelForAlbedoEstimation", sapiens2_head="albedo", result="Albedo", options="MaskedOptions",
-         image_files=("png",), aliases=("albedo-estimation",)),
+         default_image_formats=("png",), aliases=("albedo-estimation",)),
     Task("embed", "people", "Feature vectors: one per image and one per patch.",
-         auto="AutoModel", result="Embedding", image_files=("npz",),
+         auto="AutoModel", result="Embedding", default_image_formats=("npz",),
          aliases=("embedding", "features", "image-feature-extraction"),
          checkpoints=("facebook/sapiens2-pretrain-0.4b", "facebook/sapiens2-pretrain-0.1b")),
     Task("people", "people", "Bounding boxes of people.",
          auto="AutoModelForPeopleDetection", sapiens2_head="people", aliases=("person-detection",)),
     Task("segment", "anything", "Masks of anything, from points, boxes or masks.",
          auto="AutoModelForMaskGeneration", result="Masks",
-         options="PromptOptions", output="MasksOutput", image_files=("json", "plot"),
+         options="PromptOptions", output="MasksOutput", default_image_formats=("json", "plot"),
          checkpoints=_SAM2),
     Task("masks", "anything", "Masks of everything in an image, without prompts.",
          auto="AutoModelForMaskGeneration", result="Masks",
-         options="MasksOptions", output="MasksOutput", image_files=("json", "plot"),
+         options="MasksOptions", output="MasksOutput", default_image_formats=("json", "plot"),
          aliases=("mask-generation", "everything"), checkpoints=_SAM2),
     Task("track", "anything", "Objects tracked through a video, from points, boxes or masks.",
          auto="AutoModelForObjectTracking", result="Track", options="TrackOptions", output="MasksOutput",
          aliases=("tracking", "video-segmentation", "object-tracking"), checkpoints=_SAM2),
     Task("semantic", "anything", "A class for each pixel.",
          auto="AutoModelForUniversalSegmentation", result="Semantic", output="LabelMapOutput",
-         image_files=("png", "plot"), aliases=("semantic-segmentation",),
+         default_image_formats=("png", "plot"), aliases=("semantic-segmentation",),
          checkpoints=("facebook/mask2former-swin-small-ade-semantic", "facebook/maskformer-swin-base-ade")),
     Task("instances", "anything", "A mask, a class and a score for each object.",
          auto="AutoModelForUniversalSegmentation", result="Masks",
-         options="QueryThresholdOptions", output="MasksOutput", image_files=("json", "plot"),
+         options="QueryThresholdOptions", output="MasksOutput", default_image_formats=("json", "plot"),
          aliases=("instance", "instance-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-coco-instance", "facebook/maskformer-swin-base-coco")),
     Task("panoptic", "anything", "A class for each pixel; objects as separate segments.",
          auto="AutoModelForUniversalSegmentation", result="Panoptic",
-         options="PanopticOptions", output="PanopticOutput", image_files=("png", "json", "plot"),
+         options="PanopticOptions", output="PanopticOutput", default_image_formats=("png", "json", "plot"),
          aliases=("panoptic-segmentation", "image-segmentation"),
          checkpoints=("facebook/mask2former-swin-small-cityscapes-panoptic", "facebook/maskformer-swin-base-coco")),
 )

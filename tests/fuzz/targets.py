@@ -32,10 +32,10 @@ from tests.unit.models.sam2.test_convert import original as original_sam2
 from tests.unit.pipelines.case import opened, parts_of, sample_image
 from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation, Sam2Config, Sam2Model
 from vitruvian.cli import run
-from vitruvian.cli.coco_dataset import Dataset
+from vitruvian.cli.coco_dataset import CocoDataset
 from vitruvian.cli.commands.tasks import PointmapCommand
 from vitruvian.cli.journal import JOURNAL, Journal
-from vitruvian.cli.sources import NamedSource
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import VideoReader
 from vitruvian.images.rle import compress_counts, decode_rle
@@ -402,7 +402,7 @@ def _read_boxes(path: Path) -> None:
 
 
 def _extend_dataset(path: Path) -> None:
-    Dataset(path, overwrite=False).close()
+    CocoDataset(path, overwrite=False).close()
 
 
 def _read_camera(path: Path) -> None:

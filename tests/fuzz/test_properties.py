@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from vitruvian.cli.journal import JOURNAL, Journal
-from vitruvian.cli.sources import NamedSource, find_sources
+from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.io.output_paths import MAX_NAME_BYTES, name_key, output_path
 from vitruvian.pipelines.people.boxes_file import BoxesFile

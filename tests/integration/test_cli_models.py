@@ -58,8 +58,8 @@ def test_listed_parameter_counts_are_those_of_the_models() -> None:
 def test_every_task_is_a_command() -> None:
     assert {*app.COMMANDS[app.PEOPLE], *app.COMMANDS[app.ANYTHING]} == set(PIPELINE_TASKS)
     for task in (TASKS[name] for name in PIPELINE_TASKS):
-        assert set(task.image_files) <= set(task.image_formats())
-        assert set(task.video_files) <= set(_save_formats(task))
+        assert set(task.default_image_formats) <= set(task.image_formats())
+        assert set(task.default_video_formats) <= set(_save_formats(task))
 
 
 def test_licenses_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def sizes(folder: Path) -> dict[str, tuple[int, int]]:
     return {result["source"]: tuple(result["size_hw"]) for result in results}
 
 
-# ------------------------------------------------------------------------------------------------ identity (item 1)
+# ------------------------------------------------------------------------------------------------ identity
 
 
 def test_names_that_differ_in_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_an_empty_result_is_not_done(
     assert "got no file or an empty one" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------ the journal (item 2)
+# ------------------------------------------------------------------------------------------------ the journal
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -229,7 +229,7 @@ def test_other_weights_boxes_and_versions_are_other_settings(
     assert "1 skipped" in run()
 
 
-# ------------------------------------------------------------------------------------------------ paths (item 3)
+# ------------------------------------------------------------------------------------------------ paths
 
 
 def test_results_stay_in_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ def test_temporary_files_of_killed_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert listed == [out]
 
 
-# ------------------------------------------------------------------------------------------------ locks (item 4)
+# ------------------------------------------------------------------------------------------------ locks
 
 
 HOLD = """
@@ -410,7 +410,7 @@ def test_two_processes_on_one_video(tmp_path: Path) -> None:
     assert len(json_lines((tmp_path / "out" / "clip_parts.jsonl").read_text())) == 60
 
 
-# ------------------------------------------------------------------------------------------------ file names (item 5)
+# ------------------------------------------------------------------------------------------------ file names
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes")

@@ -109,7 +109,7 @@ READERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if TASKS[name].image_files])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if TASKS[name].default_image_formats])
 def test_everything_that_a_command_writes_opens_elsewhere(name: str, tmp_path: Path) -> None:
     kinds = TASKS[name].image_formats()
     assert command(name, "photo.jpg", "--out", tmp_path, "--save", ",".join(kinds)) == 0

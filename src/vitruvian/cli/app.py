@@ -45,7 +45,7 @@ COMMANDS = {
     TRAINING: ("synthesize", "train", "evaluate"),
 }
 MODELS = "models"  # has commands of its own
-_STOP_SECONDS = 10.0  # to end after an interrupt
+_STOP_SECONDS = 10.0  # time to end after an interrupt
 EXIT_CODES = "Exit codes: 0 success; 1 some sources failed; 2 invalid command or model; 130 interrupted."
 
 
@@ -132,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
         return _print_error(error, arguments, error_text(error, names))
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of standard output has enough; what is left goes nowhere
+    except BrokenPipeError:  # the reader has closed standard output: discard the rest
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
@@ -154,7 +154,7 @@ def _sentence(text: str) -> str:
 
 @contextlib.contextmanager
 def _note_interrupts(interrupts: list[int]) -> Iterator[None]:
-    """Note Ctrl-C, which torch replaces by an error of its own where it comes while a tensor is read from a file."""
+    """Record Ctrl-C: torch replaces a KeyboardInterrupt by another error while it reads a tensor from a file."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return

@@ -11,13 +11,11 @@ from typing import Any
 
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
-from vitruvian.io.json_files import read_json
+from vitruvian.io.json_files import JsonObject, read_json
 from vitruvian.io.locks import OutputLock
 from vitruvian.results import Result
 
-_Record = dict[str, Any]  # of JSON
-
-_MAX_PENDING = 4  # results that wait to be added
+_MAX_PENDING = 4  # number of results that wait to be added
 
 
 @dataclass(frozen=True)
@@ -28,30 +26,31 @@ class _RecordedImage:
     size_hw: tuple[int, int]
     frame: int | None
     time: float | None
-    annotations: list[_Record]
-    categories: list[_Record]
+    annotations: list[JsonObject]
+    categories: list[JsonObject]
     settings: str | None
 
-    def to_coco(self, *, image_id: int, first_id: int) -> list[_Record]:
+    def to_coco(self, *, image_id: int, first_id: int) -> list[JsonObject]:
         """Return the annotations with new numbers; panoptic ones have none of their own."""
         return [
             record | {"image_id": image_id} | ({"id": first_id + index} if "id" in record else {})
             for index, record in enumerate(self.annotations)
         ]
 
-    def coco_categories(self) -> list[_Record]:
+    def coco_categories(self) -> list[JsonObject]:
         """Return the categories of the dataset."""
         return self.categories
 
 
-class Dataset:
-    """A COCO dataset; results are added in order by a background thread, to those that are in the file.
+class CocoDataset:
+    """A COCO dataset that grows from run to run. A background thread adds results, in order.
 
-    It is locked until it is closed. The record of an image has the digest of the settings that its result depends on.
+    The file is locked until the dataset is closed. The record of each image has a digest of the settings that its
+    result depends on.
 
     Args:
         path: The .json file.
-        overwrite: Whether to leave out what is in the file.
+        overwrite: Whether to discard what the file has.
 
     Raises:
         InputError: Another process adds to it, or it is not a dataset.
@@ -65,15 +64,15 @@ class Dataset:
         self._pending: deque[Future[int]] = deque()
         self._settings: dict[str, str | None] = {}
         try:
-            for one in _read_dataset(path) if path.exists() and not overwrite else ():
-                self._writer.add(one, details={} if one.settings is None else {"settings": one.settings})
-                self._settings[one.source] = one.settings
+            for image in _read_dataset(path) if path.exists() and not overwrite else ():
+                self._writer.add(image, details={} if image.settings is None else {"settings": image.settings})
+                self._settings[image.source] = image.settings
         except BaseException:
             self.release()
             raise
 
     def has(self, name: str, settings: str) -> bool:
-        """Return whether the result of an image with these settings is in it."""
+        """Return whether the dataset has the result of an image with these settings."""
         return self._settings.get(name) == settings
 
     def remove(self, names: Collection[str]) -> None:
@@ -103,9 +102,9 @@ class Dataset:
         finally:
             self.release()
 
-    def _wait(self, most: int) -> None:
+    def _wait(self, max_pending: int) -> None:
         """Wait until at most this number of results are pending."""
-        while len(self._pending) > most:
+        while len(self._pending) > max_pending:
             self._pending.popleft().result()
 
     def release(self) -> None:
@@ -120,7 +119,7 @@ def _read_dataset(path: Path) -> list[_RecordedImage]:
     values = read_json(path)
     try:
         categories = {category["id"]: category for category in values["categories"] if category["name"]}
-        annotations: dict[int, list[_Record]] = defaultdict(list)
+        annotations: dict[int, list[JsonObject]] = defaultdict(list)
         for record in values["annotations"]:
             annotations[record["image_id"]].append(record)
         return [

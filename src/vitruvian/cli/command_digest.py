@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from vitruvian.cli.commands.track import TrackCommand
-from vitruvian.cli.options import (
-    BatchGroup,
-    ClusterGroup,
-    CocoGroup,
-    MessageGroup,
-    OutputGroup,
-    PeopleGroup,
-    SourceGroup,
-)
+from vitruvian.cli.options import BatchGroup, ClusterGroup, CocoGroup, MessageGroup, OutputGroup, SourceGroup
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.hub import BUILTIN
 from vitruvian.pipelines.digests import file_digest, settings_digest
 
-# Options that do not change results, or of which a digest is taken
+# Options that results do not depend on, or that have an argument of `settings_digest`.
 _INDEPENDENT = {
     *("revision", "device", "workers", "points_per_batch", "preview", "frames"),
     *("then", "keep_state", "refine"),
@@ -30,14 +20,13 @@ _INDEPENDENT = {
 
 
 def command_digest(command: TaskCommand) -> str:
-    """Return a digest of everything that affects the results."""
+    """Return a digest of everything that the results depend on."""
     options = {k: v for k, v in (vars(command) | command.call_options()).items() if k not in _INDEPENDENT}
-    detects = (isinstance(command, PeopleGroup) and not command.boxes) or getattr(command, "everyone", False)
     return settings_digest(
         command.name,
         command.model,
         revision=command.revision,
-        detector=getattr(command, "detect", None) or BUILTIN if detects else None,
+        detector=command.detector_name(),
         options=options,
-        details=[file_digest(path) for path in command.mask_files()] if isinstance(command, TrackCommand) else [],
+        details=[file_digest(path) for path in command.input_files()],
     )

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vitruvian.cli.sources import NamedSource
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"
 _WORKERS = ".vitruvian.workers"  # folder of the journals of workers
 _VERSION = 2
 _DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
-_MAY_BE_EMPTY = ".txt"  # labels of YOLO in an image without objects
+_MAY_BE_EMPTY = ".txt"  # YOLO labels of an image without objects
 _State = Literal["new", "done", "changed"]
 
 

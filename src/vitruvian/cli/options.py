@@ -295,6 +295,10 @@ class PeopleGroup(OptionGroup):
             options["boxes"] = [read_numbers("--boxes", text, 4) for text in self.boxes]
         return super().call_options() | options
 
+    def detector_name(self) -> str | None:
+        """Return the people detector; None with boxes."""
+        return None if self.boxes else self.detect or BUILTIN
+
     def boxes_file(self) -> Path | None:
         """Return the file that --boxes names, if it does."""
         files = [

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.options import STDIO
-from vitruvian.cli.sources import NamedSource
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.video import FRAME_FORMAT
@@ -23,8 +23,8 @@ from vitruvian.tasks import PLOTS, Task, file_extension
 
 OUT = "out"  # the default of --out
 VIDEO_FORMATS = ("mp4", "webm", "mov")
-VIDEO_DATASET = "vis.json"  # of tasks for videos only: all records as one YouTube-VIS dataset
-CROPS = "crops"  # of tasks for videos only: a folder with an image of each visible object in each frame
+VIDEO_DATASET = "vis.json"  # for tasks on videos only: all records as one YouTube-VIS dataset
+CROPS = "crops"  # for tasks on videos only: a folder with an image of each visible object in each frame
 PLOT_EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
 
@@ -47,7 +47,7 @@ class _Formats:
 def _read_save(task: Task, save: str | None) -> _Formats:
     """Read `--save`."""
     if save is None:
-        return _Formats(task.image_files, task.video_files)
+        return _Formats(task.default_image_formats, task.default_video_formats)
     known = _save_formats(task)
     words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
     if not words:
@@ -146,7 +146,8 @@ class OutputPlan:
         return self._formats.image
 
     def _one_format(self) -> str:
-        formats = _read_save(self.task, self.save).image if self.save is not None else self.task.image_files[:1]
+        default = self.task.default_image_formats[:1]
+        formats = default if self.save is None else _read_save(self.task, self.save).image
         if len(formats) != 1:
             raise InputError(f"--out {STDIO}: expected one format in --save, got {self.save!r}. Choose one.")
         return formats[0]

@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.options import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_task import TaskRun
-from vitruvian.cli.sources import NamedSource
+from vitruvian.cli.run_video import prepare_parts, run_part, run_video_file
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.cli.video import prepare_parts, run_part, run_video_file
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Source
-from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages
+from vitruvian.scale.cluster import connect_to_ray, import_ray
 from vitruvian.scale.filesystems import is_remote
-from vitruvian.scale.job import JobSummary, connected, run_on_ray
+from vitruvian.scale.job import JobSummary, run_on_ray
 from vitruvian.scale.placement import choose_placement
 from vitruvian.scale.sources import list_sources, needs_shards
 from vitruvian.scale.worker import Runner
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from vitruvian.results import Result
 
 SHARDS_ABOVE = 10_000  # sources
-_MAX_CHUNK = 64  # images that a worker gets at a time; of videos one
-_CHUNKS_PER_WORKER = 4  # at least, so that all workers end at about the same time
+_MAX_CHUNK = 64  # number of images that a worker gets at a time; of videos it gets one
+_CHUNKS_PER_WORKER = 4  # minimum, so that all workers end at about the same time
 _ADDRESS = "ray://"
 
 
@@ -103,7 +104,7 @@ def _wants_shards(command: TaskCommand) -> bool:
 def _cluster(address: str | None, report: RunReport) -> Iterator[Any]:
     """Connect to a cluster, and print the address of its dashboard."""
     ray = import_ray()
-    with connected(ray, address) as dashboard:
+    with connect_to_ray(ray, address) as dashboard:
         if dashboard:
             report.say(f"Ray's dashboard: http://{dashboard}")
         yield ray
@@ -281,7 +282,7 @@ class _Splits:
         self._failed: set[str] = set()
 
     def follow(self, method: str, args: tuple[Any, ...]) -> bool:
-        """Take what a worker reports about a step; return whether it is not the end of its source."""
+        """Handle the report of a worker. Return True if it concerns a step of a video, False if it ends a source."""
         if method == "split":
             item, parts = args
             self._missing[item.name] = len(parts)
@@ -293,9 +294,9 @@ class _Splits:
             if not self._missing[item.name]:
                 self._runner.add([_VideoStep(item, "join")])
         elif method == "failed" and args[0] in self._missing:
-            again = args[0] in self._failed  # another part of the same video
+            already_failed = args[0] in self._failed  # by another part of the video
             self._failed.add(args[0])
-            return again
+            return already_failed
         else:
             return False
         return True

@@ -2,7 +2,7 @@
 
 SOURCE… ─▶ sources ─┬▶ done before: skipped
                    ├▶ images ─▶ pipeline, in batches ─▶ files in a folder, or standard output
-                   └▶ videos, cameras ─▶ one after another (`video.py`)
+                   └▶ videos, cameras ─▶ one after another (`run_video.py`)
 
 For each source: lock its outputs, record "begin" in the journal, process, write, record "done", unlock. At the end the
 files on disk are compared with what was recorded.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -23,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
-from vitruvian.cli.coco_dataset import Dataset
+from vitruvian.cli.coco_dataset import CocoDataset
 from vitruvian.cli.command_digest import command_digest
-from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
+from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
-from vitruvian.cli.sources import NamedSource, find_sources
+from vitruvian.cli.run_video import Preview, run_camera, run_video_file
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.cli.video import Preview, run_camera, run_video_file
+from vitruvian.cli.watch import complete_sources
 from vitruvian.errors import InputError
 from vitruvian.io.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
 from vitruvian.io.locks import OutputLock, remove_unused_locks
@@ -47,9 +46,7 @@ from vitruvian.results import Result
 if TYPE_CHECKING:
     from vitruvian.pipelines.people.detectors import PeopleDetector
 
-_POLL_SECONDS = 0.5  # between two listings of a watched folder
-_SETTLE_SECONDS = 1.0  # that a file must stay unchanged to count as complete
-_VIDEO_THRESHOLD = 0.1  # of detectors in videos: the tracker can use uncertain detections
+_VIDEO_THRESHOLD = 0.1  # detection threshold in videos: the tracker can use uncertain detections
 
 
 def run_task(command: TaskCommand) -> None:
@@ -107,10 +104,9 @@ class TaskRun:
         self.call_options = command.call_options()
         self._locks: dict[str, tuple[OutputLock, Origin]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the sources of this pass, by identity
-        self._written: dict[
-            str, tuple[NamedSource, dict[Path, int]]
-        ] = {}  # files of this pass and their sizes, by identity
-        self.following: list[TaskCommand] = []  # of videos that are done
+        # Files that this pass has written, and their sizes, by the identity of their source.
+        self._written: dict[str, tuple[NamedSource, dict[Path, int]]] = {}
+        self.following: list[TaskCommand] = []  # commands to run next, on videos that are done
         self._read_journal = functools.cache(Journal)
         self._temporary_files = functools.cache(find_temporary_files)
         if command.preview is not None:
@@ -118,7 +114,7 @@ class TaskRun:
         if command.model is not None:  # wrong options show before any work
             command.task.pipeline_class().check_options(self.call_options)
         coco = command.coco if isinstance(command, CocoGroup) else None
-        self.dataset = None if coco is None else Dataset(coco, overwrite=command.overwrite)
+        self.dataset = None if coco is None else CocoDataset(coco, overwrite=command.overwrite)
 
     def __enter__(self) -> TaskRun:
         return self
@@ -175,6 +171,18 @@ class TaskRun:
             command.sources, recursive=command.recursive, sequences_are_videos=self.plan.sequences_are_videos
         )
 
+    def watch(self) -> None:
+        """Process what is in the folders, then what is added, until Ctrl-C."""
+        folders = [Path(text).expanduser() for text in self.command.sources]
+        for folder in folders:
+            if not folder.is_dir():
+                raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
+        if self.plan.stdout_format is not None or self.plan.file is not None:
+            raise InputError("--watch: expected a folder as --out, got a file or standard output. Name a folder.")
+        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; press Ctrl-C to stop.")
+        for complete in complete_sources(self.find_sources, ignores=self.is_result):
+            self.process(complete)
+
     # ------------------------------------------------------------------------------------------------ one pass
 
     def process(self, sources: Sequence[NamedSource]) -> None:
@@ -212,15 +220,14 @@ class TaskRun:
         return remaining, changed
 
     def _add_following(self, sources: Sequence[NamedSource]) -> None:
-        """Note the tasks of `track --then` on videos that are done, now or before."""
-        if not isinstance(self.command, TrackCommand):
-            return
+        """Add the commands of `track --then` for videos that are done, now or before."""
         for item in sources:
             records = self._files.get(item.identity, {}).get("json")
             if item.kind != "video" or item.path is None or records is None or not records.is_file():
                 continue
-            if self.journal.state(item, [records], self.digest) == "done":
-                self.following += self.command.people_commands(str(item.path), records)
+            commands = self.command.following_commands(str(item.path), records)
+            if commands and self.journal.state(item, [records], self.digest) == "done":
+                self.following += commands
 
     @contextmanager
     def attempt(self, item: NamedSource) -> Iterator[None]:
@@ -261,7 +268,7 @@ class TaskRun:
         self._files[item.identity] = files = self.plan.files(item)
         if not files:
             named = self.command.save or (self.plan.file and self.plan.file.name)
-            example = self.command.task.image_files[0]
+            example = self.command.task.default_image_formats[0]
             raise InputError(f"{item.name}: {named} is for videos. Add a format for images, such as {example}.")
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
@@ -277,7 +284,7 @@ class TaskRun:
             return state
         if item.kind == "stdin" or (self.dataset is not None and not self.dataset.has(item.file_name, self.digest)):
             return "new"
-        if isinstance(self.command, TrackCommand) and self.command.lacks_state(self._files[item.identity], self.digest):
+        if self.command.lacks_state(self._files[item.identity], self.digest):
             return "new"
         raise _AlreadyDoneError
 
@@ -349,7 +356,7 @@ class TaskRun:
         to_stdout = self.plan.stdout_format is not None
         if not to_stdout:  # results are in order, and no local file waits for a slow server
             images = sorted(images, key=lambda item: item.remote)
-        writer = _StdoutWriter(self) if to_stdout else _FileWriter(self, images)
+        writer: _ImageWriter = _StdoutWriter(self) if to_stdout else _FileWriter(self, images)
         source = Source(lambda: (self._loader(item) for item in images), count=len(images))
         reported: set[int] = set()
 
@@ -371,8 +378,7 @@ class TaskRun:
                     with self.attempt(images[index]):
                         if isinstance(result, Failure):
                             raise result.error
-                        if isinstance(writer, _StdoutWriter):
-                            writer.print(index)
+                        writer.flush(index)
                         if self.dataset is not None:
                             converted = self.command.output.convert(result)
                             self.dataset.add(converted, images[index].file_name, self.digest)
@@ -398,47 +404,26 @@ class TaskRun:
 
         return FrameLoader(name=item.name, load=load, path=item.path, remote=item.remote)
 
-    # ------------------------------------------------------------------------------------------------ a folder
 
-    def watch(self) -> None:
-        """Process what is in the folders, then what is added, until Ctrl-C."""
-        command = self.command
-        folders = [Path(text).expanduser() for text in command.sources]
-        for folder in folders:
-            if not folder.is_dir():
-                raise InputError(f"--watch: expected folders, got {folder}. Make it first, or leave --watch out.")
-        if self.plan.stdout_format is not None or self.plan.file is not None:
-            raise InputError("--watch: expected --out to be a folder.")
-        processed: dict[str, tuple[int, int]] = {}
-        pending: dict[str, tuple[tuple[int, int], float]] = {}
-        self.report.say(f"Watching {', '.join(str(folder) for folder in folders)}; press Ctrl-C to stop.")
-        while True:
-            now = time.monotonic()
-            complete: list[NamedSource] = []
-            for item in self.find_sources():
-                key, stamp = item.identity, _stamp(item.path)
-                if stamp is None or processed.get(key) == stamp or self.is_result(item):
-                    continue
-                if key not in pending or pending[key][0] != stamp:
-                    pending[key] = stamp, now
-                if now - pending[key][1] >= _SETTLE_SECONDS:
-                    complete.append(item)
-                    processed[key] = stamp
-                    del pending[key]
-            if complete:
-                self.process(complete)
-            time.sleep(_POLL_SECONDS)
-
-
-class _FileWriter(ResultWriter):
-    """Writes the files of each result, and completes its source.
+class _ImageWriter(ResultWriter):
+    """Base of the writers of images.
 
     Attributes:
-        details: What to report of each image that is written, by its index.
+        details: What to report about each image that is written, by its index.
     """
 
-    def __init__(self, run: TaskRun, images: Sequence[NamedSource]) -> None:
+    def __init__(self) -> None:
         self.details: dict[int, dict[str, Any]] = {}
+
+    def flush(self, index: int) -> None:
+        """Finish the output of an image. Called in the order of images, after `write`."""
+
+
+class _FileWriter(_ImageWriter):
+    """Writes the files of each result, and completes its source."""
+
+    def __init__(self, run: TaskRun, images: Sequence[NamedSource]) -> None:
+        super().__init__()
         self._run, self._images = run, images
 
     def write(self, result: Result, index: int) -> None:
@@ -453,33 +438,33 @@ class _FileWriter(ResultWriter):
         self.details[index] = _details(result)
 
 
-class _StdoutWriter(ResultWriter):
-    """Writes to standard output: one file, or a line of JSON an image, in the order of images."""
+class _StdoutWriter(_ImageWriter):
+    """Writes to standard output in the order of images: one file, or a line of JSON for each image."""
 
     def __init__(self, run: TaskRun) -> None:
+        super().__init__()
         self._command, self._format = run.command, str(run.plan.stdout_format)
         if self._format != "json" and sys.stdout.isatty():
             raise InputError(
                 f"standard output: expected a file or a pipe for {self._format}, got a terminal. Add --out FILE."
             )
         self._content: dict[int, bytes] = {}
-        self.details: dict[int, dict[str, Any]] = {}
 
     def write(self, result: Result, index: int) -> None:
-        """Keep the bytes until it is their turn."""
+        """Encode a result; `flush` writes it."""
         self.details[index] = _details(result)
         converted = self._command.output.convert(result)
         content = encode_as(self._format, converted, draw=self._command.output.draw)
         self._content[index] = content + (b"\n" if self._format == "json" else b"")
 
-    def print(self, index: int) -> None:
-        """Write the bytes of a result."""
+    def flush(self, index: int) -> None:
+        """Write an encoded result."""
         sys.stdout.buffer.write(self._content.pop(index))
         sys.stdout.buffer.flush()
 
 
 def _details(result: Result) -> dict[str, Any]:
-    """Return what is reported of a result."""
+    """Return what is reported about a result."""
     details: dict[str, Any] = {"size_hw": list(result.size_hw)}
     return details if result.people is None else details | {"note": result.people.note, "people": len(result.people)}
 
@@ -490,12 +475,3 @@ def _read_stdin(name: str) -> Frame:
     if not image:
         raise InputError(f"{name}: expected an image, got no data. Pipe one in, such as < photo.jpg.")
     return next(open_source(image).loaders()).load()
-
-
-def _stamp(path: Path | None) -> tuple[int, int] | None:
-    """Return size and modification time of a file; None where it is gone or empty."""
-    try:
-        stat = None if path is None else path.stat()
-    except OSError:
-        return None
-    return (stat.st_size, stat.st_mtime_ns) if stat is not None and stat.st_size else None

@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_type_hints
 
 from typer import Context, Exit, Option, echo
@@ -35,14 +36,19 @@ T = TypeVar("T")
 class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup):
     """A command that runs a task on images and videos, with the values of its options.
 
-    A subclass has the name of the task, an `example` that works, further options as fields or inherited groups, and
-    the help as docstring. `files` and `video_files` are the formats of `--save`, for the help.
+    A subclass has further options as fields or inherited groups, and the help as docstring.
+
+    Attributes:
+        name: Name of the task.
+        example: A command line that works, for the help.
+        save_help: The formats that `--save` takes for images, for the help.
+        video_save_help: The same for videos.
     """
 
     name: ClassVar[str]
     example: ClassVar[str]
-    files: ClassVar[str]
-    video_files: ClassVar[str] = "also mp4, webm, mov"
+    save_help: ClassVar[str]
+    video_save_help: ClassVar[str] = "also mp4, webm, mov"
 
     @property
     def task(self) -> Task:
@@ -79,6 +85,32 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
     def with_defaults(self) -> Self:
         """Return the command with defaults that depend on other options."""
         return self
+
+    # ------------------------------------------------------------------------------- for tasks with further options
+
+    def detector_name(self) -> str | None:
+        """Return the people detector that results depend on; None if no one is detected."""
+        return None
+
+    def input_files(self) -> list[Path]:
+        """Return the files beside the sources that results depend on, and that are not values of options."""
+        return []
+
+    def state_options(self, files: Mapping[str, Path]) -> dict[str, Any]:
+        """Return the fields of `VideoOptions` about a state that is kept after a video."""
+        return {}
+
+    def resume_settings(self) -> dict[str, object]:
+        """Return settings that are stored with a video that is being written, beside the digest of all."""
+        return {}
+
+    def lacks_state(self, files: Mapping[str, Path], digest: str) -> bool:
+        """Return whether a finished video is processed again for a state that was not kept."""
+        return False
+
+    def following_commands(self, source: str, records: Path) -> list[TaskCommand]:
+        """Return the commands that run on a video after this one, given its file of records."""
+        return []
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -140,8 +172,8 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
             "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, show_all]
         )
     )
-    drawings = f", plot, plot.jpg; for videos {command.video_files}" if TASKS[command.name].takes_images else ""
-    run.__doc__ = f"{_joined_lines(command.__doc__ or '')}\n\n--save takes {command.files}{drawings}."
+    drawings = f", plot, plot.jpg; for videos {command.video_save_help}" if TASKS[command.name].takes_images else ""
+    run.__doc__ = f"{_joined_lines(command.__doc__ or '')}\n\n--save takes {command.save_help}{drawings}."
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

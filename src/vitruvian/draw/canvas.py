@@ -19,8 +19,8 @@ Color = tuple[int, int, int]
 
 WHITE: Color = (255, 255, 255)
 BLACK: Color = (0, 0, 0)
-INK: Color = (24, 24, 28)  # of text on white
-NEUTRAL: Color = (128, 128, 128)  # for unknown values
+INK: Color = (24, 24, 28)  # text on white
+NEUTRAL: Color = (128, 128, 128)  # unknown values
 
 
 def check_opacity(opacity: float) -> None:

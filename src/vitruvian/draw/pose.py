@@ -146,8 +146,8 @@ class _PersonGeometry:
 
     points: _Points  # [J, 2]
     visible: NDArray[np.bool_]  # [J]
-    width: float  # of a bone of the body
-    radii: NDArray[np.float64]  # [J] of the joints
+    width: float  # width of a bone of the body
+    radii: NDArray[np.float64]  # [J], radii of the joints
     detailed: bool  # whether the face has so many points that the bones of the head would cover them
 
 

@@ -23,7 +23,7 @@ from vitruvian.images.types import Float32Array, IntArray, RgbImage
 
 _Point = Sequence[float] | NDArray[np.float64]  # x, y
 
-_MAX_PIXELS = 2**20  # of strokes painted together: limits memory
+_MAX_PIXELS = 2**20  # number of pixels painted together, to limit memory
 _LARGE = 1500  # pixels: strokes that cover more are painted one by one, without sorting
 _ENTRY_BITS = 28
 _MAX_DISTANCE = 16.0  # image sides: strokes to farther points are left out, since float32 would be inexact
@@ -98,7 +98,7 @@ def _paint(
         return
     flat = image.reshape(-1, 3)
     index, alpha = y[visible] * image.shape[1] + x[visible], cover[visible]
-    if stroke[0] == stroke[-1]:  # of one stroke: no pixel occurs twice
+    if stroke[0] == stroke[-1]:  # all of one stroke: no pixel occurs twice
         mixed = flat[index].astype(np.float32)  # [entries, 3]
         mixed += (table[stroke[0], 5:8] - mixed) * alpha[:, None]
         flat[index] = np.rint(mixed).astype(np.uint8)

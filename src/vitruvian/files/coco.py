@@ -178,7 +178,7 @@ class CocoWriter(Writer):
         self._image_ids: set[int] = set()
         self._is_panoptic = False
         self._last_annotation_id = 0
-        self._spools = {name: _json_lines() for name in ("images", "annotations")}  # a record in each line
+        self._spools = {name: _open_spool() for name in ("images", "annotations")}  # files with a record in each line
         self._lock = threading.Lock()
         self._open = True
 
@@ -222,7 +222,7 @@ class CocoWriter(Writer):
     def remove(self, file_names: Collection[str]) -> None:
         """Remove the images with these names and their annotations. Numbers of other annotations do not change."""
         with self._lock:
-            images = map(json.loads, _lines(self._spools["images"]))
+            images = map(json.loads, _lines_of(self._spools["images"]))
             removed = {image["id"] for image in images if image["file_name"] in file_names}
             if removed:
                 self.images = self._filter("images", lambda image: image["id"] not in removed)
@@ -234,8 +234,8 @@ class CocoWriter(Writer):
     def _filter(self, name: str, keep: Callable[[JsonObject], bool]) -> int:
         """Rewrite a spool with the records to keep, and return their number."""
         before, count = self._spools[name], 0
-        self._spools[name] = after = _json_lines()
-        for line in _lines(before):
+        self._spools[name] = after = _open_spool()
+        for line in _lines_of(before):
             if keep(json.loads(line)):
                 after.write(line)
                 count += 1
@@ -252,11 +252,11 @@ class CocoWriter(Writer):
                 for name, spool in self._spools.items():
                     file.write(f',\n"{name}":[')
                     file.writelines(
-                        f"{',' if number else ''}\n{line[:-1]}" for number, line in enumerate(_lines(spool))
+                        f"{',' if number else ''}\n{line[:-1]}" for number, line in enumerate(_lines_of(spool))
                     )
                     file.write("]")
                 file.write(f',\n"categories":{json.dumps(list(self._categories.values()), ensure_ascii=False)}}}\n')
-            if self._results_path is not None and not self._is_panoptic:  # whose evaluation reads the dataset
+            if self._results_path is not None and not self._is_panoptic:  # their evaluation reads the dataset
                 self._write_results(self._results_path)
             self._release()
             return self.path
@@ -274,7 +274,7 @@ class CocoWriter(Writer):
         known = all(name in COCO_CATEGORY_IDS for name in names.values())
         with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             separator = "[\n"
-            for record in map(json.loads, _lines(self._spools["annotations"])):
+            for record in map(json.loads, _lines_of(self._spools["annotations"])):
                 if "score" in record:
                     category = record["category_id"]
                     fields = {key: record[key] for key in _RESULT_KEYS if key in record}
@@ -305,12 +305,13 @@ class CocoWriter(Writer):
             spool.close()
 
 
-def _json_lines() -> IO[str]:
+def _open_spool() -> IO[str]:
+    """Open an unnamed temporary file for records."""
     return tempfile.TemporaryFile("w+", encoding="utf-8")
 
 
-def _lines(spool: IO[str]) -> Iterator[str]:
-    """Yield all lines of a file; afterwards it is at its end again."""
+def _lines_of(spool: IO[str]) -> Iterator[str]:
+    """Yield all lines of a spool; afterwards its position is the end again."""
     spool.seek(0)
     yield from spool
 
@@ -326,7 +327,7 @@ def write_youtube_vis(path: str | Path, records: str | Path, *, name: str) -> No
         name: Name of the video.
     """
     frames, ids, size_hw = 0, dict[int, None](), [0, 0]
-    for record in _read_lines(records):
+    for record in _read_json_lines(records):
         frames, size_hw = frames + 1, record.get("size_hw", size_hw)
         ids |= {one["id"]: None for one in record.get("objects", ())}
     height, width = size_hw
@@ -346,7 +347,7 @@ def _object_in_time(records: str | Path, object_id: int) -> JsonObject:
     """Return the masks, boxes and areas of an object in all frames, None where there is none, and its mean score."""
     found: JsonObject = {"segmentations": [], "bboxes": [], "areas": []}
     scores = []
-    for record in _read_lines(records):
+    for record in _read_json_lines(records):
         one = next((one for one in record.get("objects", ()) if one["id"] == object_id and one["area"]), None)
         found["segmentations"].append(one and one["rle"])
         found["bboxes"].append(one and rle_box_xywh(one["rle"]))
@@ -355,7 +356,7 @@ def _object_in_time(records: str | Path, object_id: int) -> JsonObject:
     return found | {"score": round(sum(scores) / max(1, len(scores)), 4)}
 
 
-def _read_lines(path: str | Path) -> Iterator[JsonObject]:
+def _read_json_lines(path: str | Path) -> Iterator[JsonObject]:
     """Read a file with a JSON object in each line."""
     with Path(path).open(encoding="utf-8") as file:
         yield from map(json.loads, file)

@@ -1,9 +1,12 @@
-"""Image files: 8-bit RGB and RGBA, label maps with a palette, and 16-bit PNG."""
+"""Image files: 8-bit RGB and RGBA, label maps with a palette, 16-bit PNG, and ZIP archives of PNGs."""
 
 from __future__ import annotations
 
+import io
 import struct
+import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +86,13 @@ def write_png16(path: str | Path, image: NDArray[np.uint16]) -> None:
         file.write(b"\x89PNG\r\n\x1a\n")
         for name, data in chunks.items():
             file.write(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)))
+
+
+def write_png_zip(path: str | Path, images: Mapping[str, NDArray[np.uint8]]) -> None:
+    """Write images uint8 [H, W], [H, W, 3] or [H, W, 4] as PNGs of these names into one ZIP file, atomically."""
+    with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, image in images.items():
+            stream = io.BytesIO()
+            Image.fromarray(image).save(stream, format="png")
+            # A fixed date, so that the same results are the same bytes.
+            archive.writestr(zipfile.ZipInfo(f"{name}.png", (1980, 1, 1, 0, 0, 0)), stream.getvalue())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -15,12 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitruvian.errors import InputError, one_line
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import decode_rle
-from vitruvian.io.atomic import atomic_write
+from vitruvian.io.atomic import write_lines
 from vitruvian.io.json_files import JsonObject, json_text
 from vitruvian.io.output_paths import name_key, output_path
 
@@ -80,22 +77,6 @@ def _yolo_box(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> list[f
 
 def _yolo_line(number: int, values: Sequence[float]) -> str:
     return " ".join([str(number), *(f"{value:.6f}".rstrip("0").rstrip(".") for value in values)])
-
-
-def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Write lines of text atomically."""
-    with atomic_write(path) as temporary:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="surrogateescape")
-
-
-def write_png_zip(path: str | Path, images: Mapping[str, NDArray[np.uint8]]) -> None:
-    """Write images uint8 [H, W], [H, W, 3] or [H, W, 4] as PNGs of these names into one ZIP file, atomically."""
-    with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, image in images.items():
-            stream = io.BytesIO()
-            Image.fromarray(image).save(stream, format="png")
-            # A fixed date, so that the same results are the same bytes.
-            archive.writestr(zipfile.ZipInfo(f"{name}.png", (1980, 1, 1, 0, 0, 0)), stream.getvalue())
 
 
 # ------------------------------------------------------------------------------------------- from a COCO dataset

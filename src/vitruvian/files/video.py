@@ -500,6 +500,32 @@ class VideoWriter(Writer):
         self._container.mux(packet)
 
 
+def codec_for(path: str | Path, *, alpha: bool) -> _Codec:
+    """Return the encoder for a file name."""
+    extension = Path(path).suffix.lower()
+    extensions = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})
+    if (extension, alpha) not in _CODECS:
+        what = "video with alpha" if alpha else "video"
+        got = extension or "no extension"
+        raise InputError(f"{Path(path).name}: expected {', '.join(extensions)} for {what}, got {got!r}.")
+    return _CODECS[extension, alpha]
+
+
+def _exact_rate(rate: Fraction | float) -> Fraction:
+    """Return a frame rate as a fraction, 29.97 as 30000/1001, or raise `InputError`."""
+    if not rate > 0 or not math.isfinite(rate):
+        raise InputError(f"rate: expected frames a second above 0, got {rate}.")
+    if isinstance(rate, Fraction):
+        return rate
+    ntsc = Fraction(round(rate * 1.001) * 1000, 1001)
+    if abs(ntsc - Fraction(rate)) < Fraction(1, 100) and abs(rate - round(rate)) > 0.005:
+        return ntsc
+    return Fraction(rate).limit_denominator(1001)
+
+
+# ------------------------------------------------------------------------------------------------ numbered images
+
+
 def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
     """List the files ``name_%05d.png`` with their numbers, in that order, with or without gaps."""
     path = Path(pattern)
@@ -565,26 +591,3 @@ class SequenceWriter(Writer):
         name = FRAME_PATTERN.sub(lambda match: match.group() % (self._start + self.count), self.path.name)
         write_image(self.path.with_name(name), image)
         self.count += 1
-
-
-def codec_for(path: str | Path, *, alpha: bool) -> _Codec:
-    """Return the encoder for a file name."""
-    extension = Path(path).suffix.lower()
-    extensions = sorted({known for known, with_alpha in _CODECS if with_alpha or not alpha})
-    if (extension, alpha) not in _CODECS:
-        what = "video with alpha" if alpha else "video"
-        got = extension or "no extension"
-        raise InputError(f"{Path(path).name}: expected {', '.join(extensions)} for {what}, got {got!r}.")
-    return _CODECS[extension, alpha]
-
-
-def _exact_rate(rate: Fraction | float) -> Fraction:
-    """Return a frame rate as a fraction, 29.97 as 30000/1001, or raise `InputError`."""
-    if not rate > 0 or not math.isfinite(rate):
-        raise InputError(f"rate: expected frames a second above 0, got {rate}.")
-    if isinstance(rate, Fraction):
-        return rate
-    ntsc = Fraction(round(rate * 1.001) * 1000, 1001)
-    if abs(ntsc - Fraction(rate)) < Fraction(1, 100) and abs(rate - round(rate)) > 0.005:
-        return ntsc
-    return Fraction(rate).limit_denominator(1001)

@@ -21,12 +21,12 @@ from vitruvian.errors import InputError
 from vitruvian.images.resize import resize
 from vitruvian.ops.interpolate import bilinear
 
-_RADIUS = 1  # of the windows, in pixels of the map
+_RADIUS = 1  # radius of the windows, in pixels of the map
 _EPSILON = 1e-3  # variance of colors, from 0 to 1, below which a window has no edges
 _BLOCK_PIXELS = 1 << 18  # pixels of one step
 _OPAQUE, _CLEAR = 0.95, 0.05  # alpha of pixels that are all foreground, and all background
 _COLOR_SIDE = 512  # long side of the image that colors of foreground and background are estimated in
-_COLOR_RADII = (32, 8, 2)  # in pixels of that: the nearest pixels that there are decide
+_COLOR_RADII = (32, 8, 2)  # window radii in that image; the smallest window with pixels counts
 
 
 @torch.no_grad()

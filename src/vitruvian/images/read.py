@@ -33,7 +33,7 @@ ImageSource = (
     str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | npt.NDArray[np.generic] | Tensor
 )
 _WHITE = (255, 255, 255)
-_MIN_FILE_BYTES = 26  # of the smallest image file, a GIF
+_MIN_FILE_BYTES = 26  # size of the smallest image file, a GIF
 
 
 def load_image(
@@ -94,7 +94,7 @@ def _load(
         return to_upright_rgb(source, subject=subject, background=background, copy=copy)
     subject, stream = _open(source, timeout=timeout)
     with stream:
-        return to_upright_rgb(  # which frees the decoded image
+        return to_upright_rgb(  # frees the decoded image
             decode_image(stream, subject=subject, max_pixels=max_pixels),
             subject=subject,
             background=background,

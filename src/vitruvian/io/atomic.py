@@ -1,6 +1,6 @@
-"""Atomic file writes, to a temporary file beside the target, which replaces the target when it is complete.
+"""Atomic file writes: a temporary file beside the target replaces it when it is complete.
 
-A process that is killed leaves its temporary file behind; `remove_temporary_files` removes those in a folder.
+A process that is killed leaves its temporary file behind; `remove_temporary_files` removes those of a folder.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Self
 
 from vitruvian.errors import InputError, VitruvianError
 
-# Errors of the operating system that mean: this path cannot be written.
+# Error numbers of the operating system for a path that cannot be written.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _REFUSED = _FULL | {errno.EACCES, errno.EPERM, errno.EROFS}
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 _PROBE_BYTES = 1 << 17
-_MAX_SYNCED_FILES = 64  # that are synced one by one
+_MAX_SYNCED_FILES = 64  # more files are synced by one call
 
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, and move it to `path` at the end; after an error nothing is left behind."""
+    """Yield a temporary path to write to, which replaces `path` at the end; after an error it is removed."""
     target, temporary = temporary_path(path)
     try:
         with write_errors(target):
             temporary.touch()
-            mode = temporary.stat().st_mode  # by the umask; safetensors writes private files
+            mode = temporary.stat().st_mode  # set by the umask; safetensors would make the file private
             yield temporary
             temporary.chmod(mode)
             os.replace(temporary, target)
@@ -63,7 +63,7 @@ def check_writable(folder: Path) -> None:
         with (
             write_errors(folder),
             tempfile.TemporaryFile(dir=existing) as file,
-        ):  # which has no name
+        ):  # an unnamed file leaves nothing behind
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
@@ -72,7 +72,7 @@ def check_writable(folder: Path) -> None:
 
 
 def find_temporary_files(folder: Path) -> dict[str, list[Path]]:
-    """List the temporary files in a folder by the name of their target: of processes that write, or were killed."""
+    """List the temporary files in a folder by the name of their target: of running and of killed processes."""
     found: dict[str, list[Path]] = {}
     for entry in folder.glob(".*.part"):
         if match := _TEMPORARY.fullmatch(entry.name):
@@ -81,14 +81,14 @@ def find_temporary_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in a folder, which no other process is writing to."""
+    """Remove the temporary files that killed processes left in a folder. No other process may write to the folder."""
     for entries in find_temporary_files(folder).values():
         for entry in entries:
             entry.unlink(missing_ok=True)
 
 
 def sync_to_disk(paths: Iterable[Path]) -> None:
-    """Wait until files, and folders with the files in them, are on the disk: a power failure no longer loses them."""
+    """Wait until files, and folders with the files in them, are on the disk, so that a power failure loses none."""
     there = [path for path in paths if path.exists()]
     files = [file for path in there for file in (path.iterdir() if path.is_dir() else (path,))]
     if len(files) > _MAX_SYNCED_FILES and sys.platform == "linux":
@@ -123,6 +123,12 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Write lines of UTF-8 text atomically; surrogates become the bytes of file names that they stand for."""
+    with atomic_write(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="surrogateescape")
 
 
 class Writer:

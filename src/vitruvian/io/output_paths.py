@@ -15,8 +15,8 @@ from pathlib import Path
 from vitruvian.errors import InputError
 from vitruvian.io.media_files import is_url
 
-MAX_NAME_BYTES = 255  # of one name, on the common file systems
-_TEMPORARY_BYTES = 24  # `.NAME.1a2b3c4d.part` while a file is written, and the like
+MAX_NAME_BYTES = 255  # length of a name on common file systems
+_TEMPORARY_BYTES = 24  # what temporary names add, such as `.NAME.1a2b3c4d.part`
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"/\\|?*]+')
 
 

@@ -37,7 +37,7 @@ from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
-_MAX_EAGER_INPUTS = 16  # of an image, which are made in a worker; more are made batch by batch
+_MAX_EAGER_INPUTS = 16  # inputs of an image that a worker makes at once; more are made batch by batch
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 

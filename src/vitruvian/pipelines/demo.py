@@ -34,9 +34,9 @@ from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_extension
 
 DEMO_TASKS = tuple(task.name for task in TASKS.values() if task.sapiens2_head and task.has_pipeline)
-_IMAGES = hub.BUILTIN_FOLDER  # beside the model
+_IMAGES_FOLDER = hub.BUILTIN_FOLDER  # the example images are in the folder of the model
 _TITLES = {"parts": "body parts", "pointmap": "depth of 3D points"}
-_ROW_HEIGHT, _MARGIN = 360, 12  # of the sheet
+_ROW_HEIGHT, _MARGIN = 360, 12  # pixels of the contact sheet
 Checkpoint = str | Path
 
 
@@ -108,7 +108,7 @@ def run_demo(
             pipe = pipeline(task, source, device=device, dtype=dtype)
         for row in rows:
             row.run(task, pipe)
-        extensions = map(file_extension, TASKS[task].image_files)
+        extensions = map(file_extension, TASKS[task].default_image_formats)
         say(f"{task}: {', '.join(str(folder / f'*_{task}{extension}') for extension in extensions)}")
     sheet_path = folder / "sheet.png"
     write_image(sheet_path, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
@@ -138,7 +138,7 @@ class _Row:
     def run(self, task: str, pipe: Any) -> None:
         """Run a task, write its files and draw it."""
         result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"detect": "whole"}))
-        for file_format in TASKS[task].image_files:
+        for file_format in TASKS[task].default_image_formats:
             self.files.append(output_path(self.folder, self.stem, f"_{task}{file_extension(file_format)}"))
             save_as(file_format, result, self.files[-1], draw=lambda one: one.plot())
         # A legend would be too small to read on the sheet.
@@ -228,7 +228,7 @@ def random_pipeline(task: str, *, device: str | None) -> Any:
 
 def _demo_images() -> list[Path]:
     """Return the images that ship with the package."""
-    return sorted(_IMAGES.glob("*.jpg"))
+    return sorted(_IMAGES_FOLDER.glob("*.jpg"))
 
 
 def _read_images(source: object) -> tuple[list[Frame], dict[str, Exception]]:

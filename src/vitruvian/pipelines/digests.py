@@ -12,7 +12,7 @@ from vitruvian.errors import VitruvianError
 from vitruvian.hub import BUILTIN, WEIGHT_ENDINGS, HubOptions, is_local, local_path, pin_revision
 from vitruvian.version import __version__
 
-_HASHED_BYTES = 1 << 25  # larger files are known by their header, size and modification time
+_HASHED_BYTES = 1 << 25  # of larger files the header, size and modification time are hashed
 _HEADER_BYTES = 1 << 20
 
 
@@ -44,7 +44,7 @@ def settings_digest(
         "detector": None if detector is None else _checkpoint_digest(detector),
         "options": options,
         "files": {path: file_digest(Path(path)) for path in paths if os.path.isfile(path)},
-        "facts": details,
+        "details": details,
     }
     text = json.dumps(everything, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Regions of an image that the model sees one by one, and their maps blended into one of the whole image.
+"""Regions of an image, each an input of the model, and blending of their maps into a map of the whole image.
 
     image ── regions ── model ──▶ maps [C, h, w] of any resolution ── RegionBlender ──▶ one map [H, W, C]
 
@@ -33,10 +33,10 @@ from vitruvian.results.base import People
 Blend = Literal["mean", "unit", "alpha", "labels"]
 Block = tuple[int, int]
 _CPU_BLOCK = 256  # side of a block in pixels
-_CUDA_BLOCK = 1024  # fewer, larger operations
-_MIN_WEIGHT = 1e-4  # at the very edge of a region, so that every pixel has a value
-_BACKGROUND_WEIGHT = 0.02  # of a crop that sees only background
-_MUCH_SMALLER = 1.5  # factor of upsampling from which edges are visibly blurred
+_CUDA_BLOCK = 1024  # larger on a GPU, for fewer operations
+_MIN_WEIGHT = 1e-4  # weight at the edge of a region: not 0, so that every pixel has a value
+_BACKGROUND_WEIGHT = 0.02  # weight of a crop where it shows background only, relative to foreground
+_MAX_BILINEAR_FACTOR = 1.5  # above this factor, bilinear upsampling blurs edges visibly
 
 
 class Region(NamedTuple):
@@ -168,7 +168,7 @@ class RegionBlender:
         rows, columns = region.pixels(self._size_hw)
         if not rows or not columns:
             return
-        if self._image is not None and is_much_smaller(patch, region[2:]):
+        if self._image is not None and blurs_when_upsampled(patch, region[2:]):
             patch, region = self._upsampled_along_edges(patch, region)
         else:
             # Downsampling averages, and is done here; upsampling is done block by block.
@@ -320,9 +320,11 @@ def _grid_coordinates(pixels: range, start: float, length: float, count: int) ->
     return ((centers - start) * (2 / length) - 1).float()
 
 
-def is_much_smaller(one: Tensor, size_hw: tuple[float, ...]) -> bool:
-    """Return whether a map [C, h, w] is so much smaller than an area that bilinear upsampling blurs edges visibly."""
-    return size_hw[0] > _MUCH_SMALLER * one.shape[1] or size_hw[1] > _MUCH_SMALLER * one.shape[2]
+def blurs_when_upsampled(small_map: Tensor, size_hw: tuple[float, ...]) -> bool:
+    """Return whether bilinear upsampling of a map [C, h, w] to a size blurs edges visibly."""
+    return (
+        size_hw[0] > _MAX_BILINEAR_FACTOR * small_map.shape[1] or size_hw[1] > _MAX_BILINEAR_FACTOR * small_map.shape[2]
+    )
 
 
 def _argmax(scores: Tensor) -> tuple[Tensor, Tensor]:

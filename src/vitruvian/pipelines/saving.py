@@ -1,4 +1,4 @@
-"""The option `save` of pipelines: what is done with each result in the background."""
+"""The option `save` of pipelines, and writing of results as files or bytes of a format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
 from vitruvian.tasks import PLOTS, file_extension
 
-_Write = Callable[[Any, int], object]  # of a result and the index of its source
+_Write = Callable[[Any, int], object]  # takes a result and the index of its source
 
 
 class ResultWriter(ABC):

@@ -23,12 +23,11 @@ from PIL.Image import Image
 
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
-from vitruvian.files.images import write_image
-from vitruvian.files.labels import write_png_zip
+from vitruvian.files.images import write_image, write_png_zip
 from vitruvian.images.types import RgbImage
 from vitruvian.io.json_files import JsonObject, json_text, write_json
 
-SCHEMA_VERSION = 1  # of the JSON of results, see docs/schemas/result-1.json
+SCHEMA_VERSION = 1  # version of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
 T = TypeVar("T")
 
@@ -113,10 +112,14 @@ class Result:
         size: object = self.size_hw
         if not (isinstance(size, tuple) and len(size) == 2 and all(isinstance(v, int) and v > 0 for v in size)):
             raise InputError(f"size_hw: expected (height, width) of at least 1×1 as whole numbers, got {size!r}.")
-        _check_arrays(self, {"H": self.size_hw[0], "W": self.size_hw[1], **self._normalize_fields()})
+        self._convert_fields()
+        _check_arrays(self, {"H": self.size_hw[0], "W": self.size_hw[1], **self._array_lengths()})
 
-    def _normalize_fields(self) -> dict[str, int]:
-        """Convert what the constructor accepts to what the fields hold; returns lengths that array fields must have."""
+    def _convert_fields(self) -> None:
+        """Convert what the constructor accepts to what the fields hold. Subclasses override it."""
+
+    def _array_lengths(self) -> dict[str, int]:
+        """Return the lengths that letters in `array_of` stand for, where other fields define them."""
         return {}
 
     def plot(self) -> Image:

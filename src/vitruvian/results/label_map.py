@@ -31,8 +31,8 @@ class LabelMap(Result):
 
     extensions: ClassVar[tuple[str, ...]] = (".png", ".npz", ".json")
     background: ClassVar[int | None] = None
-    classes_key: ClassVar[str] = "classes"  # in `to_dict`
-    supercategory: ClassVar[str] = "class"  # of COCO
+    classes_key: ClassVar[str] = "classes"  # key of the classes in `to_dict`
+    supercategory: ClassVar[str] = "class"  # `supercategory` of COCO categories
 
     labels: NDArray[np.integer]
 

@@ -15,10 +15,11 @@ from vitruvian.draw import class_colors, draw_boxes, draw_masks, draw_points
 from vitruvian.errors import InputError, check_choice
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
-from vitruvian.files.labels import write_lines, yolo_segment_lines
+from vitruvian.files.labels import yolo_segment_lines
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
 from vitruvian.images.types import RgbImage
+from vitruvian.io.atomic import write_lines
 from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import (
     Result,
@@ -63,10 +64,12 @@ class Masks(Result):
     label_ids: NDArray[np.int64] | None = field(default=None, metadata=array_of(np.int64, "N"))
     label_names: tuple[str, ...] | None = None
 
-    def _normalize_fields(self) -> dict[str, int]:
+    def _convert_fields(self) -> None:
         check_choice("kind", self.kind, get_args(MasksKind))
         object.__setattr__(self, "task", self.kind)  # several tasks share this class
         object.__setattr__(self, "rles", _as_rles(self.rles, self.size_hw))
+
+    def _array_lengths(self) -> dict[str, int]:
         return {"N": len(self.rles)}
 
     def __post_init__(self) -> None:

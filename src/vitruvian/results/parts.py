@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.files.labels import write_png_zip
+from vitruvian.files.images import write_png_zip
 from vitruvian.human import PART_COLORS, PART_NAMES
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.types import RgbImage
@@ -43,7 +43,7 @@ class Parts(LabelMap):
     )
     score: NDArray[np.float16] | None = field(default=None, metadata=array_of(np.float16, "H", "W"))
 
-    def _normalize_fields(self) -> dict[str, int]:
+    def _array_lengths(self) -> dict[str, int]:
         return {"K": len(self.names)}
 
     def __post_init__(self) -> None:

@@ -14,8 +14,9 @@ from PIL import Image
 from vitruvian.draw import draw_pose, enclosing_boxes
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import keypoint_category, keypoint_record
-from vitruvian.files.labels import write_lines, yolo_pose_lines
+from vitruvian.files.labels import yolo_pose_lines
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
+from vitruvian.io.atomic import write_lines
 from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of, rounded_list
 from vitruvian.results.supervision import to_key_points
@@ -73,7 +74,7 @@ class Pose(Result):
     names: tuple[str, ...] = ()
     layout: Layout = None  # type: ignore[assignment]  # set on construction, so that readers never see None
 
-    def _normalize_fields(self) -> dict[str, int]:
+    def _convert_fields(self) -> None:
         layout = self.layout or _layout_of(self.names)
         names = self.names or layout.names
         if names != layout.names:
@@ -83,7 +84,9 @@ class Pose(Result):
             )
         object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "names", names)
-        return {"J": len(names)}
+
+    def _array_lengths(self) -> dict[str, int]:
+        return {"J": len(self.names)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

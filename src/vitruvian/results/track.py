@@ -12,7 +12,7 @@ from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
 
-_MAX_ID = 65535  # of a pixel in a 16-bit PNG
+_MAX_ID = 65535  # the largest value of a 16-bit PNG
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

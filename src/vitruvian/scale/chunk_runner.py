@@ -25,23 +25,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitruvian.cpu_threads import configure_openmp
-from vitruvian.errors import InputError, MissingExtraError, VitruvianWarning
+from vitruvian.errors import InputError, VitruvianWarning
+from vitruvian.scale.cluster import import_ray
 from vitruvian.scale.placement import Placement, capacity
 from vitruvian.scale.shards import shard_name
 
-MAX_CRASHES = 3  # of the worker that holds a source, before the source is set aside
-_CHUNKS_PER_ACTOR = 2  # one is processed while the next is read
-_MAX_FAILED_STARTS = 20  # of worker processes in a row that end before their model is loaded
-_MAX_LOST = 10  # times that a chunk may be lost with a machine
-
-
-def import_ray() -> Any:
-    """Import Ray, or raise `MissingExtraError`."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("ray", "scale", "jobs on a cluster") from error
-    return ray
+MAX_CRASHES = 3  # number of times that a source may end its worker process
+_CHUNKS_PER_WORKER = 2  # one is processed while the next is read
+_MAX_FAILED_STARTS = 20  # number of worker processes in a row that may end before their model is loaded
+_MAX_LOST = 10  # number of times that a chunk may be lost with its machine
 
 
 @dataclass
@@ -77,8 +69,11 @@ class ChunkActor(ABC):
         """Return a small value to wait for, and the results, which stay in the object store."""
 
 
-class _Worker:
-    """The actor of Ray: it prepares its process before it imports the classes of the other, and torch with them."""
+class _ActorProcess:
+    """The class that Ray makes an actor of: it prepares its process, then imports and runs a `ChunkActor`.
+
+    The order matters: `configure_openmp` must run before the import of torch.
+    """
 
     def __init__(self, folder: str, pickled: bytes) -> None:
         self._folder, self._pickled = folder, pickled
@@ -99,13 +94,20 @@ class _Worker:
 
 
 @dataclass(eq=False)
-class _Actor:
-    """A worker, and the chunks that were sent to it, the one that it processes first."""
+class _Worker:
+    """What the driver knows about a worker process.
+
+    Attributes:
+        handle: Handle of its actor.
+        starting: Reference to the id of its machine, which is ready once the model is loaded; None from then on.
+        node: Id of its machine.
+        queue: The chunks that were sent to it, with references to `finished` and `results`. The first one is processed.
+    """
 
     handle: Any
-    starting: Any  # reference to the id of its machine, which is ready once the model is loaded
-    node: str = ""  # id of its machine
-    queue: deque[tuple[_Chunk, Any, Any]] = field(default_factory=deque)  # (chunk, finished, results)
+    starting: Any
+    node: str = ""
+    queue: deque[tuple[_Chunk, Any, Any]] = field(default_factory=deque)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +135,12 @@ class Stages:
 
 
 class ChunkRunner:
-    """Runs chunks and yields what was written.
+    """Runs chunks in worker processes, each a Ray actor with a model.
 
     Args:
         stages: What runs on the cluster.
         first_shard: Number of the first shard.
-        placement: Number of model actors, and what Ray reserves for each.
+        placement: Number of workers, and what Ray reserves for each.
         rows_per_shard: Rows of shards that are made of single items, after crashes.
     """
 
@@ -151,7 +153,7 @@ class ChunkRunner:
         rows_per_shard: int,
     ) -> None:
         ray = import_ray()
-        self._ray, self._placement, self._workers = ray, placement, placement.workers
+        self._ray, self._placement = ray, placement
         self._rows_per_shard, self._crashed = rows_per_shard, stages.crashed
         self._numbers = itertools.count(first_shard)
         # Reading and writing mostly wait. They reserve no cores: workers may have reserved all of them.
@@ -161,15 +163,15 @@ class ChunkRunner:
         self._read_arguments = stages.read_arguments
         self._write = None if stages.write is None else task(max_retries=3)(_run_in(folder, stages.write))
         self._write_arguments = stages.write_arguments
-        actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(_Worker)
+        actor = ray.remote(num_cpus=placement.cpus, num_gpus=placement.gpus, max_restarts=0)(_ActorProcess)
         pickled = ray.cloudpickle.dumps((stages.actor, stages.arguments))
         self._start: Callable[[], Any] = lambda: actor.remote(folder, pickled)
-        self._actors: list[_Actor] = []
+        self._workers: list[_Worker] = []
         self._failed_starts = 0
         self._any_started = self._warned = False
-        self._pending: deque[_Chunk] = deque()  # to run again
-        self._single_results: list[tuple[_Chunk, Any]] = []  # of items that run one by one
-        self._writing: dict[Any, list[_Chunk]] = {}
+        self._pending: deque[_Chunk] = deque()  # chunks that run next: again, or added by `add`
+        self._single_results: list[tuple[_Chunk, Any]] = []  # results of items that run one by one
+        self._writing: dict[Any, list[_Chunk]] = {}  # reference of a write task -> the chunks that it writes
 
     def add(self, items: Sequence[Any]) -> None:
         """Add a chunk while `run` yields counts: work that follows from what was done."""
@@ -184,45 +186,45 @@ class ChunkRunner:
         self._pending.append(first)
         exhausted = False
         try:
-            self._actors = [self._start_actor() for _ in range(self._workers)]
+            self._workers = [self._start_worker() for _ in range(self._placement.workers)]
             while True:
-                while not exhausted and (actor := self._free_actor()) is not None:
+                while not exhausted and (worker := self._free_worker()) is not None:
                     chunk = self._pending.popleft() if self._pending else next(source, None)
                     if chunk is None:
                         exhausted = True
                     else:
-                        self._send(actor, chunk)
-                while self._pending and (actor := self._free_actor()) is not None:
-                    self._send(actor, self._pending.popleft())
-                working = any(actor.queue for actor in self._actors)
+                        self._send(worker, chunk)
+                while self._pending and (worker := self._free_worker()) is not None:
+                    self._send(worker, self._pending.popleft())
+                working = any(worker.queue for worker in self._workers)
                 if exhausted and not self._pending and not working:
                     if self._single_results:
                         self._write_singles()
                     elif not self._writing:
                         return
-                waited = [actor.starting for actor in self._actors if actor.starting is not None]
-                waited += [actor.queue[0][1] for actor in self._actors if actor.queue]
+                waited = [worker.starting for worker in self._workers if worker.starting is not None]
+                waited += [worker.queue[0][1] for worker in self._workers if worker.queue]
                 waited += list(self._writing)
                 ready, _ = ray.wait(waited, num_returns=1, timeout=5.0, fetch_local=False)
                 for reference in ready:
                     yield from self._handle(reference)
-                if not ready and all(actor.starting is not None for actor in self._actors):
+                if not ready and all(worker.starting is not None for worker in self._workers):
                     self._check_machines()
         finally:
-            for actor in self._actors:
-                ray.kill(actor.handle)
+            for worker in self._workers:
+                ray.kill(worker.handle)
 
-    # ------------------------------------------------------------------------------------------------ actors
+    # ------------------------------------------------------------------------------------------------ workers
 
-    def _start_actor(self) -> _Actor:
+    def _start_worker(self) -> _Worker:
         handle = self._start()
-        return _Actor(handle, handle.start.remote())
+        return _Worker(handle, handle.start.remote())
 
     def _check_machines(self) -> None:
-        """Say so where no machine is left that a worker fits: Ray waits for one without a word.
+        """Raise or warn if no machine is left that has room for a worker; Ray would wait for one silently.
 
-        Ray lists a machine as alive for up to a minute after it was lost, so a job may count on it. Before any worker
-        has started that is an error; later, machines may come back.
+        Ray lists a machine as alive for up to a minute after it was lost, so the placement may include it. Before any
+        worker has started this is an error; later, machines may come back.
         """
         placement = self._placement
         if capacity(self._ray.nodes(), placement.cpus, placement.gpus):
@@ -237,17 +239,17 @@ class ChunkRunner:
             self._warned = True
             warnings.warn(f"{text} The job waits until one joins the cluster.", VitruvianWarning, stacklevel=2)
 
-    def _free_actor(self) -> _Actor | None:
-        """Return the actor that can take a chunk soonest; None if all are busy, or too much waits to be written."""
-        if len(self._writing) >= 2 * self._workers:
+    def _free_worker(self) -> _Worker | None:
+        """Return the worker that can take a chunk soonest; None if all are busy, or too much waits to be written."""
+        if len(self._writing) >= 2 * self._placement.workers:
             return None
-        free = [one for one in self._actors if one.starting is None and len(one.queue) < _CHUNKS_PER_ACTOR]
-        return min(free, key=lambda one: len(one.queue), default=None)
+        free = [w for w in self._workers if w.starting is None and len(w.queue) < _CHUNKS_PER_WORKER]
+        return min(free, key=lambda worker: len(worker.queue), default=None)
 
-    def _send(self, actor: _Actor, chunk: _Chunk) -> None:
+    def _send(self, worker: _Worker, chunk: _Chunk) -> None:
         contents = None if self._read is None else self._read.remote(chunk.items, *self._read_arguments)
-        finished, results = actor.handle.process.options(num_returns=2).remote(chunk.items, contents)
-        actor.queue.append((chunk, finished, results))
+        finished, results = worker.handle.process.options(num_returns=2).remote(chunk.items, contents)
+        worker.queue.append((chunk, finished, results))
 
     # ------------------------------------------------------------------------------------------------ events
 
@@ -255,18 +257,18 @@ class ChunkRunner:
         if reference in self._writing:
             yield from self._written(reference)
             return
-        for actor in self._actors:
-            if actor.starting == reference:
-                self._started(actor)
+        for worker in self._workers:
+            if worker.starting == reference:
+                self._started(worker)
                 return
-            if actor.queue and actor.queue[0][1] == reference:
-                self._processed(actor)
+            if worker.queue and worker.queue[0][1] == reference:
+                self._processed(worker)
                 return
 
-    def _started(self, actor: _Actor) -> None:
+    def _started(self, worker: _Worker) -> None:
         exceptions = self._ray.exceptions
         try:
-            actor.node, actor.starting = self._ray.get(actor.starting), None
+            worker.node, worker.starting = self._ray.get(worker.starting), None
             self._failed_starts, self._any_started, self._warned = 0, True, False
         except exceptions.RayTaskError as error:  # the model cannot be opened: no worker can
             raise _cause(error) from None
@@ -278,20 +280,20 @@ class ChunkRunner:
                     f"workers: expected processes that start, got {self._failed_starts} in a row that ended before "
                     f"their model was loaded: {reason}"
                 ) from None
-            self._actors[self._actors.index(actor)] = self._start_actor()
+            self._workers[self._workers.index(worker)] = self._start_worker()
 
-    def _processed(self, actor: _Actor) -> None:
-        """Take the result of the first chunk of an actor, or run the chunk again."""
+    def _processed(self, worker: _Worker) -> None:
+        """Take the result of the first chunk of a worker, or run the chunk again."""
         exceptions = self._ray.exceptions
-        chunk, finished, results = actor.queue[0]
+        chunk, finished, results = worker.queue[0]
         try:
             self._ray.get(finished)
         except exceptions.RayActorError as error:
-            self._replace(actor, lost=error.preempted or isinstance(error, exceptions.ActorUnavailableError))
+            self._replace(worker, lost=error.preempted or isinstance(error, exceptions.ActorUnavailableError))
             return
         except exceptions.RayError as error:
             cause = _cause(error)
-            actor.queue.popleft()
+            worker.queue.popleft()
             if isinstance(cause, exceptions.WorkerCrashedError | exceptions.OutOfMemoryError):  # while it was read
                 self._crash(chunk, node="")
             elif isinstance(cause, exceptions.RayError) and not isinstance(cause, exceptions.RayTaskError):
@@ -299,7 +301,7 @@ class ChunkRunner:
             else:
                 raise cause from None
             return
-        actor.queue.popleft()
+        worker.queue.popleft()
         if len(chunk.crashed_on) >= MAX_CRASHES - 1 and len(chunk.items) == 1:
             self._single_results.append((chunk, results))
             if len(self._single_results) >= self._rows_per_shard:
@@ -307,12 +309,12 @@ class ChunkRunner:
         else:
             self._write_results([(chunk, results)])
 
-    def _replace(self, dead: _Actor, *, lost: bool) -> None:
-        """Start another actor. The first chunk was being processed; those behind it did not run."""
+    def _replace(self, dead: _Worker, *, lost: bool) -> None:
+        """Start another worker. The first chunk was being processed; those behind it did not run."""
         self._ray.kill(dead.handle)  # one that cannot be reached may still run
-        self._actors[self._actors.index(dead)] = self._start_actor()
+        self._workers[self._workers.index(dead)] = self._start_worker()
         (chunk, _, _), *waiting = dead.queue
-        self._pending.extendleft(reversed([one for one, _, _ in waiting]))
+        self._pending.extendleft(reversed([later for later, _, _ in waiting]))
         if lost or dead.node not in self._live_nodes():
             self._lose(chunk)
         else:
@@ -321,7 +323,7 @@ class ChunkRunner:
     def _crash(self, chunk: _Chunk, node: str) -> None:
         """Count a crash of the worker that held a chunk; crashes on machines that are gone since do not count."""
         live = self._live_nodes()
-        chunk.crashed_on = (*(one for one in chunk.crashed_on if one in live), node)
+        chunk.crashed_on = (*(seen for seen in chunk.crashed_on if seen in live), node)
         crashes = len(chunk.crashed_on)
         if crashes >= MAX_CRASHES and len(chunk.items) == 1:
             message = f"{chunk.items[0].name}: ended its worker process {crashes} times. It was set aside."
@@ -352,10 +354,10 @@ class ChunkRunner:
 
     def _write_results(self, results: Sequence[tuple[_Chunk, Any]]) -> None:
         if self._write is None:
-            self._writing |= {one: [chunk] for chunk, one in results}
+            self._writing |= {reference: [chunk] for chunk, reference in results}
             return
         name = shard_name(next(self._numbers), results[0][0].items[0].name)
-        reference = self._write.remote(*self._write_arguments, name, *(one for _, one in results))
+        reference = self._write.remote(*self._write_arguments, name, *(rows for _, rows in results))
         self._writing[reference] = [chunk for chunk, _ in results]
 
     def _written(self, reference: Any) -> Iterator[ChunkCounts]:

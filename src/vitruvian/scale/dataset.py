@@ -1,13 +1,12 @@
-"""`map_dataset`: a task over a `ray.data.Dataset`, for people who have their own."""
+"""`map_dataset`: a task over a `ray.data.Dataset` of the caller."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitruvian.errors import InputError
-from vitruvian.scale.rows import row_schema
-from vitruvian.scale.sources import BYTES_COLUMNS, PATH_COLUMNS, SourceItem, read_sources
+from vitruvian.scale.rows import rows_to_columns
+from vitruvian.scale.sources import PATH_COLUMNS, SourceItem, choose_column, read_sources
 from vitruvian.scale.worker import FileEncoder, PipelineSpec, PipelineWorker, as_image_bytes, default_formats
 
 if TYPE_CHECKING:
@@ -47,10 +46,7 @@ def map_dataset(
     Returns:
         The columns of the dataset without the images, and those of `vitruvian.scale.rows`.
     """
-    names = dataset.columns() or []
-    chosen = column or next((name for name in (*BYTES_COLUMNS, *PATH_COLUMNS) if name in names), None)
-    if chosen is None or chosen not in names:
-        raise InputError(f"column: expected one with images or paths, got {', '.join(names)}. Pass column=…")
+    chosen = choose_column(dataset.columns() or [], column, subject="dataset")
     formats = tuple(formats) if formats is not None else default_formats(task)
     spec = PipelineSpec(task=task, model=model, dtype=dtype, options=options)
     return dataset.map_batches(
@@ -80,11 +76,5 @@ class _DatasetWorker:
             items = [SourceItem(str(path), str(path)) for path in paths]
             contents = [as_image_bytes(value) for value in values]
         rows = self._worker.process(items, contents)
-        columns: dict[str, Any] = {name: value for name, value in batch.items() if name != self._column}
-        for name in row_schema(self._formats).names:
-            if name in self._formats:
-                texts = [row.files.get(name) for row in rows]
-                columns[name] = [text.decode() if name == "json" and text is not None else text for text in texts]
-            else:
-                columns[name] = [getattr(row, name) for row in rows]
-        return columns
+        others = {name: values for name, values in batch.items() if name != self._column}
+        return others | rows_to_columns(rows, self._formats)

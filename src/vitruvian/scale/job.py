@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +20,8 @@ from vitruvian.io.output_paths import PathPattern
 from vitruvian.limits import get_limits
 from vitruvian.pipelines.digests import settings_digest
 from vitruvian.pipelines.options import PeopleOptions
-from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages, import_ray
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages
+from vitruvian.scale.cluster import connect_to_ray, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
 from vitruvian.scale.placement import choose_placement
 from vitruvian.scale.shard_stage import crashed_table, write_counted
@@ -34,10 +33,10 @@ from vitruvian.tasks import find_task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEFAULT_CHUNK = 64  # sources that are processed and written together at first …
-MAX_CHUNK = 1024  # … and at most
-_MAX_FAILURES = 100  # messages that a summary holds
-_ROWS = ".vitruvian.rows"  # beside a file for each source: the folder of shards that say which are done
+# Number of sources that are processed and written together: it grows from the first to the second.
+DEFAULT_CHUNK, MAX_CHUNK = 64, 1024
+_MAX_FAILURES = 100  # number of messages in a summary
+_ROWS = ".vitruvian.rows"  # folder of shards that record which sources are done, if each source has a file
 
 
 @dataclass
@@ -127,7 +126,7 @@ def run_on_ray(
         out = str(paths.folder / _ROWS)
     formats = tuple(formats)
     summary = JobSummary()
-    with _locked(out), connected(ray, address, runtime_env):
+    with _locked(out), connect_to_ray(ray, address, runtime_env):
         items = _items(sources, column=column, recursive=recursive, ordered=paths is not None)
         if paths is not None:
             items = _with_outputs(items, paths)
@@ -146,8 +145,8 @@ def run_on_ray(
             rows_per_shard=chunk_size or DEFAULT_CHUNK,
         )
         outdated: defaultdict[str, set[str]] = defaultdict(set)
-        remaining = not_done(items, index, summary, outdated, retry_failed=retry_failed)
-        for counts in runner.run(divide(remaining, chunk_size, placement.workers)):
+        remaining = remaining_sources(items, index, summary, outdated, retry_failed=retry_failed)
+        for counts in runner.run(divide_into_chunks(remaining, chunk_size, placement.workers)):
             summary.done += counts.done
             summary.failed += counts.failed
             summary.crashed += counts.crashed
@@ -193,7 +192,7 @@ class _ShardActor(ChunkActor):
 
 
 def _items(sources: Sequence[str] | Iterable[SourceItem], **listing: Any) -> Iterator[SourceItem]:
-    """Yield the items that paths stand for, and items as they are."""
+    """Yield the items that paths name, and items unchanged."""
     for source in sources:
         if isinstance(source, SourceItem):
             yield source
@@ -202,7 +201,7 @@ def _items(sources: Sequence[str] | Iterable[SourceItem], **listing: Any) -> Ite
 
 
 def _with_outputs(items: Iterable[SourceItem], paths: PathPattern) -> Iterator[SourceItem]:
-    """Choose the file of each source: two of one name are numbered in the order of sources."""
+    """Choose the file of each source. Equal names get numbers, in the order of the sources."""
     for index, item in enumerate(items):
         yield dataclasses.replace(item, output=str(paths.path(item.name, index, 0).absolute()))
 
@@ -219,7 +218,7 @@ def _spec_digest(spec: PipelineSpec, files: Sequence[str] | str) -> str:
     )
 
 
-def not_done(
+def remaining_sources(
     items: Iterable[SourceItem],
     index: ShardIndex,
     summary: JobSummary,
@@ -227,7 +226,7 @@ def not_done(
     *,
     retry_failed: bool,
 ) -> Iterator[SourceItem]:
-    """Yield the sources without a row, and collect outdated rows of others."""
+    """Yield the sources without a current row, and collect their outdated rows by shard."""
     for item in items:
         if not len(index):
             yield item
@@ -246,8 +245,8 @@ def not_done(
             yield item
 
 
-def divide(items: Iterator[SourceItem], size: int | None, workers: int) -> Iterator[tuple[SourceItem, ...]]:
-    """Divide sources into chunks, small ones first, so that all workers start early and few files are written."""
+def divide_into_chunks(items: Iterator[SourceItem], size: int | None, workers: int) -> Iterator[tuple[SourceItem, ...]]:
+    """Divide sources into chunks. Chunks grow, so that all workers start early and few files are written."""
     current = size or DEFAULT_CHUNK
     for number in itertools.count(1):
         chunk = tuple(itertools.islice(items, current))
@@ -280,28 +279,3 @@ def _locked(out: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def connected(ray: Any, address: str | None, runtime_env: dict[str, Any] | None = None) -> Iterator[str]:
-    """Connect to a cluster, or start a local one, for the time of the block; an existing connection is used.
-
-    Yields the address of Ray's dashboard, empty where there is none or the connection existed.
-    """
-    if ray.is_initialized():
-        yield ""
-        return
-    # Ray gives workers a niceness of 15, with which they hardly run beside other programs. Those of a cluster that is
-    # started here run as the plain command does.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    try:
-        context = ray.init(address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(". ")
-        raise InputError(
-            f"ray: expected a cluster at {address}, got {reason}. Start one with: ray start --head"
-        ) from error
-    try:
-        yield context.dashboard_url or ""
-    finally:
-        ray.shutdown()

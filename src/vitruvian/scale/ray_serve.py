@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.limits import set_limits
-from vitruvian.scale.chunk_runner import import_ray
+from vitruvian.scale.cluster import import_ray
 from vitruvian.serving.app import create_app
 from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.job_store import Job
@@ -44,9 +44,9 @@ _APPLICATIONS: dict[Role, tuple[str, str]] = {  # role -> name and route
     "videos": ("vitruvian-videos", "/v1/videos"),
     "jobs": ("vitruvian-jobs", "/v1/jobs"),
 }
-_LOCK_SECONDS = 60  # for the replica of jobs before to give its folder back
+_LOCK_SECONDS = 60  # time for the previous replica of jobs to release its folder
 _POLL_SECONDS = 0.1
-_DRAIN_SECONDS = 30.0  # for open requests of a replica that ends
+_DRAIN_SECONDS = 30.0  # time for a replica to answer open requests before it ends
 _STATE_GPU = 0.25  # share of a GPU, at most, for each of the single replicas
 _CHUNK = 8 << 20  # bytes of a video that are copied at a time
 
@@ -200,7 +200,7 @@ class _ReplicaApp:
         self._service: Service = self._app.state.service
         if role == "videos":
             self._service.start_job = _start_job
-            for task in set(self._service.queues) - {"segment"}:  # of prompts; other tasks are jobs
+            for task in set(self._service.queues) - {"segment"}:  # segment is for prompts; other tasks are jobs
                 del self._service.queues[task]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

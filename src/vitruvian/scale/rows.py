@@ -1,9 +1,9 @@
 """The rows of a job: one for each source, with its status and a column for each file format.
 
-| column | holds |
+| column | content |
 |---|---|
-| `source` | path or URI, with the member of a tar or the row of a Parquet file behind it |
-| `source_size`, `source_mtime_ns` | of the source, where known |
+| `source` | path or URI, followed by the member of a tar or the row of a Parquet file |
+| `source_size`, `source_mtime_ns` | size and modification time of the source, if known |
 | `status` | ``done``, ``failed``, or ``crashed``: the source ended its worker three times |
 | `error` | why there is no result |
 | `height`, `width` | size of the image |
@@ -64,17 +64,19 @@ def row_schema(formats: Sequence[str]) -> pa.Schema:
     )
 
 
+def rows_to_columns(rows: Sequence[Row], formats: Sequence[str]) -> dict[str, list[object]]:
+    """Return rows as columns, in the order of `row_schema`."""
+    names = ("source_size", "source_mtime_ns", "status", "error", "height", "width")
+    columns: dict[str, list[object]] = {"source": [escape_surrogates(row.source) for row in rows]}
+    columns |= {name: [getattr(row, name) for row in rows] for name in names}
+    columns["error"] = [None if row.error is None else escape_surrogates(row.error) for row in rows]
+    for file_format in formats:
+        contents = [row.files.get(file_format) for row in rows]
+        is_text = file_format == "json"
+        columns[file_format] = [data.decode() if is_text and data is not None else data for data in contents]
+    return columns
+
+
 def rows_to_table(rows: Sequence[Row], formats: Sequence[str]) -> pa.Table:
     """Return rows as an Arrow table."""
-    pa = import_pyarrow()
-    schema = row_schema(formats)
-    columns: dict[str, list[object]] = {name: [] for name in schema.names}
-    for row in rows:
-        for name in ("source_size", "source_mtime_ns", "status", "height", "width"):
-            columns[name].append(getattr(row, name))
-        columns["source"].append(escape_surrogates(row.source))
-        columns["error"].append(None if row.error is None else escape_surrogates(row.error))
-        for file_format in formats:
-            content = row.files.get(file_format)
-            columns[file_format].append(content.decode() if file_format == "json" and content is not None else content)
-    return pa.table(columns, schema=schema)
+    return import_pyarrow().table(rows_to_columns(rows, formats), schema=row_schema(formats))

@@ -1,4 +1,4 @@
-"""The last stage of a job: the rows of chunks → a shard. Its processes do not import torch."""
+"""The last stage of a job: writes the rows of chunks as a shard. Its processes do not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitruvian.scale.sources import SourceItem
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MAX_ERRORS = 20  # of a shard that are reported
+_MAX_ERRORS = 20  # number of errors of a shard that are reported
 
 
 def write_counted(out: str, settings: str, shard_format: ShardFormat, name: str, *tables: pa.Table) -> ChunkCounts:

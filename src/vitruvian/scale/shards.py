@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError, one_line
+from vitruvian.io.output_paths import safe_name
 from vitruvian.scale.filesystems import import_pyarrow, join, open_filesystem
 from vitruvian.scale.sources import SourceItem
 from vitruvian.tasks import PLOTS
@@ -85,8 +86,6 @@ def _write_parquet(table: pa.Table, filesystem: FileSystem, path: str, settings:
 
 def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str) -> None:
     """Write `KEY.KIND` members for each row, as WebDataset reads them, and all rows without files at the end."""
-    from vitruvian.io.output_paths import safe_name  # with torch
-
     formats = [name for name in table.schema.names if name not in _ROW_COLUMNS]
     records = [{"settings": settings}]
     with filesystem.open_output_stream(path) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:

@@ -208,17 +208,23 @@ def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:
         raise InputError(f"{text}: expected a Parquet file, got {one_line(error)}.") from error
 
 
+def choose_column(names: Sequence[str], column: str | None, *, subject: str) -> str:
+    """Return the column with the images or paths: `column`, or by default the first of the usual names."""
+    chosen = column or next((name for name in (*BYTES_COLUMNS, *PATH_COLUMNS) if name in names), None)
+    if chosen is None or chosen not in names:
+        raise InputError(f"{subject}: expected a column of images or paths, got {', '.join(names)}. Pass its name.")
+    return chosen
+
+
 def _parquet_items(text: str, column: str | None) -> Iterator[SourceItem]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(open_input(text)) as file:
         names = file.schema_arrow.names
-        chosen = column or next((name for name in (*BYTES_COLUMNS, *PATH_COLUMNS) if name in names), None)
-        if chosen is None or chosen not in names:
-            raise InputError(f"{text}: expected a column of images or paths, got {', '.join(names)}. Pass its name.")
-        kind = file.schema_arrow.field(chosen).type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        chosen = choose_column(names, column, subject=text)
+        column_type = file.schema_arrow.field(chosen).type
+        if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
             folder = text.rpartition("/")[0]
             for batch in file.iter_batches(columns=[chosen]):
                 for path in filter(None, batch.column(0).to_pylist()):

@@ -1,4 +1,4 @@
-"""What runs in the processes of a cluster: reading bytes, a pipeline on a chunk of images, writing a shard."""
+"""The model processes of a cluster: a pipeline that makes rows of the images of a chunk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitruvian.tasks import find_task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Encoder = Callable[[Result], dict[str, bytes]]  # file format -> its bytes
+Encoder = Callable[[Result], dict[str, bytes]]  # returns the bytes of each file format
 Runner = Callable[[Source, ResultWriter], Any]  # runs a pipeline, as `TaskPipeline.run` does
 
 
@@ -79,12 +79,12 @@ class FileEncoder:
 
 def default_formats(task: str) -> tuple[str, ...]:
     """Return the file formats in rows by default: JSON, and what the task writes without drawings."""
-    formats = find_task(task).image_files
+    formats = find_task(task).default_image_formats
     return tuple(dict.fromkeys(("json", *(name for name in formats if not name.startswith("plot")))))
 
 
 class PipelineWorker:
-    """A pipeline that processes chunks: the body of an actor."""
+    """A pipeline that processes chunks, in an actor of Ray."""
 
     def __init__(self, spec: RunnerSpec, encode: Encoder, formats: Sequence[str]) -> None:
         self._run, self._encode, self._formats = spec.open_runner(), encode, tuple(formats)

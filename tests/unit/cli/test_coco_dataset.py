@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitruvian.cli.coco_dataset import Dataset
+from vitruvian.cli.coco_dataset import CocoDataset
 from vitruvian.results import Masks
 
 
@@ -36,12 +36,12 @@ class TestDataset:
     @pytest.mark.parametrize("written_before", [False, True])
     def test_an_image_that_changed_replaces_its_entry(self, tmp_path: Path, written_before: bool) -> None:
         path = tmp_path / "data.json"
-        dataset = Dataset(path, overwrite=False)
+        dataset = CocoDataset(path, overwrite=False)
         dataset.add(result(0.25), "a.jpg", "settings")
         dataset.add(result(0.5), "b.jpg", "settings")
         if written_before:
             dataset.close()
-            dataset = Dataset(path, overwrite=False)
+            dataset = CocoDataset(path, overwrite=False)
         assert dataset.has("a.jpg", "settings")
         dataset.remove({"a.jpg", "new.jpg"})
         assert not dataset.has("a.jpg", "settings")

@@ -1,4 +1,4 @@
-"""The kinds of files that `--save` names."""
+"""The file formats that `--save` names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitruvian.errors import InputError
 from vitruvian.tasks import TASKS
 
 
-def test_kinds() -> None:
+def test_formats_for_images_and_videos() -> None:
     assert _read_save(TASKS["pose"], "json, PLOT").image == ("json", "plot")
     assert _read_save(TASKS["pose"], "json,plot").video == ("json", "mp4")
     assert _read_save(TASKS["pose"], "plot,webm").video == ("webm",)

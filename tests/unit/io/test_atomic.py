@@ -97,9 +97,13 @@ def test_a_folder_that_can_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
         check_writable(tmp_path / "file")
 
 
-def test_syncing(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be opened")
+def test_files_and_their_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
     paths = [tmp_path / "folder", tmp_path / "file", tmp_path / "missing"]
     paths[0].mkdir()
     for path in (paths[0] / "a", paths[1]):
         path.write_text("content")
     sync_to_disk(paths)
+    assert sorted(synced) == sorted(path.stat().st_ino for path in (paths[0] / "a", paths[1], paths[0], tmp_path))

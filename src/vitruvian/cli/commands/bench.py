@@ -43,19 +43,16 @@ def bench(
     from vitruvian.benchmarking import workloads
     from vitruvian.benchmarking.timing import describe_machine, product_ceiling
     from vitruvian.cli.report import format_seconds
-    from vitruvian.errors import InputError, near_matches
+    from vitruvian.errors import check_choice
 
     if available:
         typer.echo("\n".join(workloads.benchmark_names()))
         return
     target = cuda_or_cpu(device)
-    kinds = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
-    for kind in kinds:
-        if kind not in workloads.DTYPES:
-            raise InputError(
-                f"--dtype: expected one of {', '.join(workloads.DTYPES)}.{near_matches(kind, workloads.DTYPES)}"
-            )
-    chosen = [workloads.benchmark_model(name) for name in model or ["mask2former-swin-small"]]
+    dtypes = dtype or ["bfloat16" if target.type == "cuda" else "float32"]
+    for name in dtypes:
+        check_choice("--dtype", name, workloads.DTYPES)
+    chosen = [workloads.benchmark_model(wanted) for wanted in model or ["mask2former-swin-small"]]
     compare = workloads.has_reference() if reference is None else reference
     options: dict[str, Any] = {"seconds": seconds, "cold": cold, "cuda_graphs": graphs}
     options["variants"] = ("reference",) if compare else ()
@@ -64,32 +61,34 @@ def bench(
     started = time.monotonic()
 
     def show(text: str) -> None:
-        """Show a step with the time so far: in the line of the spinner, and as a line of its own without a terminal."""
+        """Show a step and the time so far: beside the spinner, or without a terminal on a line of its own."""
         line = f"{format_seconds(time.monotonic() - started)}: {text}"
         status.update(line)
         if not console.is_terminal:
             console.print(line)
 
     measured: list[workloads.Measurement] = []
+    sizes = [read_size("--size", text, example="800x1088") for text in size or ()]
     runs = [
-        (one, workloads.Workload(images, size_hw, count, workloads.DTYPES[kind], target))
-        for kind in kinds
-        for one in chosen
+        (benchmark, workloads.Workload(images, size_hw, count, workloads.DTYPES[name], target))
+        for name in dtypes
+        for benchmark in chosen
         for images in batch or [1]
-        for size_hw in ([read_size("--size", text, example="800x1088") for text in size] if size else [one.size_hw])
-        for count in ((prompts or [one.prompts]) if one.prompts else [0])
+        for size_hw in sizes or [benchmark.size_hw]
+        for count in ((prompts or [benchmark.prompts]) if benchmark.prompts else [0])
     ]
     with console.status("starting") as status:
         show("measuring the machine")
-        ceilings = {kind: product_ceiling(target, workloads.DTYPES[kind]) for kind in kinds}
-        for number, (one, workload) in enumerate(runs, 1):
-            kind = str(workload.dtype).removeprefix("torch.")
+        ceilings = {name: product_ceiling(target, workloads.DTYPES[name]) for name in dtypes}
+        for number, (benchmark, workload) in enumerate(runs, 1):
+            name = str(workload.dtype).removeprefix("torch.")
             height, width = workload.size_hw
-            title = f"{number} of {len(runs)}: {one.name}, batch {workload.batch}, {height}×{width}, {kind}"
+            title = f"{number} of {len(runs)}: {benchmark.name}, batch {workload.batch}, {height}×{width}, {name}"
             progress = functools.partial(lambda title, step: show(f"{title}, {step}"), title)
-            cell = workloads.measure(one, workload, ceiling=ceilings[kind], progress=progress, **options)
-            measured.append(cell)
+            measured.append(
+                workloads.measure(benchmark, workload, ceiling=ceilings[name], progress=progress, **options)
+            )
     typer.echo(workloads.markdown_table(measured))
     if json_file is not None:
-        report = {"machine": describe_machine(target), "cells": [one.to_dict() for one in measured]}
+        report = {"machine": describe_machine(target), "cells": [measurement.to_dict() for measurement in measured]}
         json_file.write_text(json.dumps(report, indent=2), encoding="utf-8")

@@ -11,7 +11,7 @@ import platform
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
@@ -19,6 +19,7 @@ from rich.filesize import decimal
 from vitruvian.cli.options import Debug, Json
 from vitruvian.cli.report import print_json, printable
 from vitruvian.cpu_threads import usable_cores
+from vitruvian.io.json_files import JsonObject
 from vitruvian.limits import Limits, get_limits
 from vitruvian.serving.settings import ServerLimits, read_limits
 from vitruvian.version import __version__
@@ -39,7 +40,6 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "export": (("onnx", "onnxruntime", "onnxscript", "openvino"), "ONNX and OpenVINO"),
     "synthetic": (("anny", "scipy"), "asset packs of synthetic people"),
 }
-_Details = dict[str, Any]  # of JSON
 
 
 def doctor(
@@ -50,7 +50,7 @@ def doctor(
     Exits with 1 if a required component is missing.
     """
     problems: list[str] = []
-    details: _Details = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
+    details: JsonObject = {"versions": _versions(problems), "devices": _devices(problems), "extras": _extras()}
     details |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
     details["limits"] = dataclasses.asdict(get_limits())
     details["server_limits"] = dataclasses.asdict(read_limits({}, subject="limits")[1])
@@ -78,14 +78,14 @@ def _versions(problems: list[str]) -> dict[str, str]:
     return details
 
 
-def _devices(problems: list[str]) -> list[_Details]:
+def _devices(problems: list[str]) -> list[JsonObject]:
     """Return what models can run on, the best first."""
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a broken torch raises anything
         problems.append(f"torch: cannot be imported ({' '.join(str(error).split())[:120]}). Reinstall it.")
         return []
-    details: list[_Details] = []
+    details: list[JsonObject] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -97,9 +97,9 @@ def _devices(problems: list[str]) -> list[_Details]:
     return [*details, {"device": "cpu", "name": name, "cores": usable_cores(), "threads": torch.get_num_threads()}]
 
 
-def _extras() -> dict[str, _Details]:
+def _extras() -> dict[str, JsonObject]:
     """Return which extras are installed, and what an incomplete one lacks."""
-    details: dict[str, _Details] = {}
+    details: dict[str, JsonObject] = {}
     for name, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if not _has(module)]
         details[name] = {"installed": not missing, "for": purpose}
@@ -126,7 +126,7 @@ def _kernels() -> dict[str, bool]:
     }
 
 
-def _caches() -> dict[str, _Details]:
+def _caches() -> dict[str, JsonObject]:
     """Return where downloads and compiled kernels are, and their size; links are not counted twice."""
     from huggingface_hub import constants
 
@@ -134,7 +134,7 @@ def _caches() -> dict[str, _Details]:
         "checkpoints (HF_HOME)": Path(constants.HF_HUB_CACHE),
         "kernels (TRITON_CACHE_DIR)": Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")),
     }
-    details: dict[str, _Details] = {}
+    details: dict[str, JsonObject] = {}
     for name, folder in folders.items():
         details[name] = {"path": str(folder), "exists": folder.is_dir(), "bytes": 0}
         for path in folder.rglob("*"):
@@ -143,7 +143,7 @@ def _caches() -> dict[str, _Details]:
     return details
 
 
-def _temporary(problems: list[str]) -> _Details:
+def _temporary(problems: list[str]) -> JsonObject:
     """Return whether temporary files can be written."""
     folder = tempfile.gettempdir()
     try:
@@ -155,7 +155,7 @@ def _temporary(problems: list[str]) -> _Details:
     return {"path": folder, "writable": True}
 
 
-def _tiny_run(problems: list[str]) -> _Details | None:
+def _tiny_run(problems: list[str]) -> JsonObject | None:
     """Time a pose model with random weights on the best device, on 256 x 192 pixels."""
     try:
         import torch
@@ -181,7 +181,7 @@ def _tiny_run(problems: list[str]) -> _Details | None:
     return {"device": device, "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
 
 
-def _show(details: _Details) -> None:
+def _show(details: JsonObject) -> None:
     """Print everything for people."""
 
     def section(title: str) -> None:

@@ -37,7 +37,13 @@ def labels(
             write_label_studio(out, values, image_root=image_root)
     except InputError as error:
         raise InputError(error.detail, subject=str(dataset)) from error
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # of a wrong field
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:  # a wrong field
         got = f"{type(error).__name__}: {error}"
         raise InputError(f"{dataset}: expected a COCO dataset with all of its fields, got {got}.") from error
     typer.echo(str(out))

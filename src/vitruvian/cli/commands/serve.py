@@ -25,7 +25,7 @@ _access_option = partial(typer.Option, rich_help_panel="Access")
 _limit_option = partial(typer.Option, rich_help_panel="Limits")
 _cluster_option = partial(typer.Option, rich_help_panel="Cluster")
 _PREFIX = "VITRUVIAN_SERVE_"
-_SAM2_TASKS = ("masks", "track")  # that the checkpoint of segment serves too, if it can
+_SAM2_TASKS = ("masks", "track")  # also served by the checkpoint of segment, if it can do them
 
 
 def serve(
@@ -161,8 +161,7 @@ def serve(
 
 def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **scaling: Any) -> None:
     """Run as deployments of Ray Serve until Ctrl-C, or print their configuration."""
-    from vitruvian.scale.chunk_runner import import_ray
-    from vitruvian.scale.job import connected
+    from vitruvian.scale.cluster import connect_to_ray, import_ray
     from vitruvian.scale.ray_serve import Scaling, import_serve, serve_config, start_on_serve
 
     ray, serve = import_ray(), import_serve()
@@ -171,7 +170,7 @@ def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **s
 
         typer.echo(yaml.safe_dump(serve_config(settings, Scaling(**scaling)), sort_keys=False), nl=False)
         return
-    with connected(ray, None) as dashboard:
+    with connect_to_ray(ray, None) as dashboard:
         if dashboard:
             report.say(f"Ray's dashboard: http://{dashboard}")
         try:

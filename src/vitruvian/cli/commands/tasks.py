@@ -33,7 +33,7 @@ class PoseCommand(PeopleGroup, BatchGroup, CocoGroup, TaskCommand):
 
     name = "pose"
     example = "vitruvian pose photo.jpg --model facebook/sapiens2-pose-0.4b --save json,plot"
-    files = (
+    save_help = (
         "json, npz, png, jpg, jpeg and webp (the drawing), txt (YOLO pose labels), crops.zip (an image of each person)"
     )
 
@@ -44,7 +44,7 @@ class PartsCommand(PeopleGroup, TileGroup, BatchGroup, CocoGroup, TaskCommand):
 
     name = "parts"
     example = "vitruvian parts photo.jpg --model facebook/sapiens2-seg-0.4b --save png,plot"
-    files = "png (indexed, class ids), npz, json (areas and masks), parts.zip (a mask of each part)"
+    save_help = "png (indexed, class ids), npz, json (areas and masks), parts.zip (a mask of each part)"
 
 
 @task_command
@@ -53,8 +53,8 @@ class NormalsCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     name = "normals"
     example = "vitruvian normals photo.jpg --model facebook/sapiens2-normal-0.4b --save png,npz"
-    files = "png (normals as colors), 16.png, npz, exr"
-    video_files = "also mp4, webm, mov, json"
+    save_help = "png (normals as colors), 16.png, npz, exr"
+    video_save_help = "also mp4, webm, mov, json"
 
 
 @task_command
@@ -66,7 +66,7 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     name = "pointmap"
     example = "vitruvian pointmap photo.jpg --model facebook/sapiens2-pointmap-0.4b --save ply,png"
-    files = (
+    save_help = (
         "ply, glb, mesh.glb (the surface), npz, exr, png (depth as colors), 16.png (depth in millimeters), "
         "json (the camera)"
     )
@@ -95,8 +95,8 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     name = "matte"
     example = "vitruvian matte photo.jpg --model facebook/sapiens2-matting-1b --save png"
-    files = "png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out)"
-    video_files = "webm and mov (with alpha), mp4 (over a background), json"
+    save_help = "png and webp (straight alpha), exr (premultiplied, linear), npz, crops.zip (each person cut out)"
+    video_save_help = "webm and mov (with alpha), mp4 (over a background), json"
     panel = "Matte"
     basic: ClassVar[tuple[str, ...]] = ("over",)
 
@@ -135,8 +135,8 @@ class AlbedoCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     name = "albedo"
     example = "vitruvian albedo photo.jpg --model my-albedo-model --save png"
-    files = "png, npz, exr (linear)"
-    video_files = "also mp4, webm, mov, json"
+    save_help = "png, npz, exr (linear)"
+    video_save_help = "also mp4, webm, mov, json"
 
 
 @task_command
@@ -148,7 +148,7 @@ class EmbedCommand(BatchGroup, TaskCommand):
 
     name = "embed"
     example = "vitruvian embed photo.jpg --model facebook/sapiens2-pretrain-0.4b --save npz,plot"
-    files = "npz (all vectors), json (the vector of the image)"
+    save_help = "npz (all vectors), json (the vector of the image)"
 
 
 @task_command
@@ -160,7 +160,7 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
 
     name = "segment"
     example = 'vitruvian segment photo.jpg --model facebook/sam2.1-hiera-large --points "120,80 90,60,0"'
-    files = _MASK_FILES
+    save_help = _MASK_FILES
     panel = "Prompts and masks"
     basic: ClassVar[tuple[str, ...]] = ("points", "boxes")
 
@@ -202,7 +202,7 @@ class MasksCommand(CocoGroup, TaskCommand):
 
     name = "masks"
     example = "vitruvian masks photo.jpg --model facebook/sam2.1-hiera-large --save json,plot"
-    files = _MASK_FILES
+    save_help = _MASK_FILES
 
 
 @task_command
@@ -211,7 +211,7 @@ class SemanticCommand(BatchGroup, CocoGroup, TaskCommand):
 
     name = "semantic"
     example = "vitruvian semantic photo.jpg --model facebook/mask2former-swin-small-ade-semantic --save png,plot"
-    files = "png (class numbers), npz, json (areas and masks)"
+    save_help = "png (class numbers), npz, json (areas and masks)"
 
 
 @task_command
@@ -220,7 +220,7 @@ class InstancesCommand(BatchGroup, CocoGroup, TaskCommand):
 
     name = "instances"
     example = "vitruvian instances photo.jpg --model facebook/mask2former-swin-small-coco-instance --save json,plot"
-    files = _MASK_FILES
+    save_help = _MASK_FILES
 
 
 @task_command
@@ -229,7 +229,7 @@ class PanopticCommand(BatchGroup, CocoGroup, TaskCommand):
 
     name = "panoptic"
     example = "vitruvian panoptic photo.jpg --model facebook/mask2former-swin-small-cityscapes-panoptic --save png,json"
-    files = "png (COCO's panoptic ids), json (the segments), npz"
+    save_help = "png (COCO's panoptic ids), json (the segments), npz"
 
 
 def _read_intrinsics(text: str) -> list[list[float]]:
@@ -243,7 +243,7 @@ def _read_intrinsics(text: str) -> list[list[float]]:
     try:
         # A memory map: the header may declare any size.
         values = np.load(path, mmap_mode="r") if path.suffix.lower() == ".npy" else read_json(path)
-        if isinstance(values, dict):  # as `--save json` of this command writes it
+        if isinstance(values, dict):  # the file that `--save json` of this command writes
             values = values.get("intrinsics", values.get("K"))
         table = np.asarray([] if values is None else values, dtype=np.float64)
         if table.size == 9:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from typer import Option
 
+from vitruvian.cli.command_digest import command_digest
 from vitruvian.cli.options import read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError, VitruvianError
@@ -36,7 +37,7 @@ class TrackCommand(TaskCommand):
 
     name = "track"
     example = "vitruvian track clip.mp4 --model facebook/sam2.1-hiera-tiny --points 1@0:22,12 --box 2@3:4,6,40,30"
-    files = (
+    save_help = (
         "mp4, webm, mov (masks over the video), json (a line for each frame, masks as COCO RLE), png (a folder of "
         "images whose pixels are object numbers, as in DAVIS), crops (a folder of cut-out images, one for each object "
         "and frame), npz (a folder of arrays), vis.json (a YouTube-VIS file)"
@@ -106,8 +107,15 @@ class TrackCommand(TaskCommand):
             raise InputError(
                 'prompts: expected --points, --box, --mask or --everyone, got none. For example: --points "1@0:x,y".'
             )
-        detect = (self.detect or BUILTIN) if self.everyone else None
-        return super().call_options() | {"prompts": self._prompts(), "detect": detect, "interactive": False}
+        return super().call_options() | {
+            "prompts": self._prompts(),
+            "detect": self.detector_name(),
+            "interactive": False,
+        }
+
+    def detector_name(self) -> str | None:
+        """Return the people detector with --everyone."""
+        return (self.detect or BUILTIN) if self.everyone else None
 
     def _prompts(self) -> list[TrackPrompt]:
         """Read the prompts."""
@@ -131,21 +139,23 @@ class TrackCommand(TaskCommand):
             for text in getattr(self, option) or ():
                 yield option, *_read_address(f"--{option}", text)
 
-    def mask_files(self) -> list[Path]:
-        """Return the mask prompts."""
+    def input_files(self) -> list[Path]:
+        """Return the files of mask prompts."""
         return [Path(rest).expanduser() for option, _, _, rest in self._addresses() if option == "mask"]
 
-    # ---------------------------------------------------------------------------------------------- state and others
+    # ------------------------------------------------------------------------------------- state, following commands
 
     def resume_settings(self) -> dict[str, object]:
         """Return the prompts, which --refine reads, and a digest of all other settings."""
-        from vitruvian.cli.command_digest import command_digest
-
         others = command_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
         prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
         return {"prompts": prompts, "others": others}
 
-    def state_folder(self, files: Mapping[str, Path]) -> Path | None:
+    def state_options(self, files: Mapping[str, Path]) -> dict[str, Any]:
+        """Return where the state is kept, and for --refine the kept state and the first frame with a new prompt."""
+        return {"keep_state": self._state_folder(files), "refine": self._refined_state()}
+
+    def _state_folder(self, files: Mapping[str, Path]) -> Path | None:
         """Return NAME.state beside the results with --keep-state, and the same folder with --refine."""
         if self.refine is not None:
             return self.refine.expanduser()
@@ -154,7 +164,7 @@ class TrackCommand(TaskCommand):
 
     def lacks_state(self, files: Mapping[str, Path], digest: str) -> bool:
         """Return whether --keep-state asks for a state that an earlier run with the same settings did not keep."""
-        folder = self.state_folder(files)
+        folder = self._state_folder(files)
         if folder is None or self.refine is not None:
             return False
         try:
@@ -162,7 +172,7 @@ class TrackCommand(TaskCommand):
         except (OSError, KeyError, TypeError, VitruvianError):
             return True
 
-    def refined(self) -> tuple[Path, int] | None:
+    def _refined_state(self) -> tuple[Path, int] | None:
         """Return the kept state and the first frame with a new prompt."""
         if self.refine is None:
             return None
@@ -191,7 +201,7 @@ class TrackCommand(TaskCommand):
                 "video with --keep-state first."
             ) from error
 
-    def people_commands(self, source: str, records: Path) -> list[TaskCommand]:
+    def following_commands(self, source: str, records: Path) -> list[TaskCommand]:
         """Return the commands of --then, for the tracked people of a video."""
         from vitruvian.cli.commands.tasks import TASK_COMMANDS
 

@@ -23,7 +23,7 @@ from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.options import BoxFormat, OnEmpty
 from vitruvian.results.base import People
 
-_WHOLE_IMAGE = "whole image"  # in results, which are saved with it
+_WHOLE_IMAGE = "whole image"  # name of the detector in results; saved files have it
 
 
 @runtime_checkable

@@ -45,11 +45,11 @@ _WEIGHT_NAMES: dict[bytes, DetectorKind] = {
     b"obj_preds": "yolox",
     b"multi_level_conv_obj": "yolox",
 }
-# Of values from 0 to 255, in the order B, G, R.
+# For values from 0 to 255, in the order B, G, R.
 _RTMDET_MEAN = np.array((103.53, 116.28, 123.675), np.float32)
 _RTMDET_STD = np.array((57.375, 57.12, 58.395), np.float32)
 _PAD_VALUE = 114.0
-_DEFAULT_SIDE = 640  # of a graph with a dynamic input size
+_DEFAULT_SIDE = 640  # input size for a graph with a dynamic one
 _MAX_CANDIDATES = 1000
 _NMS_IOU = 0.6
 _PERSON = 0  # index of the class in models of COCO

@@ -38,9 +38,9 @@ from vitruvian.results.base import People
 
 _THRESHOLD = 0.5
 _CENTER_THRESHOLD = 0.3  # boxes whose center has a lower score are not confirmed; the default without confirmation
-_PERSON_SHARE = 0.5  # of the pixels of a person's box: people cover about half of it
+_PERSON_SHARE = 0.5  # share of a box that its person covers, typically
 _CONTEXT = 1.5  # size of the crop that confirms a box, relative to the box
-_LONG_SIDE = 384  # of training images
+_LONG_SIDE = 384  # long side of training images
 _NMS_IOU = 0.55
 _ELONGATED = 2.0  # aspect ratio from which tiles are used
 _TILE_ASPECT = 4 / 3

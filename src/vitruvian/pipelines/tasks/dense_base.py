@@ -41,9 +41,9 @@ from vitruvian.pipelines.regions import (
     Blend,
     Region,
     RegionBlender,
+    blurs_when_upsampled,
     boxes_xywh,
     crop_regions,
-    is_much_smaller,
     plan_tiles,
 )
 from vitruvian.pipelines.sources import Frame
@@ -51,8 +51,8 @@ from vitruvian.results import People, Result
 
 ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound=DenseOptions)
-FullMap = tuple[Tensor, Tensor | None]  # values [H, W, C]; where they are [H, W], None for everywhere
-PERSON_ALPHA = 0.5  # from which a pixel is one of a person
+FullMap = tuple[Tensor, Tensor | None]  # values [H, W, C], and where they are valid [H, W]; None: everywhere
+PERSON_ALPHA = 0.5  # alpha from which a pixel belongs to a person
 
 
 @dataclass(frozen=True)
@@ -172,35 +172,35 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         raise NotImplementedError
 
     def decode(self, prepared: Prepared, outputs: list[tuple[Any, Tensor | None]]) -> tuple[Any, Tensor | None]:
-        """Return the map of the whole image, and where its people are [H, W] if the background is masked."""
+        """Return the map of the image, and if the background is masked where people are [H, W]."""
         alphas = [alpha for _, alpha in outputs if alpha is not None]
         person = self.full_alpha(prepared, alphas) >= PERSON_ALPHA if alphas else None
         return self.full_map(prepared, [one for one, _ in outputs]), person
 
     def full_map(self, prepared: Prepared, maps: list[Any]) -> Any:
-        """Return the map of the whole image from those of its inputs."""
+        """Return the map of the image, at its size, from the maps of its inputs."""
         if prepared.context.regions is None:
-            return self.whole_map(prepared, maps[0]), None
+            return self.resize_to_image(prepared, maps[0]), None
         regions = self.region_maps(prepared, maps)
         blended = self.blend_maps(prepared, regions, channels=self.channels, blend=self.blend)
         # Tiles cover the image; people do not.
         return blended["values"], blended["cover"] if prepared.context.are_crops else None
 
     def full_alpha(self, prepared: Prepared, alphas: list[Tensor]) -> Tensor:
-        """Return the alpha of the whole image from that of its inputs: [1, h, w] each -> [H, W] from 0 to 1."""
+        """Return the alpha of the image, at its size, from that of its inputs: [1, h, w] each -> [H, W], 0 to 1."""
         if prepared.context.regions is None:
-            alpha = self.whole_map(prepared, alphas[0], along_edges=True)
+            alpha = self.resize_to_image(prepared, alphas[0], along_edges=True)
         else:
             regions = self.region_maps(prepared, alphas)
             alpha = self.blend_maps(prepared, regions, channels=1, blend="alpha", along_edges=True)["values"]
         return alpha[..., 0].clamp(0, 1)
 
-    def whole_map(self, prepared: Prepared, one: Tensor, *, along_edges: bool = False) -> Tensor:
-        """Resize the map of the whole image: [C, h, w] -> [H, W, C]."""
+    def resize_to_image(self, prepared: Prepared, output: Tensor, *, along_edges: bool = False) -> Tensor:
+        """Resize the map of an input that shows the whole image, without padding: [C, h, w] -> [H, W, C]."""
         size_hw = prepared.frame.size_hw
-        small = self.unpad(one, size_hw)
-        if along_edges and self.options.refine and is_much_smaller(small, size_hw):
-            return guided_upsample(small, self.image_of(prepared, one.device)).permute(1, 2, 0).contiguous()
+        small = self.unpad(output, size_hw)
+        if along_edges and self.options.refine and blurs_when_upsampled(small, size_hw):
+            return guided_upsample(small, self.image_of(prepared, output.device)).permute(1, 2, 0).contiguous()
         # Channels last is the layout of the result, and faster to resize for a few channels.
         small = small[None].contiguous(memory_format=torch.channels_last)
         if tuple(small.shape[-2:]) != size_hw:
@@ -211,7 +211,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Return whether a map [C, h, w] is to be upsampled along the edges of the image."""
         frame_hw, regions = prepared.frame.size_hw, prepared.context.regions
         areas = [frame_hw] if regions is None else [region[2:] for region in regions]
-        return self.options.refine and any(map(is_much_smaller, self.region_maps(prepared, maps), areas))
+        return self.options.refine and any(map(blurs_when_upsampled, self.region_maps(prepared, maps), areas))
 
     def image_of(self, prepared: Prepared, device: torch.device) -> Tensor:
         """Return the image on a device: uint8 [3, H, W]."""
@@ -223,15 +223,15 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         if context.are_crops:
             return outputs
         if context.regions is None:
-            return [self.unpad(one, prepared.frame.size_hw) for one in outputs]
+            return [self.unpad(output, prepared.frame.size_hw) for output in outputs]
         return [
-            self.unpad(one, (int(region.height), int(region.width)))
-            for one, region in zip(outputs, context.regions, strict=True)
+            self.unpad(output, (int(region.height), int(region.width)))
+            for output, region in zip(outputs, context.regions, strict=True)
         ]
 
-    def unpad(self, one: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    def unpad(self, output: Tensor, size_hw: tuple[int, int]) -> Tensor:
         """Return the part of a map [C, h, w] that is not padding, for an image or tile of `size_hw`."""
-        return crop_padding(one, size_hw, self.processor.size_hw) if self.processor.do_pad else one
+        return crop_padding(output, size_hw, self.processor.size_hw) if self.processor.do_pad else output
 
     def blend_maps(
         self, prepared: Prepared, maps: list[Tensor], *, channels: int, blend: Blend, along_edges: bool = False
@@ -249,14 +249,14 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             device=device,
             image=self.image_of(prepared, device) if along_edges and self.options.refine else None,
         )
-        for number, one in enumerate(maps):
-            blender.add(number, one)
+        for index, values in enumerate(maps):
+            blender.add(index, values)
         return blender.tensors()
 
     def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> ResultT:
-        """Build the result from the map of the whole image. Values outside of the mask are zero."""
+        """Build the result from the map of the image. Values outside of the mask are zero."""
         values, cover = decoded[0]
-        mask = _both(cover, decoded[1])
+        mask = _intersection(cover, decoded[1])
         array: Float32Array = values.numpy()
         if mask is not None:
             array[~mask] = 0
@@ -267,7 +267,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         raise NotImplementedError
 
 
-def _both(cover: Tensor | None, person: Tensor | None) -> BoolArray | None:
+def _intersection(cover: Tensor | None, person: Tensor | None) -> BoolArray | None:
     """Return where two masks [H, W] are True; None stands for everywhere."""
     if cover is None or person is None:
         only = person if cover is None else cover

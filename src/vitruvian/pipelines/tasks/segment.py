@@ -24,7 +24,7 @@ from vitruvian.pipelines.sources import Frame
 from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
 
-_MAX_PROMPTED_OBJECTS = 64  # in one call of the mask decoder
+_MAX_PROMPTED_OBJECTS = 64  # number of objects in one call of the mask decoder
 
 
 class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):

@@ -20,7 +20,7 @@ ResultT = TypeVar("ResultT", bound=Result)
 OptionsT = TypeVar("OptionsT", bound=Options)
 QueryOutputs = tuple[Tensor, Tensor, Tensor]  # class logits [1, Q, K+1], mask logits [1, Q, h, w], pixel mask [1, H, W]
 Segmentation = dict[str, Any]  # what post-processing returns
-_TYPICAL_HW = (768, 1024)  # of a photograph
+_TYPICAL_HW = (768, 1024)  # size of a typical photograph
 
 
 class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT]):

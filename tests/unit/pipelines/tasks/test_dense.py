@@ -17,8 +17,8 @@ from tests.unit.pipelines.case import DENSE, opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
+from vitruvian.pipelines.camera import median_focal
 from vitruvian.pipelines.regions import Region
-from vitruvian.pipelines.tasks.pointmap import median_focal
 from vitruvian.results import People
 
 MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]

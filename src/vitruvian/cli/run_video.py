@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.cli.commands.track import TrackCommand
+from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.output_plan import CROPS, PLOT_EXTENSIONS, VIDEO_DATASET, VIDEO_FORMATS, result_paths
-from vitruvian.cli.sources import NamedSource
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
@@ -46,7 +45,7 @@ def run_video_file(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool,
     files = run.claim(item)
     frames = _FrameWriter(run.command, files, item.name)
     restart = not join and _restarts(run.command, files)
-    report = _run_loop(run, pipe, item, frames, restart=restart, **_track_options(run.command, files))
+    report = _run_loop(run, pipe, item, frames, restart=restart, **run.command.state_options(files))
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
@@ -81,13 +80,6 @@ def run_part(run: TaskRun, pipe: Any, item: NamedSource, part: tuple[int, int | 
         lock.release()
 
 
-def _track_options(command: TaskCommand, files: Mapping[str, Path]) -> dict[str, Any]:
-    """Return where the state of a tracked video is kept, and what is refined."""
-    if not isinstance(command, TrackCommand):
-        return {}
-    return {"keep_state": command.state_folder(files), "refine": command.refined()}
-
-
 def run_camera(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool) -> None:
     """Process a camera until Ctrl-C, or for a number of frames; the video is complete either way."""
     count = run.command.frames
@@ -107,7 +99,7 @@ def _run_loop(
     frames: _FrameWriter,
     *,
     restart: bool,
-    **track_options: Any,
+    **state_options: Any,
 ) -> VideoReport:
     """Run the video loop over a file or a camera."""
     command = run.command
@@ -119,7 +111,7 @@ def _run_loop(
             preview=frames.preview,
             progress=bar.update,
             max_frames=max_frames,
-            **track_options,
+            **state_options,
         )
         source = item.path or (item.source if isinstance(item.source, int) else str(item.source))
         return run_video(source, frame_processor(pipe, **run.call_options), options)
@@ -128,14 +120,13 @@ def _run_loop(
 def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> VideoOptions:
     """Return what is written about a video, and with which settings."""
     command = run.command
-    prompts = command.resume_settings() if isinstance(command, TrackCommand) else {}
     return VideoOptions(
         out=frames.movie,
         records=frames.records,
         draw=frames.draw,
         record=frames.record,
         alpha=frames.alpha,
-        settings={"settings": run.digest, **prompts},
+        settings={"settings": run.digest, **command.resume_settings()},
         frame_files=frames.file_names,
         on_start=frames.remove_from,
         overwrite=restart,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.cli.sources import find_sources
+from vitruvian.cli.named_sources import find_sources
 
 
 def stems(folder: Path, *names: str) -> list[str]:
