@@ -303,7 +303,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             return self._segment_by_masks(levels, torch.cat(masks))
         finest, finer, image = levels
         if steps[0].obj_idx in conditioned:
-            image = _by_image(torch.stack([conditioned[step.obj_idx] for step in steps]), len(image))  # [B, P, C, h, w]
+            # Stacked in the memory order of memory attention, channels last, in which the mask decoder reads them.
+            maps = torch.stack([conditioned[step.obj_idx].movedim(0, -1) for step in steps])  # [O, h, w, C]
+            image = _by_image(maps.movedim(-1, 1), len(image))  # [B, P, C, h, w]
         elif self.config.num_maskmem > 0:
             image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
         priors = [step.prior for step in steps if step.prior is not None]
@@ -391,8 +393,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
 
     def _enlarge(self, masks: Tensor) -> Tensor:
         """Resize mask logits [O, 1, h, w] to the size of a frame [O, 1, H, W]."""
-        size_hw = self.prompt_encoder.image_hw
-        return bilinear(masks.float(), size_hw).to(masks.dtype)
+        return bilinear(masks, self.prompt_encoder.image_hw)  # torch computes in float32 in any case
 
     # ------------------------------------------------------------------------------------------------------- memory
 
@@ -608,10 +609,10 @@ def _sine_of_time(time: Tensor, channels: int) -> Tensor:
 
 def _clean_logits(masks: Tensor, *, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
     """Fill holes and remove islands of up to this many pixels in mask logits [O, 1, h, w]."""
+    if max_hole_area <= 0 and max_sprinkle_area <= 0:
+        return masks
     before = masks > 0
     after = fill_holes_and_remove_islands(before, max_hole_area=max_hole_area, max_sprinkle_area=max_sprinkle_area)
-    if after is before:
-        return masks
     return masks.masked_fill(after & ~before, _CLEANED_LOGIT).masked_fill(before & ~after, -_CLEANED_LOGIT)
 
 
