@@ -113,6 +113,6 @@ class MemoryFuserBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [O, C, h, w] to [O, C, h, w]."""
-        branch = layer_norm(self.depthwise_conv(x).movedim(1, -1), self.layer_norm)  # [O, h, w, C]
+        branch: Tensor = layer_norm(self.depthwise_conv(x).movedim(1, -1), self.layer_norm)  # [O, h, w, C]
         branch = self.scale * self.pointwise_conv2(self.act(self.pointwise_conv1(branch)))
         return x + branch.movedim(-1, 1)
