@@ -223,13 +223,14 @@ def output_field(outputs: Any, name: str) -> Any:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply `function` to the tensors in nested lists, tuples and dicts."""
+    """Apply `function` to the tensors in nested lists, tuples, named tuples and dicts."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
         return {key: map_tensors(function, item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(function, item) for item in value)
+        items = [map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

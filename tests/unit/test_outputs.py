@@ -3,7 +3,7 @@ import dataclasses
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -218,9 +218,20 @@ class TestBatchFeature:
             assert torch.equal(other.a, batch.a)
 
 
+class _Named(NamedTuple):
+    values: torch.Tensor
+    ids: list[int]
+
+
 def test_map_tensors_keeps_containers() -> None:
     found = map_tensors(lambda t: t + 1, {"a": [torch.zeros(1)], "b": (torch.zeros(1), "x", None)})
     assert found == {"a": [torch.ones(1)], "b": (torch.ones(1), "x", None)}
+
+
+def test_map_tensors_keeps_named_tuples() -> None:
+    found = map_tensors(lambda t: t + 1, [_Named(torch.zeros(1), [3])])
+    assert found == [_Named(torch.ones(1), [3])]
+    assert type(found[0]) is _Named
 
 
 def test_as_numpy_goes_into_lists_and_leaves_the_rest() -> None:

@@ -5,12 +5,12 @@
                                               "counts": "PPYo0…"
 
 Counts are a list of numbers or the string of COCO files; every function takes both. Areas, boxes, overlaps and unions
-are computed on the runs, without pixels.
+are computed on the runs, without pixels. Masks are packed into bits on their device (`pack_masks`), so that few bytes
+are copied from a GPU, and their runs are found on the CPU (`encode_packed`).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.types import IntArray
 from vitruvian.limits import get_limits
+from vitruvian.tensor_cache import cached_tensors
 
 # Pixels of masks that are encoded in one step, which limits memory.
 _CHUNK_PIXELS = 1 << 26
@@ -47,11 +49,40 @@ def encode_rle(mask: Tensor | npt.NDArray[np.generic], *, compress: bool = False
 def encode_rles(masks: Tensor | npt.NDArray[np.generic], *, compress: bool = False) -> list[Rle]:
     """Encode masks [N, H, W] of 0 and 1 (bool, integer or float), one RLE each."""
     tensor = _as_bool(masks)
-    count, height, width = tensor.shape
-    chunk = max(1, _CHUNK_PIXELS // (height * width))
-    runs = [counts for start in range(0, count, chunk) for counts in run_lengths(tensor[start : start + chunk])]
-    size = [height, width]
-    return [{"size": list(size), "counts": compress_counts(c) if compress else c.tolist()} for c in runs]
+    height, width = tensor.shape[1:]
+    return [_rle_of_runs(counts, (height, width), compress=compress) for counts in run_lengths(tensor)]
+
+
+def pack_masks(masks: Tensor) -> Tensor:
+    """Pack bool masks [N, H, W] into bits, uint8 [N, H, ceil(W / 8)], on their device and without synchronizing it.
+
+    The first of eight pixels is the highest bit; bits beyond the width are 0.
+    """
+    return torch.from_numpy(np.packbits(masks.numpy(), axis=-1)) if masks.is_cpu else _pack_on_device(masks)
+
+
+def _pack_on_device(masks: Tensor) -> Tensor:
+    width = masks.shape[-1]
+    values = F.pad(masks.view(torch.uint8), (0, -width % 8)) if width % 8 else masks.view(torch.uint8)
+    return (torch.unflatten(values, -1, (-1, 8)) * _bit_values(masks.device)).sum(dim=-1, dtype=torch.uint8)
+
+
+def encode_packed(
+    bits: npt.NDArray[np.uint8], width: int, *, compress: bool = False
+) -> tuple[list[Rle], npt.NDArray[np.float32]]:
+    """Encode masks of this width that `pack_masks` packed: an RLE each, and boxes x1, y1, x2, y2, float32 [N, 4].
+
+    The ends of boxes are exclusive; empty masks have zeros.
+    """
+    height = bits.shape[1]
+    rles: list[Rle] = []
+    boxes = np.zeros((len(bits), 4), np.float32)
+    for one, box in zip(bits, boxes, strict=True):
+        counts = _packed_run_lengths(one, width)
+        rles.append(_rle_of_runs(counts, (height, width), compress=compress))
+        x, y, box_width, box_height = _box_of_runs(counts, height)
+        box[:] = x, y, x + box_width, y + box_height
+    return rles, boxes
 
 
 def decode_rle(rle: AnyRle) -> Tensor:
@@ -76,15 +107,7 @@ def rle_area(rle: AnyRle) -> int:
 def rle_box_xywh(rle: AnyRle) -> list[int]:
     """Return the bounding box [x, y, width, height] of the mask; zeros for an empty mask."""
     height, _, counts = read_rle(rle)
-    starts, ends = _foreground(counts)
-    if len(starts) == 0:
-        return [0, 0, 0, 0]
-    left, right = starts // height, (ends - 1) // height  # columns of the first and last pixel of each run
-    if (right > left).any():  # a run over several columns touches the bottom and the top
-        top, bottom = 0, height - 1
-    else:
-        top, bottom = int((starts % height).min()), int(((ends - 1) % height).max())
-    return [int(left.min()), top, int(right.max() - left.min()) + 1, bottom - top + 1]
+    return _box_of_runs(counts, height)
 
 
 def rle_iou(
@@ -125,7 +148,10 @@ def compress_counts(counts: npt.ArrayLike) -> str:
     magnitude = np.where(values < 0, ~values, values)
     groups = np.ones(len(values), dtype=np.int64)
     for length in range(1, 12):
-        groups += magnitude >= 1 << (5 * length - 1)
+        longer = magnitude >= 1 << (5 * length - 1)
+        if not longer.any():
+            break
+        groups += longer
     index = np.arange(groups.max(initial=1))
     letters = 48 + ((values[:, None] >> (5 * index)) & 31) + 32 * (index < groups[:, None] - 1)  # [N, groups]
     return bytes(letters[index < groups[:, None]].astype(np.uint8)).decode("ascii")
@@ -183,31 +209,52 @@ def _as_bool(masks: Tensor | npt.NDArray[np.generic]) -> Tensor:
 
 
 def run_lengths(masks: Tensor) -> list[IntArray]:
-    """Return the run lengths of bool masks [N, H, W], one array each.
+    """Return the run lengths of bool masks [N, H, W], one array each."""
+    count, height, width = masks.shape
+    chunk = max(1, _CHUNK_PIXELS // (height * width))
+    parts = (pack_masks(masks[start : start + chunk]).cpu().numpy() for start in range(0, count, chunk))
+    return [_packed_run_lengths(one, width) for bits in parts for one in bits]
+
+
+def _packed_run_lengths(bits: npt.NDArray[np.uint8], width: int) -> IntArray:
+    """Return the run lengths of a mask of this width that is packed into bits, uint8 [H, ceil(W / 8)].
 
     Memory is in row order and runs are in column order, so rows are compared and the few positions of changes are
     sorted, which is faster than transposing all pixels.
     """
-    count, height, width = masks.shape
-    where, row, column = _nonzero(masks[:, 1:] ^ masks[:, :-1])
-    down = where * height * width + column * height + row + 1
-    where, column = _nonzero(masks[:, 0, 1:] ^ masks[:, -1, :-1])
-    over = where * height * width + (column + 1) * height
-    (set_first,) = _nonzero(masks[:, 0, 0])
-    first = set_first * height * width  # a mask that starts with foreground has an empty run of background
-    changes = np.sort(np.concatenate([first, down, over]))
-    bounds = np.searchsorted(changes, np.arange(count + 1) * height * width)
-    return [
-        np.diff(changes[start:end] - index * height * width, prepend=0, append=height * width)
-        for index, (start, end) in enumerate(itertools.pairwise(bounds))
-    ]
+    height, row_bytes = bits.shape
+    changed = (bits[1:] ^ bits[:-1]).ravel()
+    index = np.flatnonzero(changed != 0)  # NumPy is many times as fast with flat bool arrays
+    number, bit = np.divmod(np.flatnonzero(np.unpackbits(changed[index])), 8)
+    row, byte = np.divmod(index[number], row_bytes)
+    down = (8 * byte + bit) * height + row + 1
+    top, bottom = np.unpackbits(bits[[0, -1]], axis=1, count=width)  # [W] each
+    over = (np.flatnonzero(top[1:] ^ bottom[:-1]) + 1) * height
+    first = np.flatnonzero(top[:1])  # a mask that starts with foreground has an empty run of background
+    return np.diff(np.sort(np.concatenate([first, down, over])), prepend=0, append=height * width)
 
 
-def _nonzero(flags: Tensor) -> tuple[IntArray, ...]:
-    """Return the indices of true values, one array for each dimension; NumPy is faster on the CPU."""
-    if flags.device.type == "cpu":
-        return np.nonzero(flags.numpy())
-    return tuple(flags.nonzero().cpu().numpy().T)
+@cached_tensors
+def _bit_values(device: torch.device) -> Tensor:
+    """Return the values of the bits of a byte, the highest first: uint8 [8]."""
+    return torch.tensor([1 << bit for bit in reversed(range(8))], dtype=torch.uint8, device=device)
+
+
+def _rle_of_runs(counts: IntArray, size_hw: tuple[int, int], *, compress: bool) -> Rle:
+    return {"size": list(size_hw), "counts": compress_counts(counts) if compress else counts.tolist()}
+
+
+def _box_of_runs(counts: IntArray, height: int) -> list[int]:
+    """Return the bounding box [x, y, width, height] of a mask of this height; zeros for an empty mask."""
+    starts, ends = _foreground(counts)
+    if len(starts) == 0:
+        return [0, 0, 0, 0]
+    left, right = starts // height, (ends - 1) // height  # columns of the first and last pixel of each run
+    if (right > left).any():  # a run over several columns touches the bottom and the top
+        top, bottom = 0, height - 1
+    else:
+        top, bottom = int((starts % height).min()), int(((ends - 1) % height).max())
+    return [int(left.min()), top, int(right.max() - left.min()) + 1, bottom - top + 1]
 
 
 def _foreground(counts: IntArray) -> tuple[IntArray, IntArray]:

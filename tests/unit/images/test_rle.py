@@ -7,13 +7,16 @@ from pycocotools import mask as coco
 
 from vitruvian.errors import InputError
 from vitruvian.images import rle as rle_module
+from vitruvian.images.nms import mask_boxes
 from vitruvian.images.rle import (
     _decompress_counts,
     compress_counts,
     decode_rle,
     decode_rles,
+    encode_packed,
     encode_rle,
     encode_rles,
+    pack_masks,
     rle_area,
     rle_box_xywh,
     rle_iou,
@@ -114,6 +117,17 @@ def test_batches_are_singles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert encode_rles(batch, compress=True) == singles
     assert torch.equal(decode_rles(singles), batch)
     assert encode_rles(batch[:0]) == []
+
+
+def test_packed_masks(mask: np.ndarray) -> None:
+    tensor = torch.from_numpy(np.stack([mask, ~mask]))
+    bits = pack_masks(tensor)
+    assert torch.equal(rle_module._pack_on_device(tensor), bits)
+    assert np.array_equal(np.unpackbits(bits.numpy(), axis=-1, count=mask.shape[1]).astype(bool), tensor.numpy())
+    rles, boxes = encode_packed(bits.numpy(), mask.shape[1])
+    assert rles == encode_rles(tensor)
+    assert boxes.dtype == np.float32
+    assert boxes.tolist() == mask_boxes(tensor).tolist()
 
 
 def test_long_and_shrinking_runs_survive_the_string() -> None:

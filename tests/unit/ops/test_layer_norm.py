@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.unit.ops.versions import assert_close, every_version, randn
-from vitruvian.ops.layer_norm import add_layer_norm, layer_norm_of_sum, layer_norm_of_sum_and_positions
+from vitruvian.ops.layer_norm import add_layer_norm, layer_norm, layer_norm_of_sum, layer_norm_of_sum_and_positions
 
 
 def norm_of(channels: int, version: str, *, bias: bool = True) -> nn.LayerNorm:
@@ -28,6 +28,14 @@ def test_sum_and_norm(version: str, channels: int, bias: bool) -> None:
     assert_close(total, x + branch)
     assert_close(normed, norm(x + branch))
     assert_close(layer_norm_of_sum(x, branch, norm), norm(x + branch))
+
+
+@every_version
+@pytest.mark.parametrize(("rows", "channels"), [(1100, 4), (300, 16), (33, 64), (9, 256)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_norm(version: str, rows: int, channels: int, bias: bool) -> None:
+    x, norm = randn(2, channels, rows, version=version).transpose(1, 2), norm_of(channels, version, bias=bias)
+    assert_close(layer_norm(x, norm), norm(x))
 
 
 @every_version

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vitruvian.layers.mlp import activation
+from vitruvian.ops.layer_norm import layer_norm
 
 
 def per_object(x: Tensor, objects: int) -> Tensor:
@@ -41,4 +42,4 @@ class ChannelNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Norm [B, C, H, W] over C."""
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        return layer_norm(x.movedim(1, -1), self).movedim(-1, 1)

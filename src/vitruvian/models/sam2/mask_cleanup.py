@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitruvian.images.connected_components import fill_holes, remove_islands
 
-_CORRECTED_LOGIT = 10.0  # distance from the threshold of filled holes and removed islands, as in the original
+_CORRECTED_LOGIT = 10.0  # distance from the threshold of what changes, as in the original for images
 
 
 def fill_holes_and_remove_islands(masks: Tensor, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
@@ -26,10 +26,10 @@ def clean_logits(
     distance: float = _CORRECTED_LOGIT,
 ) -> Tensor:
     """Do the same to mask logits [..., H, W]: pixels that change get `threshold` ± `distance`."""
+    if max_hole_area <= 0 and max_sprinkle_area <= 0:
+        return logits
     before = logits > threshold
     after = fill_holes_and_remove_islands(before, max_hole_area, max_sprinkle_area)
-    if after is before:
-        return logits
     logits = logits.masked_fill(after & ~before, threshold + distance)
     return logits.masked_fill(before & ~after, threshold - distance)
 

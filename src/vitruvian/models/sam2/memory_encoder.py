@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import ChannelNorm, per_object
+from vitruvian.ops.layer_norm import layer_norm
 
 _NORM_EPS = 1e-6
 
@@ -112,6 +113,6 @@ class MemoryFuserBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [O, C, h, w] to [O, C, h, w]."""
-        branch: Tensor = self.layer_norm(self.depthwise_conv(x).movedim(1, -1))  # [O, h, w, C]
+        branch: Tensor = layer_norm(self.depthwise_conv(x).movedim(1, -1), self.layer_norm)  # [O, h, w, C]
         branch = self.scale * self.pointwise_conv2(self.act(self.pointwise_conv1(branch)))
         return x + branch.movedim(-1, 1)

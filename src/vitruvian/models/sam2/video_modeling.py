@@ -40,7 +40,7 @@ from vitruvian.tensor_cache import constant
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
 _MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
 _MAX_GRAPHS = 16  # encoder, attention, decoder and memory encoder for up to four groups of objects
-_CLEANED_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original
+_CLEANED_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original for videos
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -303,7 +303,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             return self._segment_by_masks(levels, torch.cat(masks))
         finest, finer, image = levels
         if steps[0].obj_idx in conditioned:
-            image = _by_image(torch.stack([conditioned[step.obj_idx] for step in steps]), len(image))  # [B, P, C, h, w]
+            # Stacked in the memory order of memory attention, channels last, in which the mask decoder reads them.
+            maps = torch.stack([conditioned[step.obj_idx].movedim(0, -1) for step in steps])  # [O, h, w, C]
+            image = _by_image(maps.movedim(-1, 1), len(image))  # [B, P, C, h, w]
         elif self.config.num_maskmem > 0:
             image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
         priors = [step.prior for step in steps if step.prior is not None]
@@ -391,8 +393,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
 
     def _enlarge(self, masks: Tensor) -> Tensor:
         """Resize mask logits [O, 1, h, w] to the size of a frame [O, 1, H, W]."""
-        size_hw = self.prompt_encoder.image_hw
-        return bilinear(masks.float(), size_hw).to(masks.dtype)
+        return bilinear(masks, self.prompt_encoder.image_hw)  # torch computes in float32 in any case
 
     # ------------------------------------------------------------------------------------------------------- memory
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
-from vitruvian.images.nms import mask_boxes
-from vitruvian.images.rle import Rle, encode_rles
+from vitruvian.images.rle import encode_packed, pack_masks
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
@@ -25,6 +24,7 @@ from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
 
 _MAX_PROMPTED_OBJECTS = 64  # number of objects in one call of the mask decoder
+_MAX_UPSAMPLED_PIXELS = 1 << 26  # of masks that a GPU upsamples in one call: 256 MiB of logits
 
 
 class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
@@ -94,10 +94,10 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         """Return "worker": `decode` waits for the device."""
         return "worker"
 
-    def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[list[Rle], Tensor, Tensor]:
-        """Upsample one mask after another; return run lengths, boxes [N, 4] and scores [N]."""
+    def decode(self, prepared: Prepared, outputs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Upsample the masks; return their bits [N, H, ceil(W / 8)] and scores [N]."""
         logits, scores = outputs[0]
-        rles, boxes = encode_masks(
+        bits = upsampled_masks(
             self.processor,
             logits,
             prepared.frame.size_hw,
@@ -105,33 +105,32 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
             max_hole_area=self.options.max_hole_area,
             max_sprinkle_area=self.options.max_sprinkle_area,
         )
-        return rles, boxes, scores
+        return bits, scores
 
-    def finish(self, prepared: Prepared, decoded: tuple[list[Rle], Tensor, Tensor]) -> Masks:
+    def finish(self, prepared: Prepared, decoded: tuple[Tensor, Tensor]) -> Masks:
         """Build the result."""
-        rles, boxes, scores = decoded
+        bits, scores = decoded
+        rles, boxes = encode_packed(bits.numpy(), prepared.frame.size_hw[1], compress=True)
         return Masks(
             **self.result_fields(prepared.frame),
             kind="segment",
             rles=rles,
             scores=scores.numpy(),
-            boxes_xyxy=boxes.numpy(),
+            boxes_xyxy=boxes,
         )
 
 
-def encode_masks(
-    processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], **options: Any
-) -> tuple[list[Rle], Tensor]:
-    """Upsample logits [N, h, w] to an image, one mask after another; return run lengths and boxes [N, 4].
+def upsampled_masks(processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], **options: Any) -> Tensor:
+    """Upsample logits [N, h, w] to an image; return masks that `pack_masks` packed, uint8 [N, H, ceil(W / 8)].
 
-    `options` are those of `Sam2Processor.post_process_masks`.
+    `options` are those of `Sam2Processor.post_process_masks`. Does not synchronize the device unless they clean up.
     """
-    rles, boxes = [], []
-    for one in logits:
-        (mask,) = processor.post_process_masks(one[None, None, None], [size_hw], **options)
-        rles += encode_rles(mask[0], compress=True)
-        boxes.append(mask_boxes(mask[0]))  # [1, 4]
-    return rles, torch.cat(boxes).float()
+    height, width = size_hw
+    step = 1 if logits.device.type == "cpu" else max(1, _MAX_UPSAMPLED_PIXELS // (height * width))
+    parts = (
+        processor.post_process_masks(part[None, :, None], [size_hw], **options)[0] for part in torch.split(logits, step)
+    )
+    return torch.cat([pack_masks(masks[:, 0]) for masks in parts])
 
 
 def _nest(prompt: ArrayLike | None, levels: int) -> Any:

@@ -19,16 +19,16 @@ from torch import Tensor
 
 from vitruvian.cuda.streams import HostCopy, stack_on_device
 from vitruvian.errors import InputError, PromptError
-from vitruvian.images.rle import Rle
+from vitruvian.images.rle import encode_packed
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results
-from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
+from vitruvian.pipelines.engine.steps import ModelInput, Prepared
 from vitruvian.pipelines.options import TrackOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
-from vitruvian.pipelines.tasks.segment import encode_masks
+from vitruvian.pipelines.tasks.segment import upsampled_masks
 from vitruvian.pipelines.video.object_tracker import FrameMasks, ObjectTracker, frame_number
 from vitruvian.pipelines.video.state import State
 from vitruvian.pipelines.video.track_prompt import TrackPrompt
@@ -173,9 +173,9 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         return people
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
-        """Resize and normalize the frame."""
-        resize = self.processor.video_processor.prepare_image
-        (model_input,) = self.make_inputs(frame, 1, lambda pixels, _: [resize(pixels)])
+        """Resize and normalize the frame, in the data type of the model."""
+        resize, dtype = self.processor.video_processor.prepare_image, self.model.dtype
+        (model_input,) = self.make_inputs(frame, 1, lambda pixels, _: [resize(pixels).to(dtype)])
         assert isinstance(model_input, ModelInput)  # only many inputs are made later
         return Prepared(frame, [model_input._replace(extra=(frame, people))])
 
@@ -183,33 +183,28 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         """Track all objects to the next frame."""
         (model_input,) = inputs
         frame, people = model_input.extra
-        pixels = stack_on_device([model_input.pixels], self.device)[0].to(self.model.dtype)
+        (pixels,) = stack_on_device([model_input.pixels], self.device)
         return [self.tracker.advance(frame, pixels, people)]
 
-    def decode_thread(self) -> DecodeThread:
-        """Return "worker": `decode` waits for the device."""
-        return "worker"
-
-    def decode(
-        self, prepared: Prepared, outputs: list[FrameMasks | None]
-    ) -> tuple[list[int], list[Rle], Tensor, Tensor, Tensor]:
-        """Upsample the masks; return ids, run lengths, boxes [O, 4], predicted IoU [O] and presence [O]."""
+    def decode(self, prepared: Prepared, outputs: list[FrameMasks | None]) -> tuple[list[int], Tensor, Tensor, Tensor]:
+        """Upsample the masks; return ids, bits of masks [O, H, ceil(W / 8)], predicted IoU [O] and presence [O]."""
         (masks,) = outputs
         if masks is None:
-            return [], [], torch.zeros(0, 4), torch.zeros(0), torch.zeros(0)
-        rles, boxes = encode_masks(
+            return [], torch.zeros(0, 1, 1, dtype=torch.uint8), torch.zeros(0), torch.zeros(0)
+        bits = upsampled_masks(
             self.processor, masks.logits, prepared.frame.size_hw, mask_threshold=self.options.mask_threshold
         )
-        return masks.ids, rles, boxes, masks.ious, masks.presence.sigmoid()
+        return masks.ids, bits, masks.ious, masks.presence.sigmoid()
 
-    def finish(self, prepared: Prepared, decoded: tuple[list[int], list[Rle], Tensor, Tensor, Tensor]) -> Track:
+    def finish(self, prepared: Prepared, decoded: tuple[list[int], Tensor, Tensor, Tensor]) -> Track:
         """Build the result."""
-        ids, rles, boxes, ious, presence = decoded
+        ids, bits, ious, presence = decoded
+        rles, boxes = encode_packed(bits.numpy(), prepared.frame.size_hw[1], compress=True)
         return Track(
             **(self.result_fields(prepared.frame) | {"frame": frame_number(prepared.frame)}),
             rles=rles,
             scores=ious.numpy(),
-            boxes_xyxy=boxes.numpy(),
+            boxes_xyxy=boxes,
             object_ids=np.array(ids, np.int64),
             presence=presence.numpy(),
         )

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, sample_image
 from tests.unit.pipelines.engine.test_runner import Doubler, results, solid
-from vitruvian import pipeline
+from vitruvian import TrackPrompt, pipeline
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.streams import CudaStream, PendingTensors
 from vitruvian.errors import InputError
@@ -68,6 +68,21 @@ class TestSameResults:
             same(got, want)
         same(other(shown[1], **CALLS[call]), usual(shown[1], **CALLS[call]))
         assert isinstance(other.upload_stream, CudaStream)
+
+    def test_tracked_objects(self) -> None:
+        usual, other = opened("track"), streamed("track")
+        assert other.decode_thread() == "stream"
+        frames = [sample_image(seed) for seed in range(5)]
+        prompts = [
+            TrackPrompt(object_id=7, frame=1, points=[[20, 15]]),
+            TrackPrompt(object_id=2, frame=2, box=BOXES[0]),
+        ]
+        for interactive in (False, True):
+            wanted = list(usual(frames, prompts=prompts, interactive=interactive))
+            found = list(other(frames, prompts=prompts, interactive=interactive))
+            assert [len(got) for got in found] == [0, 1, 2, 2, 2]
+            for got, want in zip(found, wanted, strict=True):
+                same(got, want)
 
     def test_flip(self) -> None:
         usual, other = opened("pose"), streamed("pose")
