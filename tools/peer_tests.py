@@ -55,7 +55,10 @@ PRIVATE_NAMES = {
         "transformers.processing_utils",
         "MODALITY_TO_AUTOPROCESSOR_MAPPING",
     ): "peer_names.MODALITY_TO_AUTOPROCESSOR_MAPPING",
-    ("transformers.modeling_layers", "GradientCheckpointingLayer"): "vitruvian.layers.checkpointed.CheckpointedLayer",
+    (
+        "transformers.modeling_layers",
+        "GradientCheckpointingLayer",
+    ): "vitruvian.layers.gradient_checkpointing.CheckpointedLayer",
     ("transformers.utils", "ModelOutput"): "vitruvian.ModelOutput",
     ("transformers.backbone_utils", "BackboneType"): "vitruvian.layers.backbone_stages.BackboneType",
 } | {

@@ -1,9 +1,11 @@
-"""Bounding boxes as NumPy arrays."""
+"""Bounding boxes: areas and overlaps as NumPy arrays, and the boxes of masks."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vitruvian.images.types import Float64Array
 
@@ -30,3 +32,19 @@ def box_iou(
         union = np.where(crowd[None], areas, union)
     iou: Float64Array = intersection / np.where(union > 0, union, 1)
     return iou
+
+
+def mask_boxes(masks: Tensor) -> Tensor:
+    """Return the bounding boxes x1, y1, x2, y2 of masks [..., H, W], with exclusive ends: int64 [..., 4].
+
+    Empty masks have zeros.
+    """
+    sides = []
+    for line in (masks.any(dim=-2), masks.any(dim=-1)):  # columns [..., W], rows [..., H]
+        marks = line.to(torch.uint8)
+        first = marks.argmax(dim=-1)
+        last = marks.shape[-1] - marks.flip(-1).argmax(dim=-1)
+        some = line.any(dim=-1)
+        sides.append((first * some, last * some))
+    (left, right), (top, bottom) = sides
+    return torch.stack((left, top, right, bottom), dim=-1)  # [..., 4]

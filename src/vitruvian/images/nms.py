@@ -71,19 +71,3 @@ def _shared_areas(masks: Tensor) -> Tensor:
         part = flat[:, start : start + step].float()
         total += part @ part.T
     return total.cpu()
-
-
-def mask_boxes(masks: Tensor) -> Tensor:
-    """Return the bounding boxes x1, y1, x2, y2 of masks [..., H, W], with exclusive ends: int64 [..., 4].
-
-    Empty masks have zeros.
-    """
-    sides = []
-    for line in (masks.any(dim=-2), masks.any(dim=-1)):  # columns [..., W], rows [..., H]
-        marks = line.to(torch.uint8)
-        first = marks.argmax(dim=-1)
-        last = marks.shape[-1] - marks.flip(-1).argmax(dim=-1)
-        some = line.any(dim=-1)
-        sides.append((first * some, last * some))
-    (left, right), (top, bottom) = sides
-    return torch.stack((left, top, right, bottom), dim=-1)  # [..., 4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitruvian.ops.layer_norm import layer_norm
 from vitruvian.ops.rms_norm import add_rms_norm
 
 
@@ -36,3 +37,14 @@ class RMSNorm2d(RMSNorm):
         """Normalize [B, C, H, W] over C."""
         rows = super().forward(x.movedim(1, -1), None if branch is None else branch.movedim(1, -1))
         return rows.movedim(-1, 1)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Layer norm over the channels of each pixel of a feature map."""
+
+    def __init__(self, channels: int, *, eps: float) -> None:
+        super().__init__(channels, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [B, C, H, W] over C."""
+        return layer_norm(x.movedim(1, -1), self).movedim(-1, 1)

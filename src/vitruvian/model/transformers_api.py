@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from vitruvian.config import Config
 from vitruvian.errors import InputError
-from vitruvian.layers.checkpointed import CheckpointedLayer
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer
 
 
 class TransformersMixin(nn.Module):

@@ -1,10 +1,9 @@
 """Which version of an operation runs: Triton on CUDA devices in inference, plain torch everywhere else.
 
 Every operation asks `use_triton`. It returns True where Triton is installed, all tensors are on a CUDA device in a data
-type that the kernel reads, autograd records nothing and no tracer records the call. `use_cuda` is the same for versions
-that are made of other torch functions. A few operations have a version for the CPU, which splits the work into parts
-that stay in the cache; `use_cpu` decides by the same conditions. Models do not ask: they call an operation, or a
-`suits_*` function.
+type that the kernel reads, autograd records nothing and no tracer records the call. A few operations have a version for
+the CPU, which splits the work into parts that stay in the cache; `use_cpu` decides by the same conditions. Models do
+not ask: they call an operation, or a `suits_*` function.
 
     VITRUVIAN_NO_TRITON=1                                 switches all of these versions off
     VITRUVIAN_NO_TRITON=window_attention,layer_norm       switches those of these operations off
@@ -41,12 +40,7 @@ def use_triton(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (t
         tensors: Everything that the kernel reads: inputs and weights.
         dtypes: Data types that the kernel reads.
     """
-    return HAS_TRITON and use_cuda(name, *tensors, dtypes=dtypes)
-
-
-def use_cuda(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)) -> bool:
-    """Return whether an operation's CUDA version that needs no Triton runs. See `use_triton`."""
-    if not _is_enabled(name, tensors):
+    if not HAS_TRITON or not _is_enabled(name, tensors):
         return False
     return _interpreting or all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
 

@@ -1,8 +1,7 @@
-"""1×1 convolutions: of plain maps (`conv1x1`), and of feature maps with a deferred norm.
+"""1×1 convolutions: of plain maps (`conv1x1`), and between two deferred norms (`pointwise_conv_norm`, on the CPU).
 
-Of the latter, `pointwise_conv` is a last convolution, and `pointwise_conv_norm` the version for the CPU of one that a
-norm follows. It takes a few rows of pixels at a time: the norm and SiLU of the input, the product and the statistics of
-the output are computed while the rows are in the cache, so that maps are read and written once.
+The latter takes a few rows of pixels at a time: the norm and SiLU of the input, the product and the statistics of the
+output are computed while the rows are in the cache, so that maps are read and written once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import use_cpu, use_cuda
+from vitruvian.ops.dispatch import use_cpu
 from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
 
 _PIXELS = 768  # of a thread at a time
@@ -47,17 +46,6 @@ def pointwise_conv_norm(maps: FeatureMaps, weight: Tensor, *, eps: float) -> Fea
         out[image, :, rows] = part.permute(2, 0, 1)
         statistics.add(image, part)
     return FeatureMaps(out, *statistics.merge(eps=eps))
-
-
-def pointwise_conv(maps: FeatureMaps, conv: nn.Conv2d, out: Tensor | None = None) -> Tensor:
-    """Convolve maps [B, C, H, W] to [B, K, H, W]; in inference, into `out` where that is given."""
-    x = maps.activated(conv.weight.dtype, inplace=True).to(conv.weight.dtype)
-    if out is None or not use_cuda("pointwise_conv", x):
-        planes: Tensor = conv(x)
-        return planes if out is None else out.copy_(planes)
-    # As a matrix product, any number of outputs (308) is fast and planes are contiguous.
-    torch.bmm(conv.weight.flatten(1).expand(len(x), -1, -1), x.flatten(2), out=out.flatten(2))
-    return out if conv.bias is None else out.add_(conv.bias[:, None, None])
 
 
 def _parts(maps: Tensor) -> Iterator[tuple[int, slice]]:

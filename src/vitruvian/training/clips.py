@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import InputError
-from vitruvian.images.nms import mask_boxes
+from vitruvian.images.boxes import mask_boxes
 from vitruvian.losses.prompted_masks import MaskPrediction, clip_loss
 from vitruvian.losses.terms import LossTerms
 from vitruvian.models.sam2.options import Sam2SessionOptions

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitruvian.images.nms import _shared_areas, box_nms, mask_boxes, mask_nms
+from vitruvian.images.boxes import mask_boxes
+from vitruvian.images.nms import _shared_areas, box_nms, mask_nms
 
 
 def iou(a: list[float], b: list[float]) -> float:

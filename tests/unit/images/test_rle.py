@@ -7,7 +7,7 @@ from pycocotools import mask as coco
 
 from vitruvian.errors import InputError
 from vitruvian.images import rle as rle_module
-from vitruvian.images.nms import mask_boxes
+from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.rle import (
     _decompress_counts,
     compress_counts,

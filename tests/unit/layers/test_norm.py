@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitruvian.layers.norm import RMSNorm, RMSNorm2d
+from vitruvian.layers.norm import LayerNorm2d, RMSNorm, RMSNorm2d
 
 
 def norm(cls: type[RMSNorm] = RMSNorm) -> RMSNorm:
@@ -38,3 +38,12 @@ def test_statistics_in_float32(dtype: torch.dtype) -> None:
 
 def test_repr() -> None:
     assert repr(norm()) == "RMSNorm(6, eps=1e-05)"
+
+
+def test_layer_norm_of_each_pixel() -> None:
+    layer, x = LayerNorm2d(6, eps=1e-5), torch.randn(2, 6, 4, 5) * 3 + 1
+    with torch.no_grad():
+        layer.weight.copy_(torch.linspace(0.5, 2, 6))
+        layer.bias.copy_(torch.linspace(-1, 1, 6))
+    want = F.layer_norm(x.permute(0, 2, 3, 1), (6,), layer.weight, layer.bias, 1e-5).permute(0, 3, 1, 2)
+    torch.testing.assert_close(layer(x), want)

@@ -14,17 +14,14 @@ from vitruvian.ops.instance_norm import FeatureMaps
 
 @torch.no_grad()
 @pytest.mark.parametrize("deferred", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_rows_at_a_time(deferred: bool, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_at_a_time(deferred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pointwise_conv, "_PIXELS", 20)
     x = (torch.randn(2, 16, 7, 9) * 3 + 20).contiguous(memory_format=torch.channels_last)
     maps, complete = FeatureMaps(x), x
     if deferred:
         variance, mean = torch.var_mean(x, dim=(2, 3), correction=0)
         maps, complete = FeatureMaps(x, mean, torch.rsqrt(variance + 1e-5)), F.silu(F.instance_norm(x))
-    conv = nn.Conv2d(16, 12, 1, bias=bias)
-    out = pointwise_conv.pointwise_conv(maps, conv, torch.empty(2, 12, 7, 9))
-    torch.testing.assert_close(out, conv(complete), rtol=1e-4, atol=1e-4)
+    conv = nn.Conv2d(16, 12, 1, bias=False)
     normed = pointwise_conv.pointwise_conv_norm(maps, conv.weight, eps=1e-5).activated(torch.float32)
     torch.testing.assert_close(normed, F.silu(F.instance_norm(conv(complete))), rtol=1e-3, atol=1e-4)
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
-from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu
+from vitruvian.models.mask_classification.layers import PointwiseConvNorm, conv_norm_relu
 from vitruvian.models.mask_classification.modeling import PixelLevelModule
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
@@ -64,12 +64,12 @@ class Mask2FormerPixelDecoder(nn.Module):
             )
         self.level_embed = nn.Parameter(torch.zeros(LEVELS, channels))
         self.input_projections = nn.ModuleList(
-            PointwiseNorm(width, channels, bias=True) for width in reversed(inputs[-LEVELS:])
+            PointwiseConvNorm(width, channels, bias=True) for width in reversed(inputs[-LEVELS:])
         )
         self.encoder = DeformableEncoder(config)
         self.mask_projection = nn.Conv2d(channels, config.mask_feature_size, 1)
         for number, width in enumerate(inputs[: self.laterals], start=1):
-            self.add_module(f"adapter_{number}", PointwiseNorm(width, channels, bias=False))
+            self.add_module(f"adapter_{number}", PointwiseConvNorm(width, channels, bias=False))
             self.add_module(f"layer_{number}", conv_norm_relu(channels, channels))
 
     def init_parameters(self) -> None:

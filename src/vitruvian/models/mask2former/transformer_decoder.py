@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.query_attention import QueryAttention

@@ -16,7 +16,7 @@ from vitruvian.ops.pointwise_conv import conv1x1
 _NORM_GROUPS = 32
 
 
-class PointwiseNorm(nn.Sequential):
+class PointwiseConvNorm(nn.Sequential):
     """A 1×1 convolution and a group norm, with the parameter names 0 and 1."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, init: InitKind = "normal") -> None:

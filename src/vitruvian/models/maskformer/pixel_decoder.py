@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import ConfigError
-from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu
+from vitruvian.models.mask_classification.layers import PointwiseConvNorm, conv_norm_relu
 from vitruvian.models.mask_classification.modeling import PixelLevelModule
 from vitruvian.models.maskformer.configuration import MaskFormerConfig
 from vitruvian.models.resnet.modeling import ResNetBackbone
@@ -79,7 +79,7 @@ class MaskFormerPyramidLayer(nn.Module):
 
     def __init__(self, channels: int, lateral: int) -> None:
         super().__init__()
-        self.proj = PointwiseNorm(lateral, channels, bias=False, init="xavier")
+        self.proj = PointwiseConvNorm(lateral, channels, bias=False, init="xavier")
         self.block = conv_norm_relu(channels, channels, init="xavier")
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import with_init
 from vitruvian.layers.mlp import FeedForward
 from vitruvian.layers.query_attention import QueryAttention

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.nms import box_nms, mask_boxes, mask_nms
+from vitruvian.images.boxes import mask_boxes
+from vitruvian.images.nms import box_nms, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
 from vitruvian.models.sam2.crops import CropXYXY, overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_cleanup import fill_holes_and_remove_islands

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.layers.backbone_stages import as_hw
-from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.models.sam2.checkpoint_keys import HIERA_IGNORED_KEYS, HIERA_RENAMED_KEYS
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size
 from vitruvian.models.sam2.layers import Sam2MLP

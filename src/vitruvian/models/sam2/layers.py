@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vitruvian.layers.mlp import activation
-from vitruvian.ops.layer_norm import layer_norm
 
 
 def per_object(x: Tensor, objects: int) -> Tensor:
@@ -32,14 +31,3 @@ class Sam2MLP(nn.Module):
             x = self.act(layer(x))
         out: Tensor = self.proj_out(x)
         return out
-
-
-class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the channels of each pixel of a map."""
-
-    def __init__(self, channels: int, *, eps: float) -> None:
-        super().__init__(channels, eps=eps)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Norm [B, C, H, W] over C."""
-        return layer_norm(x.movedim(1, -1), self).movedim(-1, 1)

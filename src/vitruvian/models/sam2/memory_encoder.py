@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.layers.mlp import activation
+from vitruvian.layers.norm import LayerNorm2d
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.layers import ChannelNorm, per_object
+from vitruvian.models.sam2.layers import per_object
 from vitruvian.ops.layer_norm import layer_norm
 
 _NORM_EPS = 1e-6
@@ -69,7 +70,7 @@ class MaskDownsamplerLayer(nn.Module):
             stride=config.mask_downsampler_stride,
             padding=config.mask_downsampler_padding,
         )
-        self.layer_norm = ChannelNorm(out, eps=_NORM_EPS)
+        self.layer_norm = LayerNorm2d(out, eps=_NORM_EPS)
         self.act = activation(config.mask_downsampler_hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -25,8 +25,9 @@ from vitruvian.config import ConfigBase, config_dataclass, nested, read_config_d
 from vitruvian.errors import CheckpointError, InputError, InputTypeError
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
+from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.data_format import in_data_format, size_of
-from vitruvian.images.nms import box_nms, mask_boxes
+from vitruvian.images.nms import box_nms
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.io.json_files import JsonObject

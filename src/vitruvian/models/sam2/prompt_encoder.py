@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from vitruvian.errors import InputError
 from vitruvian.layers.mlp import activation
+from vitruvian.layers.norm import LayerNorm2d
 from vitruvian.models.sam2.configuration import Sam2PromptEncoderConfig
-from vitruvian.models.sam2.layers import ChannelNorm
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.tensor_cache import constant
 
@@ -125,8 +125,8 @@ class MaskEmbedding(nn.Module):
         self.conv1 = nn.Conv2d(1, inner, kernel_size=2, stride=2)
         self.conv2 = nn.Conv2d(inner, middle, kernel_size=2, stride=2)
         self.conv3 = nn.Conv2d(middle, config.hidden_size, kernel_size=1)
-        self.layer_norm1 = ChannelNorm(inner, eps=config.layer_norm_eps)
-        self.layer_norm2 = ChannelNorm(middle, eps=config.layer_norm_eps)
+        self.layer_norm1 = LayerNorm2d(inner, eps=config.layer_norm_eps)
+        self.layer_norm2 = LayerNorm2d(middle, eps=config.layer_norm_eps)
 
     def forward(self, logits: Tensor) -> Tensor:
         """Map [B, 1, 4h, 4w] to [B, C, h, w]."""

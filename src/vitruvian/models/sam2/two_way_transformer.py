@@ -12,7 +12,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.query_attention import QueryAttention
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.layers import Sam2MLP

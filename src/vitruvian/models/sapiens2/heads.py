@@ -15,7 +15,6 @@ from vitruvian.ops.conv_norm import conv_norm_silu, fastest_memory_format, faste
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.instance_norm import FeatureMaps
 from vitruvian.ops.interpolate import bilinear
-from vitruvian.ops.pointwise_conv import pointwise_conv
 from vitruvian.ops.winograd import WinogradConv
 from vitruvian.tensor_cache import WeightCache
 
@@ -79,7 +78,9 @@ class DecodeHead(nn.Module):
         """Run the last convolution on [B, C, H, W], into `out` where that is given."""
         # Rounded to bfloat16, a depth of 4 m would have steps of 3 cm, and finer ones could not be learned.
         with torch.autocast(maps.values.device.type, enabled=False):
-            return pointwise_conv(maps, self.predictor, out)
+            dtype = self.predictor.weight.dtype
+            planes: Tensor = self.predictor(maps.activated(dtype, inplace=True).to(dtype))
+            return planes if out is None else out.copy_(planes)
 
     def _blocks(self) -> list[ConvBlock]:
         """Return all blocks in order."""

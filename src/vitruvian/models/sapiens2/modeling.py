@@ -13,7 +13,7 @@ from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
 from vitruvian.layers.backbone_stages import BackboneMixin
-from vitruvian.layers.checkpointed import checkpointed
+from vitruvian.layers.gradient_checkpointing import checkpointed
 from vitruvian.layers.init import init_layer
 from vitruvian.layers.norm import RMSNorm
 from vitruvian.losses.dense import albedo_loss, normal_loss, segmentation_loss

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.layers.backbone_stages import check_pixels
-from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import FeedForward, activation
 from vitruvian.layers.residual import DropPath

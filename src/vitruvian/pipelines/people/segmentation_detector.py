@@ -18,9 +18,9 @@ from torch import Tensor
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
 from vitruvian.devices import Device, DType
 from vitruvian.errors import InputError
+from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.connected_components import remove_islands
 from vitruvian.images.data_format import pixels_of
-from vitruvian.images.nms import mask_boxes
 from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.boxes import box_iou
-from vitruvian.images.nms import mask_boxes
+from vitruvian.images.boxes import box_iou, mask_boxes
 from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.session_state import restore_session, session_state
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.human import PART_INDEX
-from vitruvian.images.nms import mask_boxes
+from vitruvian.images.boxes import mask_boxes
 from vitruvian.tensor_cache import constant
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
-from vitruvian.images.nms import mask_boxes
+from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
 from vitruvian.training.synthetic.asset_pack import AssetPack, Scenery
 from vitruvian.training.synthetic.backgrounds import colored_noise, photo_crops, sample_backgrounds, soft_shape

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from vitruvian.models.mask_classification.layers import PointwiseNorm, conv_norm_relu, mask_head, mask_logits
+from vitruvian.models.mask_classification.layers import PointwiseConvNorm, conv_norm_relu, mask_head, mask_logits
 
 
 def test_mask_head_and_logits() -> None:
@@ -16,12 +16,12 @@ def test_mask_head_and_logits() -> None:
 
 
 def test_exports_keep_the_convolution() -> None:
-    exported = torch.export.export(PointwiseNorm(32, 32, bias=True), (torch.randn(1, 32, 4, 4),))
+    exported = torch.export.export(PointwiseConvNorm(32, 32, bias=True), (torch.randn(1, 32, 4, 4),))
     assert any("conv2d" in str(node.target) for node in exported.graph.nodes)
 
 
 def test_names_and_initialization() -> None:
-    layer = PointwiseNorm(5, 32, bias=False, init="xavier")
+    layer = PointwiseConvNorm(5, 32, bias=False, init="xavier")
     assert set(layer.state_dict()) == {"0.weight", "1.weight", "1.bias"}
     assert layer[0].init_kind == "xavier"
     maps = torch.randn(1, 5, 3, 4)

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from tests.families.sam2 import SIDE, tiny
 from vitruvian.errors import InputError
-from vitruvian.images.nms import box_nms, mask_boxes
+from vitruvian.images.boxes import mask_boxes
+from vitruvian.images.nms import box_nms
 from vitruvian.images.rle import decode_rle
 from vitruvian.models.sam2.automatic_masks import (
     AutomaticMaskOptions,

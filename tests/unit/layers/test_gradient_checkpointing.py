@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitruvian.layers.checkpointed import CheckpointedLayer, checkpointed
+from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 
 
 class Layer(CheckpointedLayer):
