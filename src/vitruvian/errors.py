@@ -7,7 +7,7 @@
     │   └── PromptError                  a prompt that does not match the frame or video that it is for
     ├── ConfigError (ValueError)         a configuration field with a wrong type or an impossible value
     ├── CheckpointError (OSError)        files of a checkpoint that are missing, truncated or unreadable
-    │   └── WeightsError (ValueError)    readable weights that do not match the model
+    │   └── WeightsError (ValueError, RuntimeError)   readable weights that do not match the model
     └── MissingExtraError (ImportError)  an optional dependency that is not installed
 
 Messages have the form ``subject: expected X, got Y. What to do next.``

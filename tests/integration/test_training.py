@@ -29,7 +29,7 @@ from vitruvian.training.datasets import stream as stream_module
 from vitruvian.training.log import METRICS_FILE, read_metrics
 from vitruvian.training.loop import train
 from vitruvian.training.objectives import TASK_WEIGHTS
-from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.seeds import derive_seed
 from vitruvian.training.task_models import open_models
 
 pytest.importorskip("accelerate")

@@ -24,7 +24,7 @@ from vitruvian.cli.options import option_names
 from vitruvian.cli.report import (
     DONE,
     INTERRUPTED,
-    WRONG,
+    INVALID_COMMAND,
     error_text,
     print_warning,
     printable,
@@ -198,7 +198,7 @@ def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:
     if "--debug" in arguments:
         typer.echo(traceback_text(error), err=True)
     typer.echo(f"Error: {printable(' '.join(text.split()))}", err=True)
-    return WRONG
+    return INVALID_COMMAND
 
 
 def _is_quiet(arguments: Sequence[str]) -> bool:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from vitruvian.cli.options import MessageGroup
 from vitruvian.errors import VitruvianError, escape_surrogates, replace_control_characters
 
-DONE, SOME_FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
+DONE, SOME_FAILED, INVALID_COMMAND, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)  # one for all, so that bars and lines do not mix
 _LOG_SECONDS = 15.0  # between lines of progress where there is no terminal
 _PROGRESS_SECONDS = 1.0  # between lines of --progress
@@ -193,7 +193,7 @@ class RunReport:
                 self.warn(f"{self.more_failures} more failures: see the column error of the shards.")
         if interrupted:
             self.say("Interrupted. Finished results are complete. Run the same command to resume.")
-        return INTERRUPTED if interrupted else SOME_FAILED if self.failures else DONE
+        return INTERRUPTED if interrupted else SOME_FAILED if self.failed_count else DONE
 
     def _headline(self, seconds: float) -> str:
         counts = [f"{self.done_count} done"]
@@ -201,7 +201,7 @@ class RunReport:
             counts[0] += f" ({self.changed_count} redone: input or settings changed)"
         if self.skipped_count:
             counts.append(f"{self.skipped_count} skipped (already done; --overwrite processes them again)")
-        if self.failures:
+        if self.failed_count:
             counts.append(f"{self.failed_count} failed")
         text = f"{', '.join(counts)} in {format_seconds(seconds)}"
         if self.done_count > 1:
@@ -246,7 +246,7 @@ class _Bar:
         rate = self._rate(count, now)
         speed = "" if rate is None else f"{rate:.1f}/s"
         left = "" if rate is None or total is None else f", {format_seconds((total - count) / rate)} left"
-        failed = f" ({self._report.failed_count} failed)" if self._report.failures else ""
+        failed = f" ({self._report.failed_count} failed)" if self._report.failed_count else ""
         self._progress.update(self._task, completed=count, total=total, speed=speed + left + failed)
         if self._report.progress and (now - self._reported > _PROGRESS_SECONDS or count == total):
             self._reported = now

@@ -34,7 +34,7 @@ from vitruvian.scale.filesystems import is_remote
 from vitruvian.scale.job import JobSummary, run_on_ray
 from vitruvian.scale.placement import choose_placement
 from vitruvian.scale.sources import list_sources, needs_shards
-from vitruvian.scale.worker import Runner
+from vitruvian.scale.worker import Runner, with_json
 
 if TYPE_CHECKING:
     from vitruvian.results import Result
@@ -147,9 +147,7 @@ class _CommandEncoder:
 def _run_shards(command: TaskCommand, report: RunReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     run = TaskRun(worker, report)
-    formats = tuple(dict.fromkeys(("json", *(name for name in run.plan.image_formats if not name.startswith("plot")))))
-    if command.save is not None:
-        formats = run.plan.image_formats
+    formats = with_json(run.plan.image_formats) if command.save is None else run.plan.image_formats
     folder = command.out or str(run.plan.folder)
     with _cluster(address, report), report.bar("images", None) as bar:
         total = _count_in_background(command)

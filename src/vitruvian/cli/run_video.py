@@ -121,7 +121,7 @@ def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> Vide
     """Return what is written about a video, and with which settings."""
     command = run.command
     return VideoOptions(
-        out=frames.movie,
+        out=frames.video_path,
         records=frames.records,
         draw=frames.draw,
         record=frames.record,
@@ -138,7 +138,7 @@ class _FrameWriter:
     """How the frames of a video are drawn and recorded.
 
     Attributes:
-        movie: The video to write, or None.
+        video_path: The video to write, or None.
         records: The file with a line of JSON a frame, or None.
         alpha: Whether the video has an alpha channel.
         preview: Shows the latest frame in a file, or None.
@@ -146,10 +146,10 @@ class _FrameWriter:
 
     def __init__(self, command: TaskCommand, files: Mapping[str, Path], source: str) -> None:
         self._command, self.records, self._source = command, files.get("json"), source
-        self.movie = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
+        self.video_path = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
         self._crops = files.get(CROPS)
         self._patterns = [path for name, path in files.items() if FRAME_FORMAT in path.name and name != CROPS]
-        holds_alpha = self.movie is not None and self.movie.suffix.lower() in (".webm", ".mov")
+        holds_alpha = self.video_path is not None and self.video_path.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
         self.preview = None if command.preview is None else Preview(command.preview)
 

@@ -1,4 +1,4 @@
-"""Non-maximum suppression of boxes and masks, without torchvision, and bounding boxes of masks.
+"""Non-maximum suppression of boxes and masks, without torchvision.
 
 Overlaps of boxes are computed row by row, only for boxes that stay; those of masks as one matrix product, N × N.
 """

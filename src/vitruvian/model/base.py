@@ -282,7 +282,8 @@ class Model(AdapterMixin, TransformersMixin):
         A new head, and the head of a model whose checkpoint has none, may be missing in any case.
         """
         prefix = f"{cls.base_model_prefix}."
-        new = missing = [name for name in match.missing if not any(pattern in name for pattern in cls.optional_keys)]
+        absent = [name for name in match.missing if not any(pattern in name for pattern in cls.optional_keys)]
+        missing = absent
         unexpected, mismatched = match.unexpected, match.mismatched
         if match.added_prefix:  # a checkpoint of the base model, which has no head
             missing = [name for name in missing if name.startswith(prefix)]
@@ -307,7 +308,8 @@ class Model(AdapterMixin, TransformersMixin):
                 VitruvianWarning,
                 stacklevel=3,
             )
-        if new := new + [name for name, _, _ in match.mismatched]:
+        new = absent + [name for name, _, _ in match.mismatched]
+        if new:
             close = near_matches(new[0], unexpected)
             warnings.warn(
                 f"{cls.__name__}: {len(new)} weights are not in {source} and are newly initialized: {join_names(new)}."

@@ -10,7 +10,7 @@ from torch import Tensor, unflatten
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-from vitruvian.ops.online_softmax import add_keys, merge_splits, split_keys
+from vitruvian.ops.online_softmax import LOG2_E, add_keys, merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -66,7 +66,7 @@ def _masked_attention_triton(q: Tensor, k: Tensor, v: Tensor, mask_logits: Tenso
         q, k, v, mask_logits.contiguous(), mask_logits.amax(-1), parts, log_sums, Q, N, split_size, B * Q * heads,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         heads=heads, head_dim=head_dim, padded_dim=max(16, triton.next_power_of_2(head_dim)),
-        block_m=block_m, block_n=block_n, scale=1 / math.sqrt(head_dim), num_warps=4, num_stages=3,
+        block_m=block_m, block_n=block_n, scale=LOG2_E / math.sqrt(head_dim), num_warps=4, num_stages=3,
     )  # fmt: skip
     return merge_splits(parts, log_sums, q.dtype).view(B, Q, C)
 
@@ -78,7 +78,6 @@ def _masked_attention_kernel(  # type: ignore[no-untyped-def]
     heads: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
-    LOG2E: tl.constexpr = 1.4426950408889634
     split = tl.program_id(1)
     batch = (tl.program_id(2) // heads).to(tl.int64)
     head = tl.program_id(2) % heads
@@ -105,7 +104,7 @@ def _masked_attention_kernel(  # type: ignore[no-untyped-def]
         pair = (batch * queries + m)[:, None] * keys + n[None, :]
         logits = tl.load(logits_ptr + pair, mask=in_queries[:, None] & in_keys[None, :], other=-1.0).to(tl.float32)
         visible = ((logits >= 0) | is_empty[:, None]) & in_keys[None, :]
-        scores = tl.where(visible, tl.dot(q, k) * (scale * LOG2E), float("-inf"))
+        scores = tl.where(visible, tl.dot(q, k) * scale, float("-inf"))
         out, total, highest = add_keys(scores, v, out, total, highest, may_be_empty=True)
     row = split * total_rows + (batch * queries + m) * heads + head
     out = tl.where(total[:, None] > 0, out / total[:, None], 0.0)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.online_softmax import LOG2_E
 from vitruvian.tensor_cache import WeightCache
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -39,13 +40,13 @@ def suits_max_free(q: Tensor, q_weight: Tensor, k_weight: Tensor, bounded: Weigh
 
 def has_bounded_scores(q_weight: Tensor, k_weight: Tensor) -> bool:
     """Return whether `max_free_attention` is safe after RMS norms with these weights [D]. Synchronizes the device."""
-    bound = float(q_weight.abs().max()) * float(k_weight.abs().max()) * math.sqrt(len(q_weight)) * math.log2(math.e)
+    bound = float(q_weight.abs().max()) * float(k_weight.abs().max()) * math.sqrt(len(q_weight)) * LOG2_E
     return bound < (_MAX_SCORE_FLOAT16 if q_weight.dtype == torch.float16 else _MAX_SCORE)
 
 
 def query_scale(head_dim: int) -> float:
     """Return the factor that `max_free_attention` expects on its queries: log2(e) / √D."""
-    return math.log2(math.e) / math.sqrt(head_dim)
+    return LOG2_E / math.sqrt(head_dim)
 
 
 def max_free_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +19,7 @@ from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
 from vitruvian.scale.rows import Row, failure_row, rows_to_table
 from vitruvian.scale.sources import SourceItem
-from vitruvian.tasks import find_task
+from vitruvian.tasks import PLOTS, find_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,8 +79,12 @@ class FileEncoder:
 
 def default_formats(task: str) -> tuple[str, ...]:
     """Return the file formats in rows by default: JSON, and what the task writes without drawings."""
-    formats = find_task(task).default_image_formats
-    return tuple(dict.fromkeys(("json", *(name for name in formats if not name.startswith("plot")))))
+    return with_json(find_task(task).default_image_formats)
+
+
+def with_json(formats: Iterable[str]) -> tuple[str, ...]:
+    """Return JSON and those of the file formats that are no drawings, each once."""
+    return tuple(dict.fromkeys(("json", *(name for name in formats if name not in PLOTS))))
 
 
 class PipelineWorker:

@@ -292,12 +292,12 @@ class ModelQueue:
         """Open the model and run requests until the queue is closed and empty."""
         try:
             pipe = self._open()
+            pipe.for_call({})  # optimizes the model before requests come
         except Exception as error:  # noqa: BLE001 - ends the server
             self.state = "failed"
             self._pipe.set_exception(error)
             self._on_failure(error)
             return
-        pipe.for_call({})  # optimizes the model before requests come
         self._pipe.set_result(pipe)
         with self._changed:
             self.state = "ready" if self.state == "loading" else self.state

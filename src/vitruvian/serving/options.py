@@ -63,7 +63,7 @@ class TaskOptions(BaseModel):
                     hint=f"Options are {', '.join(cls.model_fields) or 'none'}.",
                 ) from None  # fmt: skip
             raise RequestError(
-                422, subject=subject, expected=_sentence(first["msg"]), got=repr(first["input"])[:80]
+                422, subject=subject, expected=_expectation(first["msg"]), got=repr(first["input"])[:80]
             ) from None
 
     def prompt_count(self) -> int:
@@ -381,7 +381,7 @@ def _text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _sentence(message: str) -> str:
+def _expectation(message: str) -> str:
     """Return the message of a validation error as what was expected."""
     text = message.removeprefix("Value error, ").removeprefix("Input should be ")
     return text[:1].lower() + text[1:]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from fastapi import Request
@@ -29,7 +29,7 @@ from vitruvian.pipelines.saving import encode_as
 from vitruvian.results import Result
 from vitruvian.serving.batching import FairLock, ModelQueue, QueuedRequest
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
-from vitruvian.serving.job_store import Job
+from vitruvian.serving.job_store import Job, JobState
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
@@ -48,7 +48,6 @@ _SWEEP_SECONDS = 60.0
 # For how long a thread keeps the GIL while others wait for it. Python's 5 ms delay each short step of a request behind
 # the threads that decode images: 108 instead of 128 requests/s on an H200 (docs/serving.md).
 _SWITCH_SECONDS = 0.0005
-_JOB_STATES = ("queued", "running", "done", "failed", "cancelled")
 
 
 class Service:
@@ -106,7 +105,7 @@ class Service:
         gauge("vitruvian_stored_videos", "Stored videos.", self.videos.__len__)
         gauge("vitruvian_video_bytes", "Bytes of stored videos on the disk.", lambda: self.videos.nbytes)
         gauge("vitruvian_job_bytes", "Bytes of jobs on the disk.", lambda: self.jobs.nbytes)
-        for state in _JOB_STATES:
+        for state in get_args(JobState):
             gauge("vitruvian_jobs", "Jobs by state.", lambda state=state: self.jobs.count(state), state=state)  # type: ignore[misc]
         if torch.cuda.is_available():
             gauge("vitruvian_cuda_bytes", "GPU memory of tensors.", lambda: float(torch.cuda.memory_allocated()))

@@ -8,6 +8,7 @@
 | which losses a task trains with, and their weights | `objectives`; the losses are in `vitruvian.losses` |
 | what a model starts from, and how it is saved for use | `task_models` |
 | learning rate, weight decay, AdamW or Muon | `optimizer` |
+| how the random numbers of a run are seeded | `seeds` |
 | what a step does; when to log, evaluate, save and stop | `loop` |
 | what a checkpoint holds, which are kept, how a run resumes | `checkpoints` |
 | how a dataset on disk is read | `datasets.folder`; its files are defined in `synthetic.dataset` |

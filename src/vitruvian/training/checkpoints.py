@@ -30,7 +30,6 @@ from vitruvian.errors import CheckpointError, InputError
 from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
-from vitruvian.training.synthetic.rng import RandomStream, derive_seed
 from vitruvian.weights import unshared
 
 _FORMAT = "vitruvian-run-1"
@@ -164,11 +163,6 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
     if unknown:
         raise CheckpointError(f"{path}: the optimizer trained other weights ({', '.join(sorted(unknown)[:5])}).")
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def seed_step(seed: int, step: int) -> None:
-    """Seed torch for a step, so that no step depends on the random numbers drawn before it."""
-    torch.manual_seed(derive_seed(seed, RandomStream.TORCH, step))
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vitruvian.errors import InputError, import_extra
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.checkpoints import TrainingState, find_checkpoint, load_checkpoint, save_checkpoint, seed_step
+from vitruvian.training.checkpoints import TrainingState, find_checkpoint, load_checkpoint, save_checkpoint
 from vitruvian.training.config import TrainConfig, differences, write_config
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
 from vitruvian.training.datasets.stream import SyntheticStream
@@ -35,9 +35,9 @@ from vitruvian.training.evaluation.evaluate import Evaluate, make_validation
 from vitruvian.training.log import RunLog
 from vitruvian.training.objectives import make_objective
 from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
+from vitruvian.training.seeds import RandomStream, derive_seed, seed_step
 from vitruvian.training.synthetic.asset_pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
-from vitruvian.training.synthetic.rng import RandomStream, derive_seed
 from vitruvian.training.task_models import build_model, compile_parts, save_models
 
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,14 +193,19 @@ def test_close_answers_what_was_accepted(queue: ModelQueue, pipe: GatedPose) -> 
     assert all(future.done() and len(future.result()) == 1 for future in accepted)
 
 
-def test_a_model_that_cannot_be_opened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["open", "optimize"])
+def test_a_model_that_cannot_be_opened(step: str) -> None:
     failures: list[Exception] = []
 
-    def fail() -> Any:
-        raise InputError("model: expected weights, got none.")
+    class Pipe:
+        def for_call(self, _: object) -> None:
+            raise InputError("model: expected weights, got none.")
+
+    def open_pipe() -> Any:
+        return Pipe() if step == "optimize" else Pipe().for_call({})
 
     queue = ModelQueue(
-        "pose", fail, size=1, lock=FairLock(), metrics=Metrics(), batch_size=None,
+        "pose", open_pipe, size=1, lock=FairLock(), metrics=Metrics(), batch_size=None,
         on_failure=failures.append,
     )  # fmt: skip
     queue.start()

@@ -23,7 +23,7 @@ from vitruvian.training.checkpoints import (
 from vitruvian.training.config import ModelConfig, OptimizerConfig
 from vitruvian.training.ema import ExponentialMovingAverage
 from vitruvian.training.optimizer import build_optimizer
-from vitruvian.training.synthetic.rng import derive_seed
+from vitruvian.training.seeds import derive_seed
 from vitruvian.training.task_models import build_model
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from vitruvian.images.connected_components import fill_holes, remove_islands
 
 _CORRECTED_LOGIT = 10.0  # distance from the threshold of what changes, as in the original for images
+_OVERLAP_LOGIT = -10.0  # highest logit of the other objects where masks overlap, as in the original
 
 
 def fill_holes_and_remove_islands(masks: Tensor, max_hole_area: float, max_sprinkle_area: float) -> Tensor:
@@ -25,7 +26,7 @@ def clean_logits(
     threshold: float = 0.0,
     distance: float = _CORRECTED_LOGIT,
 ) -> Tensor:
-    """Do the same to mask logits [..., H, W]: pixels that change get `threshold` ± `distance`."""
+    """Fill holes and remove islands in mask logits [..., H, W]: pixels that change get `threshold` ± `distance`."""
     if max_hole_area <= 0 and max_sprinkle_area <= 0:
         return logits
     before = logits > threshold
@@ -40,4 +41,4 @@ def without_overlap(logits: Tensor) -> Tensor:
         return logits
     highest = logits.argmax(dim=0, keepdim=True)  # [1, K, H, W]
     index = torch.arange(len(logits), device=logits.device)[:, None, None, None]
-    return torch.where(index == highest, logits, logits.clamp(max=-_CORRECTED_LOGIT))
+    return torch.where(index == highest, logits, logits.clamp(max=_OVERLAP_LOGIT))

@@ -25,9 +25,10 @@ from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import Photometric, photometric
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LABEL_FIELDS, LabeledImages
+from vitruvian.training.seeds import RandomStream, derive_seed
 from vitruvian.training.synthetic.asset_pack import KEYPOINTS
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
-from vitruvian.training.synthetic.rng import RandomStream, Rng, derive_seed
+from vitruvian.training.synthetic.rng import Rng
 
 _MIN_SIDE = 8  # pixels: smaller people are not cropped
 # The files of `MAPS` that have the ground truth of a field.

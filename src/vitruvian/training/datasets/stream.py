@@ -16,9 +16,10 @@ from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets.augmentation import Photometric, degrade, photometric
 from vitruvian.training.datasets.compose import CropSampling, SceneOptions, compose_crops, compose_scenes, crop_scenes
 from vitruvian.training.datasets.labels import LabeledImages
+from vitruvian.training.seeds import RandomStream, derive_seed
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.render import RenderOptions
-from vitruvian.training.synthetic.rng import RandomStream, Rng, derive_seed
+from vitruvian.training.synthetic.rng import Rng
 from vitruvian.training.synthetic.samples import Samples, render_samples
 from vitruvian.training.synthetic.textures import build_pyramid
 

@@ -42,10 +42,10 @@ from vitruvian.images.rle import encode_rle, rle_area
 from vitruvian.images.types import RgbImage
 from vitruvian.io.atomic import atomic_write, write_text
 from vitruvian.io.json_files import JsonObject, read_json_object
+from vitruvian.training.seeds import derive_seed
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.people_batch import sample_people
 from vitruvian.training.synthetic.render import GroundTruth, RenderOptions, render
-from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.synthetic.samples import decode_depth, encode_depth
 from vitruvian.training.synthetic.textures import TexturePyramid, build_pyramid
 

@@ -13,6 +13,7 @@ from tests.unit.training.tiny_runs import PLAIN, SIZE_HW
 from vitruvian.errors import CheckpointError, ImageError, InputError
 from vitruvian.human import KEYPOINT_NAMES, PART_COLORS
 from vitruvian.images.rle import decode_rle, rle_box_xywh
+from vitruvian.training.seeds import derive_seed
 from vitruvian.training.synthetic import dataset
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.camera import points_from_depth
@@ -27,7 +28,6 @@ from vitruvian.training.synthetic.dataset import (
     write_dataset,
 )
 from vitruvian.training.synthetic.procedural_pack import procedural_pack
-from vitruvian.training.synthetic.rng import derive_seed
 from vitruvian.training.synthetic.textures import build_pyramid
 
 OPTIONS = DatasetOptions(render=PLAIN, people=1.5, image_format="png")
