@@ -22,7 +22,7 @@ from vitruvian.cli.commands.evaluate import evaluate
 from vitruvian.cli.commands.synthesize import synthesize
 from vitruvian.cli.commands.train import train as train_command
 from vitruvian.errors import InputError, MissingExtraError
-from vitruvian.training import checkpoints, loop
+from vitruvian.training import loop, seeds
 from vitruvian.training.config import TrainConfig
 from vitruvian.training.datasets import folder as folder_module
 from vitruvian.training.datasets import stream as stream_module
@@ -251,7 +251,7 @@ def test_stream_of_synthetic_people(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_each_use_of_random_numbers_has_seeds_of_its_own(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream_module, "RenderOptions", lambda size_hw, **_: replace(PLAIN, size_hw=size_hw))
     uses: dict[str, set[int]] = {}
-    for module in (loop, checkpoints, stream_module, folder_module):
+    for module in (loop, seeds, stream_module, folder_module):
 
         def recorded(*numbers: int) -> int:
             caller = sys._getframe(1).f_code.co_qualname  # the function that draws

@@ -18,12 +18,11 @@ from vitruvian.training.checkpoints import (
     find_checkpoint,
     load_checkpoint,
     save_checkpoint,
-    seed_step,
 )
 from vitruvian.training.config import ModelConfig, OptimizerConfig
 from vitruvian.training.ema import ExponentialMovingAverage
 from vitruvian.training.optimizer import build_optimizer
-from vitruvian.training.seeds import derive_seed
+from vitruvian.training.seeds import derive_seed, seed_step
 from vitruvian.training.task_models import build_model
 
 
