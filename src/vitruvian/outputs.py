@@ -18,8 +18,7 @@ class ModelOutput(dict[str, Any]):
     """A dataclass of tensors that is also a dict, and reads as a tuple, of the fields that are set.
 
     ``out.logits``, ``out["logits"]`` and ``out[0]`` name the same tensor; ``None`` fields are left out of
-    iteration, ``keys()``, ``len()`` and ``to_tuple()``. Subclasses are plain ``@dataclass`` classes. Fields that are
-    keyword-only come last, so that a base class can declare what follows the fields of its subclasses.
+    iteration, ``keys()``, ``len()`` and ``to_tuple()``. Subclasses are plain ``@dataclass`` classes.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -51,8 +50,7 @@ class ModelOutput(dict[str, Any]):
 
     def keys(self) -> list[str]:  # type: ignore[override]
         """Names of the fields that are set, in order, and of other items."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        names = [field.name for last in (False, True) for field in fields if field.kw_only == last]
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         return [
             *(name for name in names if super(ModelOutput, self).__contains__(name)),
             *(name for name in super().__iter__() if name not in names),
@@ -132,19 +130,13 @@ class BackboneOutput(ModelOutput):
 
 
 @dataclasses.dataclass
-class TaskOutput(ModelOutput):
-    """Output of an encoder with a head: the loss, the prediction in fields of a subclass, and the encoder's states."""
-
-    loss: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = dataclasses.field(default=None, kw_only=True)
-    attentions: tuple[Tensor, ...] | None = dataclasses.field(default=None, kw_only=True)
-
-
-@dataclasses.dataclass
-class SemanticSegmenterOutput(TaskOutput):
+class SemanticSegmenterOutput(ModelOutput):
     """Class scores of each pixel: `logits` [B, K, H, W]."""
 
+    loss: Tensor | None = None
     logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 class OutputKwargs(TypedDict, total=False):

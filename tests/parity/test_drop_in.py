@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,28 @@ def theirs(ours: Any) -> Any:
     model = cls(config)
     model.load_state_dict(ours.state_dict(), strict=False)
     return model.eval()
+
+
+def test_outputs_are_built_from_the_same_positional_arguments() -> None:
+    classes = [
+        getattr(transformers, case.cls.__name__) for case in CASES.values() if case.cls.__name__ in dir(transformers)
+    ]
+    modules = [transformers.modeling_outputs, *(sys.modules[cls.__module__] for cls in classes)]
+    compared = []
+    for name in vitruvian.__all__:
+        theirs = next(
+            (getattr(module, name) for module in modules if name.endswith("Output") and hasattr(module, name)), None
+        )
+        if theirs is None or not dataclasses.is_dataclass(theirs):
+            continue
+        fields, their_fields = (
+            [field.name for field in dataclasses.fields(cls)] for cls in (getattr(vitruvian, name), theirs)
+        )
+        own = fields[:1] == ["loss"] != their_fields[:1]  # of SAM 2, which transformers does not train
+        assert fields[own : own + len(their_fields)] == their_fields, name
+        assert not any(field.kw_only for field in dataclasses.fields(getattr(vitruvian, name))), name
+        compared.append(name)
+    assert {"SemanticSegmenterOutput", "Sapiens2PoseEstimatorOutput", "SwinImageClassifierOutput"} <= set(compared)
 
 
 @pytest.mark.parametrize("case", BACKBONES, ids=lambda case: case.name)

@@ -16,20 +16,24 @@ from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms
 from vitruvian.losses.detection import PeopleTarget, people_loss
 from vitruvian.models.sapiens2.modeling import ForwardOptions, Sapiens2TaskModel
-from vitruvian.models.sapiens2.outputs import Sapiens2TaskOutput
+from vitruvian.outputs import ModelOutput
 
 _CHANNELS = 5  # one for centers, four for sides
 
 
 @dataclass
-class Sapiens2PeopleDetectorOutput(Sapiens2TaskOutput):
+class Sapiens2PeopleDetectorOutput(ModelOutput):
     """`logits` [B, 1, g, g'] of the centers of people, and distances to their `sides` [B, 4, g, g']: x1, y1, x2, y2.
 
     Distances are in cells of the grid and positive.
     """
 
+    loss: Tensor | None = None
     logits: Tensor | None = None
     sides: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    loss_terms: dict[str, Tensor] | None = None
 
 
 class Sapiens2ForPeopleDetection(Sapiens2TaskModel):

@@ -4,7 +4,7 @@ pixel_values [B, 3, H, W] ─▶ SwinModel ─▶ tokens [B, H/32·W/32, 8C]
                           └▶ SwinBackbone ─▶ maps [B, C, H/4, W/4], [B, 2C, H/8, W/8], …
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn, unflatten
@@ -18,7 +18,7 @@ from vitruvian.model import Model
 from vitruvian.models.swin.checkpoint_keys import BACKBONE_RENAMED_KEYS, BACKBONE_SAVED_KEYS, RENAMED_KEYS, SAVED_KEYS
 from vitruvian.models.swin.configuration import MaskFormerSwinConfig, SwinConfig
 from vitruvian.models.swin.encoder import SwinEmbeddings, SwinEncoder, SwinEncoderOutput, TokenGrid
-from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, OutputKwargs, TaskOutput
+from vitruvian.outputs import BackboneOutput, BaseModelOutputWithPooling, ModelOutput, OutputKwargs
 from vitruvian.weights import KeyMatch, KeyRenames
 
 
@@ -38,24 +38,25 @@ class SwinModelOutput(BaseModelOutputWithPooling):
 
 
 @dataclass
-class SwinTaskOutput(TaskOutput):
-    """What the outputs with a prediction share; hidden states are those of `SwinModelOutput`."""
+class SwinImageClassifierOutput(ModelOutput):
+    """Scores of classes [B, K]; hidden states are those of `SwinModelOutput`."""
 
-    reshaped_hidden_states: tuple[Tensor, ...] | None = field(default=None, kw_only=True)
-
-
-@dataclass
-class SwinImageClassifierOutput(SwinTaskOutput):
-    """Scores of classes [B, K]."""
-
+    loss: Tensor | None = None
     logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    reshaped_hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
-class SwinMaskedImageModelingOutput(SwinTaskOutput):
-    """Reconstructed images [B, 3, H, W]."""
+class SwinMaskedImageModelingOutput(ModelOutput):
+    """Reconstructed images [B, 3, H, W]; hidden states are those of `SwinModelOutput`."""
 
+    loss: Tensor | None = None
     reconstruction: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    reshaped_hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
