@@ -32,7 +32,7 @@ format: setup  ## Rewrite files in the style of the project.
 	$(BIN)/ruff format .
 
 # The reference's processors need torchvision, of which there are CUDA builds only: an environment of its own, where
-# torchvision comes without its dependencies (benchmarks/reference.py says why that is enough).
+# torchvision comes without its dependencies (benchmarks/common/reference.py says why that is enough).
 BENCH := .venv-bench
 $(BENCH)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BENCH)
@@ -41,11 +41,11 @@ $(BENCH)/.ready: pyproject.toml constraints.txt
 	$(BENCH)/bin/python -m pip install --quiet --no-deps torchvision==0.28.0
 	touch $(BENCH)/.ready
 
-bench: $(BENCH)/.ready  ## Print speed and memory next to the reference; ARGS="folder clip" runs those alone.
+bench: $(BENCH)/.ready  ## Print speed and memory next to the reference; ARGS="image_folder long_video" runs those alone.
 	$(BENCH)/bin/python benchmarks/run.py $(ARGS)
 
 eval: setup  ## Evaluate the built-in model against its targets; ARGS="--model FOLDER" scores another.
-	$(BIN)/python benchmarks/builtin.py $(ARGS)
+	$(BIN)/python benchmarks/builtin_accuracy.py $(ARGS)
 
 MINUTES ?= 30
 KILLS   ?= 500

@@ -30,12 +30,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import numpy as np  # noqa: E402
-from random_inputs import smooth_image  # noqa: E402
+from common.random_inputs import smooth_image  # noqa: E402
 from track import open_stream  # noqa: E402
 
 from vitruvian import Sam2VideoConfig, Sam2VideoModel, Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking.timing import describe_machine, peak_bytes, time_interleaved  # noqa: E402
-from vitruvian.benchmarking.workloads import BenchmarkModel, Workload, benchmark_model  # noqa: E402
+from vitruvian.bench.timing import describe_machine, peak_bytes, time_interleaved  # noqa: E402
+from vitruvian.bench.workloads import BenchmarkModel, Workload, benchmark_model  # noqa: E402
 from vitruvian.ops import dispatch  # noqa: E402
 
 # model -> (batch, prompts); prompts are the objects of a video, and the people of an image of 1920×1080
@@ -61,7 +61,7 @@ OPERATIONS = {
     "sam2_video": ("axial_rope", "narrow_value_attention"),
     "pose_pipeline": ("crop", "heatmap_peaks"),
 }
-# names of operations with a version for the CPU, as `use_cpu` takes them
+# names of operations with a version for the CPU, as `use_cpu_version` takes them
 CPU_OPERATIONS = {
     "sapiens2": ("swiglu", "winograd", "pointwise_conv"),
     "sam2_video": ("narrow_value_attention", "axial_key_attention"),

@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 import transformers
-from measure import Times, time_alternately, time_and_peak
+from common.measure import Times, time_alternately, time_and_peak
 from torch import Tensor
 
 import vitruvian
-from vitruvian.benchmarking.timing import describe_machine
+from vitruvian.bench.timing import describe_machine
 from vitruvian.export.comparison import compare_outputs, task_errors
 from vitruvian.export.int8 import calibration_samples
 from vitruvian.models.sapiens2.multitask import TASK_CLASSES

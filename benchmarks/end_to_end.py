@@ -39,11 +39,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
-from random_inputs import add_noise, small_sapiens2, smooth_image  # noqa: E402
+from common.random_inputs import add_noise, small_sapiens2, smooth_image  # noqa: E402
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
-from vitruvian.benchmarking.workloads import DTYPES, Workload, benchmark_model  # noqa: E402
+from vitruvian.bench.timing import describe_machine  # noqa: E402
+from vitruvian.bench.workloads import DTYPES, Workload, benchmark_model  # noqa: E402
 from vitruvian.cuda.graphs import no_capture  # noqa: E402
 from vitruvian.cuda.streams import HostCopy  # noqa: E402
 from vitruvian.images.read import load_rgb  # noqa: E402

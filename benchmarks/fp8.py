@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import vitruvian  # noqa: E402
-from vitruvian.benchmarking.timing import describe_machine, time_interleaved  # noqa: E402
+from vitruvian.bench.timing import describe_machine, time_interleaved  # noqa: E402
 from vitruvian.export.comparison import task_errors  # noqa: E402
 from vitruvian.export.int8 import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.configuration import VARIANTS  # noqa: E402

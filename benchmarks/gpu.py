@@ -34,9 +34,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 from vitruvian import Sapiens2ImageProcessor, pipeline  # noqa: E402
-from vitruvian.benchmarking import workloads  # noqa: E402
-from vitruvian.benchmarking.timing import describe_machine, product_ceiling, time_interleaved  # noqa: E402
-from vitruvian.benchmarking.workloads import DTYPES, Measurement, Workload, benchmark_model  # noqa: E402
+from vitruvian.bench import workloads  # noqa: E402
+from vitruvian.bench.timing import describe_machine, product_ceiling, time_interleaved  # noqa: E402
+from vitruvian.bench.workloads import DTYPES, Measurement, Workload, benchmark_model  # noqa: E402
 from vitruvian.ops.dispatch import disable_triton  # noqa: E402
 
 # Model, batch, prompts, and the goal as a share of the reference's time.

@@ -13,8 +13,8 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import litserve  # noqa: E402
 import torch  # noqa: E402
+from common.reference import load_reference  # noqa: E402
 from PIL import Image  # noqa: E402
-from reference import load_reference  # noqa: E402
 
 
 class PoseApi(litserve.LitAPI):  # type: ignore[misc,name-defined]
@@ -25,12 +25,12 @@ class PoseApi(litserve.LitAPI):  # type: ignore[misc,name-defined]
         self.checkpoint = checkpoint
 
     def setup(self, device: str) -> None:
-        from vitruvian.benchmarking.workloads import _known_keys
+        from vitruvian.bench.workloads import reference_config
 
         transformers = load_reference()
         self.dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
         values = json.loads((self.checkpoint / "config.json").read_text())
-        config = transformers.Sapiens2Config.from_dict(_known_keys(values))
+        config = transformers.Sapiens2Config.from_dict(reference_config(values))
         cls = transformers.Sapiens2ForPoseEstimation
         self.model = cls.from_pretrained(self.checkpoint, config=config, dtype=self.dtype).eval().to(device)
         height, width = values["image_size"]

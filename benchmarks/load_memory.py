@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measure import run_in_new_process
+from common.measure import run_in_new_process
 
 # name, library, folder, keywords of from_pretrained
 CELLS = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from types import SimpleNamespace
 
-from measure import as_arguments, print_limited, run_in_new_process, time_and_peak
+from common.measure import as_arguments, print_limited, run_in_new_process, time_and_peak
 
 NUMBERS = ("threads", "limit_gb")
 GRID, QUERIES, OBJECTS, LABELS = (200, 272), 100, 24, 133

@@ -1,14 +1,14 @@
 """Run the CPU benchmarks one after another, each in a new process: `make bench`.
 
-    python benchmarks/run.py                   # all of the list below, except slow ones
-    python benchmarks/run.py folder clip       # only these
+    python benchmarks/run.py                           # all of the list below, except slow ones
+    python benchmarks/run.py image_folder long_video   # only these
 
 Prints the output and the seconds of each script, and at the end which failed; the exit code is 1 if any did. Each
 script has options of its own, see --help. GPU benchmarks are gpu.py, ablation.py, fp8.py, track.py, end_to_end.py
-and, for the original SAM 2, track_original.py. builtin.py scores the built-in model, matte_quality.py its mattes,
-detector.py its person detector; scale.py measures jobs on a Ray cluster; busy_machine.py needs a quiet machine.
-serve.py takes --device cuda too, and starts litserve_api.py. tables.py and plot.py write the tables and plots of
-docs/speed.md.
+and, for the original SAM 2, track_original.py. builtin_accuracy.py scores the built-in model, matte_quality.py its
+mattes, detector.py its person detector; ray_jobs.py measures jobs on a Ray cluster; busy_machine.py needs a quiet
+machine. serve.py takes --device cuda too, and starts litserve_api.py. tables.py and plot.py write the tables and plots
+of docs/speed.md.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "mask_losses": (),
     "sam2": (),
     "cpu_forward": ("--layers", "6", "--no-int8"),  # 24 layers and int8 take many minutes
-    "folder": (),
+    "image_folder": (),
 }
-SLOW: dict[str, tuple[str, ...]] = {"clip": (), "serve": ("--seconds", "20")}  # run only if named
+SLOW: dict[str, tuple[str, ...]] = {"long_video": (), "serve": ("--seconds", "20")}  # run only if named
 
 
 def summary(name: str) -> str:

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import as_arguments, run_in_new_process
+from common.measure import as_arguments, run_in_new_process
+from common.random_inputs import smooth_image
+from common.reference import load_reference
 from numpy.typing import NDArray
 from PIL import Image
-from random_inputs import smooth_image
-from reference import load_reference
 from torch import Tensor
 from torch.nn import functional as F
 

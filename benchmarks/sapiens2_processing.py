@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import time_alternately
+from common.measure import time_alternately
+from common.reference import load_reference
 from PIL import Image
-from reference import load_reference
 
 import vitruvian
-from vitruvian.benchmarking.timing import Timing, describe_machine
+from vitruvian.bench.timing import Timing, describe_machine
 
 
 def print_times(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], *, rounds: int = 5) -> tuple[Any, Any]:

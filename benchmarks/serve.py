@@ -60,10 +60,10 @@ def write_inputs(root: Path, options: argparse.Namespace) -> None:
     """Write the checkpoint and the images."""
     import numpy as np
     import torch
+    from common.random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
     from PIL import Image
-    from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
 
-    from vitruvian.benchmarking.workloads import Workload, benchmark_model
+    from vitruvian.bench.workloads import Workload, benchmark_model
 
     if options.model == "tiny":
         model = small_sapiens2("pose", (128, 96))
@@ -88,7 +88,7 @@ def read_images(root: Path) -> list[bytes]:
 def run_pipeline(root: Path, options: argparse.Namespace) -> dict[str, float]:
     """Return images per second of the pipeline: of a stream of images (`rate`), and one at a time (`single`)."""
     from vitruvian import pipeline
-    from vitruvian.io.json_files import json_text
+    from vitruvian.filesystem.json_files import json_text
 
     images = read_images(root)
     pipe = pipeline("pose", root / "model", device=options.device, detect="whole", keep_image=False)
@@ -424,7 +424,7 @@ def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure the pipeline, our server and LitServe in turn."""
     import torch
 
-    from vitruvian.benchmarking.timing import describe_machine
+    from vitruvian.bench.timing import describe_machine
 
     packages = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
     if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
@@ -465,7 +465,7 @@ def compare(root: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def measure_pipeline(root: Path, options: argparse.Namespace) -> dict[str, float]:
     """Run `run_pipeline` in a process of its own."""
-    from measure import run_in_new_process
+    from common.measure import run_in_new_process
 
     arguments = [f"--device={options.device}", f"--seconds={options.seconds}"]
     alone: dict[str, Any] = run_in_new_process(__file__, "--one", "pipeline", str(root), *arguments)

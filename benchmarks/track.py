@@ -42,12 +42,12 @@ from unittest import mock
 
 import numpy as np
 import torch
+from common.random_inputs import smooth_image
 from load_memory import status_bytes
-from random_inputs import smooth_image
 from torch import Tensor
 
 from vitruvian import Sam2ImageProcessor, Sam2VideoProcessor, Sam2VideoVideoProcessor, TrackPrompt, pipeline
-from vitruvian.benchmarking.timing import describe_machine, relative_difference
+from vitruvian.bench.timing import describe_machine, relative_difference
 from vitruvian.cuda.streams import StreamEvent
 from vitruvian.files.video import VideoReader, VideoWriter
 from vitruvian.models.sam2.configuration import Sam2VideoConfig

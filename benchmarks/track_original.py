@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from common.random_inputs import smooth_image
 from PIL import Image
-from random_inputs import smooth_image
 
 CONFIGS = {"tiny": "t", "small": "s", "base-plus": "b+", "large": "l"}
 MEMORY_FRAMES = 17  # until the memory of the model is full

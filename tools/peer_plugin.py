@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import pytest
-from reference import load_reference  # benchmarks/reference.py
+from common.reference import load_reference  # benchmarks/common/reference.py
 
 load_reference()  # before the tests import transformers: torchvision needs its operators declared
 

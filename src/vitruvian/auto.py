@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import vitruvian
 from vitruvian.config import Config, read_config_dict
 from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
+from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.hub import CONFIG_FILE, HubOptions, json_file, pin_revision, split_hub_options
-from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
 
 if TYPE_CHECKING:

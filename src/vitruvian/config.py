@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.filesystem.atomic import write_text
+from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, split_hub_options, upload
-from vitruvian.io.atomic import write_text
-from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.limits import get_limits
 from vitruvian.version import __version__
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitruvian.config import ConfigBase, config_dataclass
 from vitruvian.errors import ConfigError, InputError
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images import (
     center_on_canvas,
     fit_inside_hw,
@@ -31,7 +32,6 @@ from vitruvian.images import (
     shortest_edge_hw,
 )
 from vitruvian.images.data_format import as_tensor, channels_first, in_data_format, is_channels_last, size_of
-from vitruvian.io.json_files import JsonObject
 from vitruvian.limits import get_limits
 from vitruvian.ops.pixel_normalization import IMAGENET_MEAN, IMAGENET_STD
 from vitruvian.outputs import BatchFeature

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError, WeightsError, near_matches
+from vitruvian.filesystem.atomic import atomic_write, write_text
+from vitruvian.filesystem.json_files import read_json_object
 from vitruvian.hub import HubOptions, find_file, is_local, local_folder, weight_file
-from vitruvian.io.atomic import atomic_write, write_text
-from vitruvian.io.json_files import read_json_object
 
 SAVED_FILES = (  # what `save_weights` writes
     "model.safetensors",

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.tiny import SIZE_HW, tiny_task
+from tests.helpers.tiny_models import SIZE_HW, tiny_task
 from vitruvian import Sapiens2ImageProcessor, pipeline
 
 

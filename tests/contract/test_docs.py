@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 import vitruvian
+from tests.helpers.markdown_code import fenced_blocks, python_blocks
+from tests.helpers.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, save_sapiens2, working_in
 from tests.integration.ray_cluster import only_cluster
-from tests.markdown_code import fenced_blocks, python_blocks
-from tests.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, save_sapiens2, working_in
 from vitruvian.cli.app import program, run
 from vitruvian.files.video import VideoWriter
 from vitruvian.models.sapiens2.configuration import Sapiens2Config

@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.markdown_code import Block, python_blocks
-from tests.shared import SHARED
-from tests.tiny_checkpoints import save_mask2former, save_maskformer, save_sam2, save_sapiens2, working_in
+from tests.helpers.markdown_code import Block, python_blocks
+from tests.helpers.shared_folder import SHARED
+from tests.helpers.tiny_checkpoints import save_mask2former, save_maskformer, save_sam2, save_sapiens2, working_in
 
 # End of a URL in the examples → size of the image (width, height).
 IMAGES = {

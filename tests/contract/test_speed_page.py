@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vitruvian.benchmarking.timing import Timing
-from vitruvian.benchmarking.workloads import Measurement
+from vitruvian.bench.timing import Timing
+from vitruvian.bench.workloads import Measurement
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))

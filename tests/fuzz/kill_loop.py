@@ -111,8 +111,8 @@ def _make_inputs(root: Path) -> int:
     import numpy as np
     from PIL import Image
 
+    from tests.helpers.pipelines import parts_of, sample_image
     from tests.unit.files.clips import make_clip
-    from tests.unit.pipelines.case import parts_of, sample_image
 
     for task in ("normals", "track"):
         for one in parts_of(task):
@@ -284,7 +284,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the files of a round that went wrong")
     arguments = parser.parse_args()
-    import tests.unit.pipelines.case  # noqa: F401 - imports torch and vitruvian, for all children
+    import tests.helpers.pipelines  # noqa: F401 - imports torch and vitruvian, for all children
     import vitruvian.cli.commands.tasks  # noqa: F401
 
     rng, counts = random.Random(arguments.seed), Counter[str]()

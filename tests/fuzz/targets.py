@@ -25,11 +25,11 @@ from torch import Tensor
 from tests.families import CASES
 from tests.fuzz.debug_log import last_exception
 from tests.fuzz.mutations import VALUES, mutate_bytes, mutate_json, mutate_json_text
-from tests.tiny import SIZE_HW
-from tests.tiny_multitask import tiny_multitask
+from tests.helpers.pipelines import opened, parts_of, sample_image
+from tests.helpers.tiny_models import SIZE_HW
+from tests.helpers.tiny_multitask import tiny_multitask
 from tests.unit.images.samples import encode, photo
 from tests.unit.models.sam2.test_convert import original as original_sam2
-from tests.unit.pipelines.case import opened, parts_of, sample_image
 from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation, Sam2Config, Sam2Model
 from vitruvian.cli import run
 from vitruvian.cli.coco_dataset import CocoDataset
@@ -38,9 +38,9 @@ from vitruvian.cli.journal import JOURNAL, Journal
 from vitruvian.cli.named_sources import NamedSource
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import VideoReader
+from vitruvian.filesystem.json_files import read_json
+from vitruvian.filesystem.media_files import is_url
 from vitruvian.images.rle import compress_counts, decode_rle
-from vitruvian.io.json_files import read_json
-from vitruvian.io.media_files import is_url
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.convert import convert_checkpoint
 from vitruvian.models.sapiens2.convert import save_converted
@@ -629,7 +629,7 @@ def _read_shards(path: Path) -> None:
 
 def requests(folder: Path) -> list[Seed]:
     """Bodies and options of requests to the server: images, forms, JSON, query parameters, archives for jobs."""
-    from tests.serve_case import archive, form, jpeg, local_server
+    from tests.helpers.server import archive, form, jpeg, local_server
     from vitruvian.serving.settings import ServerLimits, Settings
 
     models = {}

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from vitruvian.cli.journal import JOURNAL, Journal
 from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.errors import InputError, VitruvianError
-from vitruvian.io.output_paths import MAX_NAME_BYTES, name_key, output_path
+from vitruvian.filesystem.output_paths import MAX_NAME_BYTES, name_key, output_path
 from vitruvian.pipelines.people.boxes_file import BoxesFile
 
 few = settings(max_examples=60, deadline=None, derandomize=True, database=None)

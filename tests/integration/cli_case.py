@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.unit.pipelines.case import parts_of, sample_image
+from tests.helpers.pipelines import parts_of, sample_image
 from vitruvian.cli import run
 
 # Hub name -> the pipeline whose tiny model stands for it

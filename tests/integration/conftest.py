@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.tiny_checkpoints import working_in
 from tests.integration.cli_case import save_checkpoints
-from tests.tiny_checkpoints import working_in
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import vitruvian.cli as cli
+from tests.helpers.tiny_multitask import install
 from tests.integration.cli_case import pixels, save_images
-from tests.tiny_multitask import install
 from vitruvian import hub
 from vitruvian.pipelines.demo import DEMO_TASKS
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 import vitruvian
 import vitruvian.cli as cli
-from tests.hub_server import HubServer, Repository
+from tests.helpers.hub_server import HubServer, Repository
+from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.integration.cli_case import process
-from tests.shared import SHARED, needs_shared
 from vitruvian.cli import app
 from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENSES, known_checkpoints
 from vitruvian.cli.output_plan import _save_formats

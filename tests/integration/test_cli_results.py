@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 import vitruvian.cli as cli
+from tests.helpers.pipelines import sample_image
+from tests.helpers.tiny_checkpoints import working_in
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, process, save_images, wait_until
-from tests.tiny_checkpoints import working_in
-from tests.unit.pipelines.case import sample_image
 from vitruvian.cli import run_task
-from vitruvian.io.atomic import find_temporary_files
+from vitruvian.filesystem.atomic import find_temporary_files
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 
@@ -323,7 +323,7 @@ def test_temporary_files_of_killed_runs(tmp_path: Path, monkeypatch: pytest.Monk
 HOLD = """
 import sys, time
 from pathlib import Path
-from vitruvian.io.locks import OutputLock
+from vitruvian.filesystem.locks import OutputLock
 lock = OutputLock(Path(sys.argv[1]), {sys.argv[2]: Path(sys.argv[2])})
 print("locked", flush=True)
 time.sleep(60)

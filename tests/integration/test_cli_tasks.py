@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 import vitruvian.cli as cli
+from tests.helpers.pipelines import sample_image, write_clip
+from tests.helpers.tiny_multitask import install
 from tests.integration.cli_case import COMMANDS, command, pixels
-from tests.tiny_multitask import install
-from tests.unit.pipelines.case import sample_image, write_clip
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.io.locks import OutputLock
+from vitruvian.filesystem.locks import OutputLock
 from vitruvian.tasks import TASKS
 
 SCHEMA = Path(__file__).parents[2] / "docs/schemas/result-1.json"

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.helpers.pipelines import sample_image
+from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.integration.cli_case import command, json_lines, pixels
 from tests.integration.test_cli_video import COUNT, SIZE, clip  # noqa: F401
-from tests.shared import SHARED, needs_shared
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import sample_image
 from vitruvian.cli import run
 from vitruvian.files.video import VideoReader, VideoWriter
 from vitruvian.pipelines.video import loop

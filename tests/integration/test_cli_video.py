@@ -16,9 +16,9 @@ av = pytest.importorskip("av")
 
 from PIL import Image  # noqa: E402
 
+from tests.helpers.pipelines import sample_image  # noqa: E402
 from tests.integration.cli_case import command, json_lines, pixels  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
-from tests.unit.pipelines.case import sample_image  # noqa: E402
 from vitruvian.images.rle import decode_rle  # noqa: E402
 from vitruvian.pipelines import sources  # noqa: E402
 from vitruvian.pipelines.video import loop  # noqa: E402

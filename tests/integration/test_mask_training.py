@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.shared import SHARED
+from tests.helpers.shared_folder import SHARED
 from vitruvian.models.mask2former.configuration import Mask2FormerConfig
 from vitruvian.models.mask2former.modeling import Mask2FormerForUniversalSegmentation
 from vitruvian.models.mask2former.processing import Mask2FormerImageProcessor

@@ -22,10 +22,10 @@ pytest.importorskip("playwright", reason="needs Playwright")
 
 from playwright import sync_api as playwright
 
-from tests.serve_case import ServerProcess, jpeg, local_server
-from tests.tiny_checkpoints import working_in
+from tests.helpers.pipelines import sample_image
+from tests.helpers.server import ServerProcess, jpeg, local_server
+from tests.helpers.tiny_checkpoints import working_in
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import sample_image
 from vitruvian.cli import run
 from vitruvian.serving.auth import add_key, read_keys
 from vitruvian.serving.settings import Settings

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.pipelines import parts_of, sample_image
 from tests.integration.cli_case import save_images
 from tests.integration.ray_cluster import STORE, free_port, start_cluster
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import parts_of, sample_image
 
 ray = pytest.importorskip("ray")
 from vitruvian import cli, pipeline  # noqa: E402

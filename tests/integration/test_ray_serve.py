@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.pipelines import parts_of, sample_image
 from tests.integration.cli_case import save_images
 from tests.integration.ray_cluster import free_port, start_cluster
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import parts_of, sample_image
 
 pytest.importorskip("ray")
 pytest.importorskip("ray.serve", exc_type=ImportError)
@@ -24,7 +24,7 @@ from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
 from vitruvian import pipeline
-from vitruvian.io.json_files import json_text
+from vitruvian.filesystem.json_files import json_text
 from vitruvian.scale.ray_serve import Scaling, serve_config, start_on_serve
 from vitruvian.serving.auth import ApiKey
 from vitruvian.serving.settings import ServerLimits, Settings

@@ -17,10 +17,10 @@ import pytest
 
 pytest.importorskip("av")
 
+from tests.helpers.pipelines import sample_image
+from tests.helpers.server import Client, ServerProcess, archive, form, jpeg, opened
 from tests.integration.cli_case import CHECKPOINTS
-from tests.serve_case import Client, ServerProcess, archive, form, jpeg, opened
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import sample_image
 from vitruvian.images.rle import decode_rle
 from vitruvian.pipelines import pipeline
 from vitruvian.serving.media_types import formats_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.helpers.server import Client, ServerProcess, archive, jpeg
 from tests.integration.cli_case import CHECKPOINTS
-from tests.serve_case import Client, ServerProcess, archive, jpeg
 from vitruvian.tasks import find_task
 
 SECONDS = 4.0

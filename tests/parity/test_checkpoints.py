@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vitruvian
-from tests.tiny import TASKS, pixels, tiny_config, tiny_task
+from tests.helpers.tiny_models import TASKS, pixels, tiny_config, tiny_task
 from vitruvian import AutoConfig, AutoModel, NewWeightsWarning, Sapiens2Backbone, Sapiens2Config, Sapiens2Model
 
 transformers = pytest.importorskip("transformers")

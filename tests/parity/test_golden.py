@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 
 CASES = SHARED / "golden" / "cases"
 VIDEOS = SHARED / "golden" / "video"

@@ -16,7 +16,7 @@ from recipes.build_people_assets.assets import (
 )
 from recipes.build_people_assets.garments import join_pieces
 
-from tests.shared import SHARED
+from tests.helpers.shared_folder import SHARED
 from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
 from vitruvian.training.synthetic.asset_pack import Piece, fit_piece, keep_faces

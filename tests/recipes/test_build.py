@@ -9,7 +9,7 @@ from PIL import Image
 from recipes.build_people_assets import build_asset_pack
 from recipes.build_people_assets.assets import read_scenery
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.training.synthetic.asset_pack import _read_scenery
 

@@ -8,7 +8,7 @@ import torch
 import vitruvian
 from tests.families import mask2former, maskformer
 from tests.families.swin import resnet_fields, swin_fields
-from tests.tiny import DECONVOLUTION, TASKS, pixels, tiny_config, tiny_task
+from tests.helpers.tiny_models import DECONVOLUTION, TASKS, pixels, tiny_config, tiny_task
 from vitruvian import (
     AutoBackbone,
     AutoConfig,

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from tests.shared import SHARED, needs_shared
-from tests.tiny import DECONVOLUTION, tiny_config
+from tests.helpers.shared_folder import SHARED, needs_shared
+from tests.helpers.tiny_models import DECONVOLUTION, tiny_config
 from vitruvian import (
     AutoConfig,
     CheckpointError,
@@ -24,7 +24,7 @@ from vitruvian import (
     use_limits,
 )
 from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
-from vitruvian.io.json_files import read_json_object
+from vitruvian.filesystem.json_files import read_json_object
 
 
 @config_dataclass

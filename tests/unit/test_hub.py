@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_server import HubClient, HubError, HubServer
-from tests.tiny import tiny_task
+from tests.helpers.hub_server import HubClient, HubError, HubServer
+from tests.helpers.tiny_models import tiny_task
 from vitruvian import CheckpointError, Sapiens2ImageProcessor
+from vitruvian.filesystem.atomic import write_text
 from vitruvian.hub import (
     HubOptions,
     find_file,
@@ -15,7 +16,6 @@ from vitruvian.hub import (
     require_file,
     weight_file,
 )
-from vitruvian.io.atomic import write_text
 
 OPEN = """
 import torch, vitruvian

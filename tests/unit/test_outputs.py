@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tests.tiny import pixels, tiny_task
+from tests.helpers.tiny_models import pixels, tiny_task
 from vitruvian import BatchFeature, InputError, ModelOutput
 from vitruvian.outputs import _to_numpy, map_tensors
 

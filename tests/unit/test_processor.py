@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from vitruvian import (
     BatchFeature,
     CheckpointError,

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.options import option_names
+from vitruvian.cli.option_groups import option_names
 from vitruvian.cli.report import (
     DONE,
     INTERRUPTED,

@@ -11,8 +11,8 @@ from typing import Any
 
 from vitruvian.errors import InputError
 from vitruvian.files import CocoWriter
-from vitruvian.io.json_files import JsonObject, read_json
-from vitruvian.io.locks import OutputLock
+from vitruvian.filesystem.json_files import JsonObject, read_json
+from vitruvian.filesystem.locks import OutputLock
 from vitruvian.results import Result
 
 _MAX_PENDING = 4  # number of results that wait to be added

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from vitruvian.cli.options import BatchGroup, ClusterGroup, CocoGroup, MessageGroup, OutputGroup, SourceGroup
+from vitruvian.cli.option_groups import BatchGroup, ClusterGroup, CocoGroup, MessageGroup, OutputGroup, SourceGroup
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.pipelines.digests import file_digest, settings_digest
 

@@ -24,7 +24,7 @@ from vitruvian.cli.named_sources import NamedSource
 from vitruvian.errors import InputError
 
 JOURNAL = ".vitruvian.jsonl"
-_WORKERS = ".vitruvian.workers"  # folder of the journals of workers
+_WORKERS_FOLDER = ".vitruvian.workers"  # folder of the journals of workers
 _VERSION = 2
 _DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
 _MAY_BE_EMPTY = ".txt"  # YOLO labels of an image without objects
@@ -87,7 +87,7 @@ class _Entry:
 
 def has_journal(folder: Path) -> bool:
     """Return whether results were written into a folder."""
-    return (folder / JOURNAL).is_file() or (folder / _WORKERS).is_dir()
+    return (folder / JOURNAL).is_file() or (folder / _WORKERS_FOLDER).is_dir()
 
 
 class Journal:
@@ -102,7 +102,7 @@ class Journal:
 
     def __init__(self, folder: Path, *, writer: str | None = None) -> None:
         self.folder = folder
-        self._file = folder / JOURNAL if writer is None else folder / _WORKERS / f"{writer}.jsonl"
+        self._file = folder / JOURNAL if writer is None else folder / _WORKERS_FOLDER / f"{writer}.jsonl"
         self._entries: dict[str, _Entry] = {}
         self._older: set[str] = set()  # files that records of version 1 name
         self._positions: dict[str, int] = {}
@@ -112,7 +112,7 @@ class Journal:
     def refresh(self) -> None:
         """Read what was appended since, also by other processes. Damaged lines are skipped."""
         with self._lock:
-            paths = [self.folder / JOURNAL, *sorted((self.folder / _WORKERS).glob("*.jsonl"))]
+            paths = [self.folder / JOURNAL, *sorted((self.folder / _WORKERS_FOLDER).glob("*.jsonl"))]
             if any(size_on_disk(path) < self._positions.get(path.name, 0) for path in paths):
                 self._positions.clear()  # another file took the place of one
                 self._entries.clear()

@@ -21,13 +21,20 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
-from vitruvian.cli.options import STDIO
+from vitruvian.cli.option_groups import STDIO
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import numbered_files
+from vitruvian.filesystem.json_files import read_json_object
+from vitruvian.filesystem.media_files import (
+    FRAME_PATTERN,
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    is_url,
+    source_kind,
+    walk_files,
+)
+from vitruvian.filesystem.output_paths import DistinctNames, name_key, safe_name
 from vitruvian.images.download import redacted_url
-from vitruvian.io.json_files import read_json_object
-from vitruvian.io.media_files import FRAME_PATTERN, IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
-from vitruvian.io.output_paths import DistinctNames, name_key, safe_name
 from vitruvian.pipelines.sources import FrameLoader, glob_files, open_source
 
 Kind = Literal["image", "video", "camera", "stdin"]

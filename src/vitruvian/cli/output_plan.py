@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitruvian.cli.named_sources import NamedSource
-from vitruvian.cli.options import STDIO
+from vitruvian.cli.option_groups import STDIO
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.video import FRAME_FORMAT
-from vitruvian.io.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from vitruvian.io.output_paths import output_path
+from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vitruvian.filesystem.output_paths import output_path
 from vitruvian.tasks import PLOTS, Task, file_extension
 
 OUT = "out"  # the default of --out

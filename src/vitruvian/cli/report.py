@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from vitruvian.cli.options import MessageGroup
+from vitruvian.cli.option_groups import MessageGroup
 from vitruvian.errors import VitruvianError, escape_surrogates, replace_control_characters
 
 DONE, SOME_FAILED, INVALID_COMMAND, INTERRUPTED = 0, 1, 2, 130  # exit codes

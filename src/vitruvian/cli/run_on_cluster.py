@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vitruvian.cli.named_sources import NamedSource
-from vitruvian.cli.options import STDIO, CocoGroup, MessageGroup, PeopleGroup
+from vitruvian.cli.option_groups import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_task import TaskRun
 from vitruvian.cli.run_video import prepare_parts, run_part, run_video_file

@@ -26,16 +26,16 @@ from vitruvian.cli.coco_dataset import CocoDataset
 from vitruvian.cli.command_digest import command_digest
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.named_sources import NamedSource, find_sources
-from vitruvian.cli.options import STDIO, CocoGroup, PeopleGroup
+from vitruvian.cli.option_groups import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_video import Preview, run_camera, run_video_file
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.watch import complete_sources
 from vitruvian.errors import InputError
-from vitruvian.io.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
-from vitruvian.io.locks import OutputLock, remove_unused_locks
-from vitruvian.io.output_paths import name_key
+from vitruvian.filesystem.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
+from vitruvian.filesystem.locks import OutputLock, remove_unused_locks
+from vitruvian.filesystem.output_paths import name_key
 from vitruvian.limits import read_bounded
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.options import replace_options

@@ -20,7 +20,7 @@ from vitruvian.errors import InputError
 from vitruvian.files import write_image
 from vitruvian.files.coco import write_youtube_vis
 from vitruvian.files.video import FRAME_FORMAT
-from vitruvian.io.locks import OutputLock
+from vitruvian.filesystem.locks import OutputLock
 from vitruvian.pipelines.video import (
     VideoOptions,
     VideoReport,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_type_h
 
 from typer import Context, Exit, Option, echo
 
-from vitruvian.cli.options import (
+from vitruvian.cli.option_groups import (
     STDIO,
     ClusterGroup,
     MessageGroup,

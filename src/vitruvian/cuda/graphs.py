@@ -28,7 +28,7 @@ R = TypeVar("R")
 Key = tuple[object, ...]
 
 # Batches with at most this many pixel values are captured, however many images they hold.
-_MAX_VALUES = 8 * 3 * 1024 * 768
+_MAX_PIXEL_VALUES = 8 * 3 * 1024 * 768
 _MAX_COUNTED = 256  # shapes whose calls without a graph are counted
 _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  # None: all small batches
 
@@ -102,7 +102,7 @@ class GraphCache:
         only = _only_batch.get()
         if only is not None:
             return len(first) == only
-        return len(first) <= self.max_batch or (first.ndim == 4 and first.numel() <= _MAX_VALUES)
+        return len(first) <= self.max_batch or (first.ndim == 4 and first.numel() <= _MAX_PIXEL_VALUES)
 
     def clear(self) -> None:
         """Release all graphs and their memory."""

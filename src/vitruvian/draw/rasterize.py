@@ -24,7 +24,7 @@ from vitruvian.images.types import Float32Array, IntArray, RgbImage
 _Point = Sequence[float] | NDArray[np.float64]  # x, y
 
 _MAX_PIXELS = 2**20  # number of pixels painted together, to limit memory
-_LARGE = 1500  # pixels: strokes that cover more are painted one by one, without sorting
+_LARGE_STROKE_PIXELS = 1500  # pixels: strokes that cover more are painted one by one, without sorting
 _ENTRY_BITS = 28
 _MAX_DISTANCE = 16.0  # image sides: strokes to farther points are left out, since float32 would be inexact
 
@@ -53,7 +53,7 @@ class Strokes:
         drawn: Float32Array = table[near & (table[:, 4] > 0) & (table[:, 8] > 0)].astype(np.float32)
         stroke, y, first, count = _spans(drawn, size_hw)
         area = np.bincount(stroke, weights=count, minlength=len(drawn))  # [N] pixels
-        large = area > _LARGE
+        large = area > _LARGE_STROKE_PIXELS
         alone = large | np.concatenate([[False], large[:-1]])  # a large stroke starts a group, and so does the next one
         group = np.cumsum(alone) + area.cumsum() // _MAX_PIXELS  # [N]
         cuts = np.flatnonzero(np.diff(group[stroke])) + 1  # between groups of rows

@@ -36,7 +36,7 @@ def _draw_outline(
 ) -> None:
     """Draw smooth lines of about `width` pixels along the borders between labels [H, W] onto `canvas`, in place."""
     edge = _borders(labels, both=width >= 2)  # a thin line is one pixel wide
-    bounds = _bounds(edge)
+    bounds = _bounding_box(edge)
     if bounds is None:
         return
     left, top, right, bottom = bounds
@@ -49,7 +49,7 @@ def _draw_outline(
     canvas[window] = tint(np.ascontiguousarray(canvas[window]), color, weight)
 
 
-def _bounds(mask: NDArray[np.bool_]) -> tuple[int, int, int, int] | None:
+def _bounding_box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int] | None:
     """Return left, top, right and bottom of a mask [H, W], with exclusive ends; None if it is empty."""
     return Image.fromarray(mask.view(np.uint8)).getbbox()
 
@@ -178,7 +178,7 @@ def _crop_masks(masks: Iterable[NDArray[np.bool_]]) -> tuple[list[_CroppedMask],
     """Return the masks that are not empty, and the number of all."""
     cropped, index = [], -1
     for index, mask in enumerate(masks):
-        bounds = _bounds(mask)
+        bounds = _bounding_box(mask)
         if bounds is not None:
             left, top, right, bottom = bounds
             inside = mask[top:bottom, left:right].copy()
@@ -277,7 +277,7 @@ def _segment_tags(
     tags = []
     for i, text in zip(order, texts, strict=True):
         inside = small == i
-        bounds = _bounds(inside)
+        bounds = _bounding_box(inside)
         if bounds is not None and inside.sum() * step**2 >= size**2:
             left, top, right, bottom = bounds
             x, y = _inner_point(inside[top:bottom, left:right])

@@ -27,9 +27,9 @@ from vitruvian.errors import CheckpointError, InputError, import_extra, near_mat
 from vitruvian.export.comparison import task_errors
 from vitruvian.export.onnx_export import example_inputs
 from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature
+from vitruvian.filesystem.media_files import IMAGE_SUFFIXES
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
-from vitruvian.io.media_files import IMAGE_SUFFIXES
 from vitruvian.model import Model
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE

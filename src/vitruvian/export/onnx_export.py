@@ -68,7 +68,7 @@ def _subpixel_convolutions(model: nn.Module) -> Iterator[None]:
 
 
 _OPSET = 20
-_LARGE = 1 << 30  # bytes of weights above which they have their own file; ONNX is limited to 2 GiB
+_EXTERNAL_DATA_BYTES = 1 << 30  # bytes of weights above which they have their own file; ONNX is limited to 2 GiB
 _SINGLE = ("sam2", "sam2_video")  # model types that are exported for one image
 _TOLERANCE = 1e-3  # largest difference from torch, over the largest value
 
@@ -190,7 +190,7 @@ def _write_file(
         value.name = name
     size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-    program.save(path, external_data=size > _LARGE)
+    program.save(path, external_data=size > _EXTERNAL_DATA_BYTES)
     shapes = {name: list(tensor.shape) for name, tensor in example.items()}
     return Signature(type(model).__name__, next(iter(names.values())), shapes, list(names), single)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from vitruvian.auto import AutoConfig, AutoProcessor, find_class
 from vitruvian.config import Config
 from vitruvian.errors import CheckpointError, InputError, import_extra
-from vitruvian.io.json_files import read_json_object
+from vitruvian.filesystem.json_files import read_json_object
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines import pipeline_class
@@ -316,7 +316,9 @@ def exported_pipeline(
     """
     pipeline = pipeline_class(task)
     if find_task(task).name in _PROMPTED:
-        raise InputError(f"task: expected one that is a single call of a model, got {task!r}. Use vitruvian.pipeline.")
+        raise InputError(
+            f"task: expected a task that calls the model once for each image, got {task!r}. Use vitruvian.pipeline."
+        )
     pipeline.check_options(options)
     opened = model
     if not isinstance(opened, ExportedModel):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import import_extra
-from vitruvian.io.atomic import atomic_write
+from vitruvian.filesystem.atomic import atomic_write
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
 from vitruvian.files.images import write_image
+from vitruvian.filesystem.atomic import Writer, atomic_write
+from vitruvian.filesystem.json_files import JsonObject, json_text
+from vitruvian.filesystem.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, rle_area, rle_box_xywh
-from vitruvian.io.atomic import Writer, atomic_write
-from vitruvian.io.json_files import JsonObject, json_text
-from vitruvian.io.output_paths import output_path, safe_name
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1

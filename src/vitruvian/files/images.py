@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.io.atomic import atomic_write
+from vitruvian.filesystem.atomic import atomic_write
 
 _Options = dict[str, int | bool]
 

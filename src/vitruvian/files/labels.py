@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError, one_line
+from vitruvian.filesystem.atomic import write_lines
+from vitruvian.filesystem.json_files import JsonObject, json_text
+from vitruvian.filesystem.output_paths import name_key, output_path
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import decode_rle
-from vitruvian.io.atomic import write_lines
-from vitruvian.io.json_files import JsonObject, json_text
-from vitruvian.io.output_paths import name_key, output_path
 
 _YOLO_VISIBLE = 2
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are not UTF-8

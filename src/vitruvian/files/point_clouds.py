@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
+from vitruvian.filesystem.atomic import atomic_write
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.io.atomic import atomic_write
-from vitruvian.io.json_files import JsonObject
 
 _FLOAT, _UNSIGNED_SHORT, _UNSIGNED_INT = 5126, 5123, 5125  # glTF component types
 _VERTICES, _INDICES = 34962, 34963  # glTF buffer view targets

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from vitruvian.errors import ImageError, InputError, import_extra, near_matches, one_line
 from vitruvian.files.images import write_image
+from vitruvian.filesystem.atomic import Writer, temporary_path, write_errors
+from vitruvian.filesystem.media_files import FRAME_PATTERN
 from vitruvian.images import load_image
 from vitruvian.images.types import RgbImage
-from vitruvian.io.atomic import Writer, temporary_path, write_errors
-from vitruvian.io.media_files import FRAME_PATTERN
 from vitruvian.limits import get_limits
 
 _Container = Any  # objects of PyAV, which is optional

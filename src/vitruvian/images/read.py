@@ -22,11 +22,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import ImageError, InputError, near_matches, one_line
+from vitruvian.filesystem.media_files import is_url
 from vitruvian.images.decode import check_size, decode_image, is_image, load_pixels
 from vitruvian.images.download import download, redacted_url
 from vitruvian.images.types import RgbImage
 from vitruvian.images.upright_rgb import array_to_rgb, to_array, to_rgb, to_upright_rgb
-from vitruvian.io.media_files import is_url
 from vitruvian.limits import get_limits, read_bounded
 
 ImageSource = (

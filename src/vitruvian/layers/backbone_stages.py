@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitruvian.config import Config, config_dataclass
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 
 if TYPE_CHECKING:  # configurations import no torch
     from torch import Tensor

@@ -44,7 +44,7 @@ def set_init_std(module: nn.Module, std: float) -> None:
 
 @torch.no_grad()
 def init_layer(module: nn.Module, *, std: float = 0.02, bound: float | None = None, gain: float = 1.0) -> None:
-    """Initialize the parameters that a module itself owns; modules of unknown types stay as they are.
+    """Initialize the parameters that a module itself owns; other modules are left unchanged.
 
     Args:
         module: A layer of torch, or a module with `init_parameters`.

@@ -73,7 +73,7 @@ def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_L
     level = error * weights  # [B, C, H, W]
     bands: list[Tensor] = []
     while len(bands) < levels - 1 and min(level.shape[-2:]) > 1:
-        coarser = _halve(level)  # [B, C, h/2, w/2]
+        coarser = _pyramid_down(level)  # [B, C, h/2, w/2]
         smooth = bilinear(coarser, level.shape[-2:])  # [B, C, h, w]
         bands.append(level - smooth)
         level = coarser
@@ -82,7 +82,7 @@ def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_L
     return means.mean() / terms.safe_divisor(share)
 
 
-def _halve(image: Tensor) -> Tensor:
+def _pyramid_down(image: Tensor) -> Tensor:
     """Blur with the binomial 1 4 6 4 1 along both axes and keep every other pixel: [B, C, H, W] -> half the size."""
     H, W = image.shape[-2:]
     padded = F.pad(image, (2, 2, 2, 2), mode="replicate")  # [B, C, H+4, W+4]

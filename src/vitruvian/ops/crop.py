@@ -111,12 +111,12 @@ def _sample_positions(boxes_xywh: Float32Array, output_hw: tuple[int, int], *, p
     zoom = np.float32(1) / size_wh * np.array([width - 1, height - 1], np.float32)  # [N, 2]
     table[:, 0] = zoom.min(axis=1) >= 1
     for axis, (start, count) in enumerate(((1, width), (1 + width, height))):
-        table[:, start : start + count] = center_xy[:, axis, None] + _steps(count) * size_wh[:, axis, None]
+        table[:, start : start + count] = center_xy[:, axis, None] + _relative_positions(count) * size_wh[:, axis, None]
     return table
 
 
 @functools.lru_cache(maxsize=16)
-def _steps(count: int) -> Float32Array:
+def _relative_positions(count: int) -> Float32Array:
     """Relative positions of `count` samples in a window, from −½ to ½: [n]."""
     if count == 1:
         return np.zeros(1, np.float32)

@@ -2,8 +2,8 @@
 
 Every operation asks `use_triton`. It returns True where Triton is installed, all tensors are on a CUDA device in a data
 type that the kernel reads, autograd records nothing and no tracer records the call. A few operations have a version for
-the CPU, which splits the work into parts that stay in the cache; `use_cpu` decides by the same conditions. Models do
-not ask: they call an operation, or a `suits_*` function.
+the CPU, which splits the work into parts that stay in the cache; `use_cpu_version` decides by the same conditions.
+Models do not ask: they call an operation, or a `suits_*` function.
 
     VITRUVIAN_NO_TRITON=1                                 switches all of these versions off
     VITRUVIAN_NO_TRITON=window_attention,layer_norm       switches those of these operations off
@@ -45,7 +45,7 @@ def use_triton(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (t
     return _interpreting or all(tensor.is_cuda and tensor.dtype in dtypes for tensor in tensors)
 
 
-def use_cpu(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+def use_cpu_version(name: str, *tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
     """Return whether the version for the CPU of an operation runs for these tensors. Arguments as in `use_triton`.
 
     It writes into preallocated memory, so gradients must be disabled, and it ignores autocast.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
 from vitruvian.ops.online_softmax import LOG2_E, OnlineSoftmax, add_keys, merge_splits, split_keys
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -32,7 +32,7 @@ def narrow_value_attention(q: Tensor, k: Tensor, v: Tensor, *, implementation: s
     if implementation != "eager":
         if use_triton("narrow_value_attention", q, k, v):
             return _narrow_value_attention_triton(q, k, v)
-        if use_cpu("narrow_value_attention", q, k, v):
+        if use_cpu_version("narrow_value_attention", q, k, v):
             return _narrow_value_attention_cpu(q, k, v)
     # Queries that objects share have no stride over them, which cuDNN does not accept.
     return attention(q.contiguous()[:, None], k[:, None], v[:, None], implementation=implementation)[0][:, 0]

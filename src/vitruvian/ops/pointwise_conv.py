@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import use_cpu
+from vitruvian.ops.dispatch import use_cpu_version
 from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics
 
 _PIXELS = 768  # of a thread at a time
@@ -32,7 +32,7 @@ def suits_pointwise(maps: FeatureMaps, conv: nn.Module) -> bool:
     return (
         isinstance(conv, nn.Conv2d)
         and (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))
-        and use_cpu("pointwise_conv", maps.values, conv.weight)
+        and use_cpu_version("pointwise_conv", maps.values, conv.weight)
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, unflatten
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
 from vitruvian.ops.rms_norm import rms_norm
 from vitruvian.tensor_cache import cached_tensors
 
@@ -108,7 +108,7 @@ def rotate_pairs(x: Tensor, rotation: RopeTables, *, heads: int, plain_tokens: i
     """
     if use_triton("axial_rope", x):
         return _rotate_pairs_triton(x, rotation, heads=heads, plain_tokens=plain_tokens)
-    if use_cpu("axial_rope", x):
+    if use_cpu_version("axial_rope", x):
         return _rotate_pairs_cpu(x, rotation, heads=heads, plain_tokens=plain_tokens)
     split = unflatten(x, 2, (heads, -1)).transpose(1, 2)  # [B, A, N, D]
     cells = split.shape[2] - plain_tokens

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
 
 if HAS_TRITON or TYPE_CHECKING:
     import triton
@@ -25,7 +25,7 @@ def swiglu(x: Tensor, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor
     """Return down(silu(gate(x)) · up(x)): [..., C] -> [..., C']. In inference on the CPU, in chunks of rows."""
     weights = gate.weight, up.weight, down.weight
     # The size is read last: a tracer would fix it.
-    if not use_cpu("swiglu", x, *weights, dtypes=_CPU_DTYPES) or x.numel() <= _CPU_ROWS * x.shape[-1]:
+    if not use_cpu_version("swiglu", x, *weights, dtypes=_CPU_DTYPES) or x.numel() <= _CPU_ROWS * x.shape[-1]:
         return _swiglu_torch(x, gate, up, down)
     rows = x.reshape(-1, x.shape[-1])  # [M, C]
     out = torch.cat([_swiglu_torch(part, gate, up, down) for part in torch.split(rows, _CPU_ROWS)])

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu, use_triton
+from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics, merge_statistics
 
 if HAS_TRITON or TYPE_CHECKING:
@@ -111,7 +111,7 @@ def suits_winograd(x: Tensor, weight: Tensor, *, batch: int, transposed: bool = 
     if tuple(weight.shape[2:]) != ((4, 4) if transposed else (3, 3)) or before % 8 or after % 8:
         return False
     if not use_triton("winograd", x, weight):
-        return use_cpu("winograd", x, weight) and min(before, after) >= _MIN_CPU_CHANNELS
+        return use_cpu_version("winograd", x, weight) and min(before, after) >= _MIN_CPU_CHANNELS
     rows, columns = _tiles_hw((x.shape[2], x.shape[3]), taps)
     enough = before * after >= _TRANSFORMS[taps].min_intensity * (before + after)
     worth = batch >= _MIN_BATCH if transposed else batch * rows * columns >= _MIN_BATCH_TILES

@@ -24,8 +24,8 @@ from vitruvian.auto import AutoConfig
 from vitruvian.draw import contact_sheet, draw_boxes
 from vitruvian.errors import InputError, VitruvianWarning, near_matches
 from vitruvian.files import write_image
+from vitruvian.filesystem.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.images.types import RgbImage
-from vitruvian.io.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector

@@ -1,8 +1,8 @@
 """The table of options: one class per task. The command line and the server build their options from it.
 
 A field declared with `option` is one of `vitruvian TASK` and of `POST /v1/TASK` too; `cli/commands/` and
-`serving/options.py` declare only what has another form there, such as boxes in a text. Options of how results are drawn
-and written are in `output_options.py`. This module does not import torch: `vitruvian --help` reads it.
+`serving/task_requests.py` declare only what has another form there, such as boxes in a text. Options of how results are
+drawn and written are in `output_options.py`. This module does not import torch: `vitruvian --help` reads it.
 """
 
 import dataclasses
@@ -272,9 +272,9 @@ class DenseOptions(PeopleOptions):
             model's input. An image that is not larger than a tile is processed whole.
         overlap: Minimum share of a tile's side that it has in common with the next.
         feather: Share of a person's crop, at each edge, over which its weight falls to zero.
-        refine: Whether outlines of people follow the edges of an image that is much larger than the map of the model,
-            and mattes have the colors of the image. False upsamples what the model predicts
-            bilinearly, as the reference does.
+        refine: Whether to sharpen outlines along the edges of the image (guided upsampling), where it is much larger
+            than the map of the model, and to take the colors of mattes from it. False upsamples the map bilinearly, as
+            the reference does.
     """
 
     panel = "Model"
@@ -425,7 +425,7 @@ class MasksOptions(Options, AutomaticMaskOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackOptions(Options, Sam2SessionOptions):
-    """What to track and how. Session options; defaults differ from Transformers.
+    """What to track and how. Includes the fields of `Sam2SessionOptions`, with other defaults than Transformers.
 
     Args:
         prompts: Prompts of objects; more can be added while the video runs, see `TrackResults`. An empty list starts

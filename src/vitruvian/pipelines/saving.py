@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vitruvian.files import write_image
-from vitruvian.io.json_files import json_text
-from vitruvian.io.output_paths import PathPattern
+from vitruvian.filesystem.json_files import json_text
+from vitruvian.filesystem.output_paths import PathPattern
 from vitruvian.pipelines.sources import FrameLoader, Source
 from vitruvian.results.base import Result
 from vitruvian.tasks import PLOTS, file_extension

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianError, one_line
 from vitruvian.files.video import DecodedFrame, VideoReader, import_av, numbered_files
+from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
 from vitruvian.images.download import download, redacted_url
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.read import load_rgb
 from vitruvian.images.types import RgbImage
-from vitruvian.io.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
 
 # Platform → format of PyAV and the name of camera number n.
 _CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}

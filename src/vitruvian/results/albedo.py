@@ -12,8 +12,8 @@ from PIL import Image
 
 from vitruvian.draw.canvas import NEUTRAL
 from vitruvian.files.arrays import write_exr
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of
 
 

@@ -24,8 +24,8 @@ from PIL.Image import Image
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image, write_png_zip
+from vitruvian.filesystem.json_files import JsonObject, json_text, write_json
 from vitruvian.images.types import RgbImage
-from vitruvian.io.json_files import JsonObject, json_text, write_json
 
 SCHEMA_VERSION = 1  # version of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
@@ -65,6 +65,13 @@ class People:
 
     def __len__(self) -> int:
         return len(self.boxes_xyxy)
+
+    @property
+    def boxes_xywh(self) -> NDArray[np.float32]:
+        """The boxes as x, y, width and height: [P, 4]."""
+        boxes = self.boxes_xyxy.copy()
+        boxes[:, 2:] -= boxes[:, :2]
+        return boxes
 
     def to_dict(self) -> JsonObject:
         """Return everything as plain lists and numbers."""

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitruvian.draw import principal_colors
 from vitruvian.errors import InputError
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.results.base import Result, array_of
 
 

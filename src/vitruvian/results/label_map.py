@@ -14,10 +14,10 @@ from vitruvian.draw import draw_labels
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.rle import Rle, encode_rle
 from vitruvian.images.types import RgbImage
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result
 
 

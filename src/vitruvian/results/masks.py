@@ -16,11 +16,11 @@ from vitruvian.errors import InputError, check_choice
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.files.labels import yolo_segment_lines
+from vitruvian.filesystem.atomic import write_lines
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.io.atomic import write_lines
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import (
     Result,
     array_of,

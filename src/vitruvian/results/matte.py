@@ -15,10 +15,10 @@ from vitruvian.draw import checkerboard, composite
 from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_image
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images import load_image
 from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.images.types import RgbImage
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of, box_window, check_array
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from vitruvian.draw import color_normals
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.results.base import array_of
 from vitruvian.results.camera import CameraMap
 from vitruvian.tasks import Convention

@@ -14,9 +14,9 @@ from vitruvian.draw import draw_panoptic
 from vitruvian.errors import InputError
 from vitruvian.files.coco import box_xywh
 from vitruvian.files.images import write_image
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.label_maps import count_labels
 from vitruvian.images.types import RgbImage
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of
 from vitruvian.results.supervision import to_detections
 

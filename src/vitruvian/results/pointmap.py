@@ -18,8 +18,8 @@ from vitruvian.errors import InputError, check_choice
 from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.files.point_clouds import write_glb, write_ply
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.types import RgbImage
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import array_of, with_format
 from vitruvian.results.camera import CameraMap
 

@@ -15,9 +15,9 @@ from vitruvian.draw import draw_pose, enclosing_boxes
 from vitruvian.errors import InputError, near_matches
 from vitruvian.files.coco import keypoint_category, keypoint_record
 from vitruvian.files.labels import yolo_pose_lines
+from vitruvian.filesystem.atomic import write_lines
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.human import LAYOUTS, SAPIENS_308, Layout
-from vitruvian.io.atomic import write_lines
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import Result, array_of, rounded_list
 from vitruvian.results.supervision import to_key_points
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from vitruvian.draw import class_colors
 from vitruvian.errors import InputError
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.types import RgbImage
-from vitruvian.io.json_files import JsonObject
 from vitruvian.results.base import array_of
 from vitruvian.results.label_map import LabelMap
 

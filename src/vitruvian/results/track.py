@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.results.base import array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
 

@@ -69,6 +69,6 @@ def open_input(path: str) -> NativeFile:
         raise InputError(f"{path}: expected a readable file, got {one_line(error)}. Check the path.") from error
 
 
-def join(folder: str, name: str) -> str:
+def join_path(folder: str, name: str) -> str:
     """Return the path of a name in a folder; both use forward slashes on every file system."""
     return f"{folder.rstrip('/')}/{name}"

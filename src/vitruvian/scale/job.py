@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitruvian.errors import InputError
+from vitruvian.filesystem.locks import OutputLock
+from vitruvian.filesystem.output_paths import PathPattern
 from vitruvian.hub import BUILTIN
-from vitruvian.io.locks import OutputLock
-from vitruvian.io.output_paths import PathPattern
 from vitruvian.limits import get_limits
 from vitruvian.pipelines.digests import settings_digest
 from vitruvian.pipelines.options import PeopleOptions
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Number of sources that are processed and written together: it grows from the first to the second.
 DEFAULT_CHUNK, MAX_CHUNK = 64, 1024
 _MAX_FAILURES = 100  # number of messages in a summary
-_ROWS = ".vitruvian.rows"  # folder of shards that record which sources are done, if each source has a file
+_ROWS_FOLDER = ".vitruvian.rows"  # folder of shards that record which sources are done, if each source has a file
 
 
 @dataclass
@@ -123,7 +123,7 @@ def run_on_ray(
     if paths is not None:
         if is_remote(out):
             raise InputError(f"out: expected a folder for shards on a remote file system, got the pattern {out}.")
-        out = str(paths.folder / _ROWS)
+        out = str(paths.folder / _ROWS_FOLDER)
     formats = tuple(formats)
     summary = JobSummary()
     with _locked(out), connect_to_ray(ray, address, runtime_env):

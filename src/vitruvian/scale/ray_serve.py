@@ -48,7 +48,7 @@ _LOCK_SECONDS = 60  # time for the previous replica of jobs to release its folde
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 30.0  # time for a replica to answer open requests before it ends
 _STATE_GPU = 0.25  # share of a GPU, at most, for each of the single replicas
-_CHUNK = 8 << 20  # bytes of a video that are copied at a time
+_CHUNK_BYTES = 8 << 20  # bytes of a video that are copied at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ async def _start_job(video: StoredVideo, task: str, owner: str | None, arguments
 
     def put() -> list[Any]:
         with video.path.open("rb") as file:
-            return [ray.put(chunk) for chunk in iter(lambda: file.read(_CHUNK), b"")]
+            return [ray.put(chunk) for chunk in iter(lambda: file.read(_CHUNK_BYTES), b"")]
 
     chunks = await asyncio.to_thread(put)
     try:

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.errors import InputError, one_line
-from vitruvian.io.output_paths import safe_name
-from vitruvian.scale.filesystems import import_pyarrow, join, open_filesystem
+from vitruvian.filesystem.output_paths import safe_name
+from vitruvian.scale.filesystems import import_pyarrow, join_path, open_filesystem
 from vitruvian.scale.sources import SourceItem
 from vitruvian.tasks import PLOTS
 
@@ -59,7 +59,7 @@ def write_shard(tables: Sequence[pa.Table], out: str, name: str, *, settings: st
     filesystem, folder = open_filesystem(out)
     filesystem.create_dir(folder, recursive=True)
     file_name = f"{name}.{shard_format}"
-    temporary = join(folder, f".{file_name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
+    temporary = join_path(folder, f".{file_name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
     try:
         if shard_format == "parquet":
             _write_parquet(table, filesystem, temporary, settings)
@@ -68,7 +68,7 @@ def write_shard(tables: Sequence[pa.Table], out: str, name: str, *, settings: st
         if filesystem.type_name == "local":
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
-        filesystem.move(temporary, join(folder, file_name))
+        filesystem.move(temporary, join_path(folder, file_name))
     except (OSError, pa.ArrowException) as error:
         raise InputError(
             f"{out}/{file_name}: expected a shard to be written, got {error}. Is the disk full?"
@@ -140,7 +140,7 @@ class ShardIndex:
         parts: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32], NDArray[np.bool_]]] = []
         filesystem, folder = open_filesystem(out)
         for name in shard_names(filesystem, folder):
-            found, rows = _read_index_rows(filesystem, join(folder, name))
+            found, rows = _read_index_rows(filesystem, join_path(folder, name))
             if found != settings:
                 raise InputError(
                     f"{out}/{name}: expected results of the same settings, got those of others. "
@@ -234,13 +234,13 @@ def remove_rows(out: str, name: str, sources: set[str], *, settings: str) -> Non
 
     pa = import_pyarrow()
     filesystem, folder = open_filesystem(out)
-    with filesystem.open_input_file(join(folder, name)) as file:
+    with filesystem.open_input_file(join_path(folder, name)) as file:
         table = pq.ParquetFile(file).read()
     remaining = table.filter(pc.invert(pc.is_in(table.column("source"), value_set=pa.array(sorted(sources)))))
     if remaining.num_rows:
         write_shard([remaining], out, name.rpartition(".")[0], settings=settings, shard_format="parquet")
     else:
-        filesystem.delete_file(join(folder, name))
+        filesystem.delete_file(join_path(folder, name))
 
 
 def shard_name(number: int, first: str) -> str:

@@ -26,9 +26,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from vitruvian.errors import InputError, VitruvianError, one_line
-from vitruvian.io.media_files import IMAGE_SUFFIXES, is_url, source_kind, walk_files
+from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, is_url, source_kind, walk_files
 from vitruvian.limits import Limits, get_limits, use_limits
-from vitruvian.scale.filesystems import import_pyarrow, is_remote, join, open_filesystem, open_input
+from vitruvian.scale.filesystems import import_pyarrow, is_remote, join_path, open_filesystem, open_input
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo
@@ -194,7 +194,7 @@ def _list_lines(text: str) -> Iterator[SourceItem]:
 
 def _below(folder: str, path: str) -> str:
     """Return a path that is relative to a folder, unless it is absolute or has a scheme."""
-    return path if is_remote(path) or path.startswith("/") or not folder else join(folder, path)
+    return path if is_remote(path) or path.startswith("/") or not folder else join_path(folder, path)
 
 
 def _list_parquet(text: str, column: str | None) -> Iterator[SourceItem]:

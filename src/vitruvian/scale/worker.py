@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vitruvian.errors import VitruvianError
-from vitruvian.io.atomic import sync_to_disk
+from vitruvian.filesystem.atomic import sync_to_disk
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines import Failure, pipeline, pipeline_class
 from vitruvian.pipelines.saving import ResultWriter, encode_as

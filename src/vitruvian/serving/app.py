@@ -72,7 +72,7 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Answer with an error; those that are not ours are logged."""
+    """Answer with an error; unexpected ones are logged."""
     if isinstance(error, HTTPException):
         text = {404: "a path of this server", 405: "another method"}.get(error.status_code, "another request")
         got = f"{request.method} {request.url.path[:80]}"

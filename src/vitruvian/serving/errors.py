@@ -92,7 +92,7 @@ def status_of(error: BaseException) -> int:
 
 
 def _error_parts(error: BaseException) -> ErrorParts:
-    """Return what a client is told. Of errors that are not ours, nothing: the log has them."""
+    """Return the parts of an error for the client. Unexpected errors are only logged."""
     if not isinstance(error, VitruvianError):
         advice = "It is a bug of the server: its log has the details."
         return ErrorParts(message=f"server: unexpected error. {advice}", subject="server", hint=advice)

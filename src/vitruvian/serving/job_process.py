@@ -12,10 +12,10 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from vitruvian.io.json_files import write_json
+from vitruvian.filesystem.json_files import write_json
 
 _NAMES = "names.json"  # in the folder of a job: what the client calls its files
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _MAX_LINE = 1 << 20  # bytes of a line of the command
 _TAIL_BYTES = 8192  # of its messages
 _STOP_SECONDS = 15.0  # for a process to end
@@ -80,6 +80,6 @@ def failure_reason(code: int, messages: str) -> str:
 async def _tail(stream: asyncio.StreamReader) -> str:
     """Read a stream to its end, and return the end of it."""
     tail = b""
-    while chunk := await stream.read(_CHUNK):
+    while chunk := await stream.read(_CHUNK_BYTES):
         tail = (tail + chunk)[-_TAIL_BYTES:]
     return tail.decode("utf-8", "replace")

@@ -30,8 +30,8 @@ from vitruvian.errors import one_line
 from vitruvian.serving.errors import RequestError, not_found, too_many
 from vitruvian.serving.job_process import JobProcess, failure_reason
 from vitruvian.serving.job_store import FINAL, Job, JobState, JobStore
-from vitruvian.serving.options import JOB_OPTIONS, PeopleRequest
 from vitruvian.serving.settings import Settings
+from vitruvian.serving.task_requests import JOB_REQUESTS, PeopleRequest
 from vitruvian.serving.upload_folder import UploadFolder
 
 _log = logging.getLogger("vitruvian.serving")
@@ -242,7 +242,7 @@ class Jobs:
         options = {"device": settings.device, "dtype": settings.dtype}
         command += [f"--{name}={value}" for name, value in options.items() if value is not None]
         command += [f"--limit={name}={value}" for name, value in settings.image_limits.items()]
-        detects = issubclass(JOB_OPTIONS[job.task], PeopleRequest) or "--everyone" in job.arguments
+        detects = issubclass(JOB_REQUESTS[job.task], PeopleRequest) or "--everyone" in job.arguments
         if settings.detector is not None and detects:
             command.append(f"--detect={settings.detector}")
         return [*command, *job.arguments]

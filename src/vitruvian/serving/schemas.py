@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.io.json_files import json_text
+from vitruvian.filesystem.json_files import json_text
 from vitruvian.results import (
     Albedo,
     Embedding,

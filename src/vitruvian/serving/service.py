@@ -27,16 +27,16 @@ from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
 from vitruvian.pipelines.people.selection import detector_spec
 from vitruvian.pipelines.saving import encode_as
 from vitruvian.results import Result
-from vitruvian.serving.batching import FairLock, ModelQueue, QueuedRequest
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
 from vitruvian.serving.job_store import Job, JobState
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
-from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions, TrackPromptFields, TrackRequest
+from vitruvian.serving.model_queue import FairLock, ModelQueue, QueuedRequest
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.stored_images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.stored_videos import StoredVideo, video_store
+from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest, TrackPromptFields, TrackRequest
 from vitruvian.serving.upload_folder import UploadFolder
 from vitruvian.serving.uploads import UploadReader
 from vitruvian.tasks import PLOTS, TASKS, find_task
@@ -91,7 +91,7 @@ class Service:
                 on_failure=on_failure,
             )
             for task in settings.models
-            if task in IMAGE_OPTIONS
+            if task in IMAGE_REQUESTS
         }
         self._add_gauges()
 
@@ -186,7 +186,7 @@ class Service:
         return self.queues[task]
 
     async def answer(
-        self, request: Request, task: str, body: bytes, name: str, options: TaskOptions, file_format: str
+        self, request: Request, task: str, body: bytes, name: str, options: TaskRequest, file_format: str
     ) -> bytes:
         """Run a task on an image, and return the result as the bytes of a file."""
         queue = self.queue(task)
@@ -196,7 +196,7 @@ class Service:
         encode = partial(self._encode, file_format, options)
         return await self.wait(request, queue.submit(QueuedRequest(body, name, call, encode)))
 
-    def _encode(self, file_format: str, options: TaskOptions, result: Result) -> bytes:
+    def _encode(self, file_format: str, options: TaskRequest, result: Result) -> bytes:
         """Return a result as the bytes of a file."""
         output = options.output()
         save = {} if file_format in PLOTS else output.save_options(file_format)
@@ -216,7 +216,7 @@ class Service:
         self.images.add(image)
         return image
 
-    async def segment(self, request: Request, image: StoredImage, options: TaskOptions, file_format: str) -> bytes:
+    async def segment(self, request: Request, image: StoredImage, options: TaskRequest, file_format: str) -> bytes:
         """Segment a stored image by prompts, with its embedding."""
         queue = self.queue("segment")
         options.check_prompts(self.settings.limits.prompts)
@@ -234,7 +234,7 @@ class Service:
         return await self.wait(request, self._submit_short_task(lambda: video.read_frame(frame)))
 
     async def segment_frame(
-        self, request: Request, video: StoredVideo, frame: int, options: TaskOptions, file_format: str
+        self, request: Request, video: StoredVideo, frame: int, options: TaskRequest, file_format: str
     ) -> bytes:
         """Segment a frame of a stored video by prompts; the frame is a stored image from the first prompt on."""
         self.queue("segment").check_space()

@@ -20,8 +20,8 @@ from vitruvian.pipelines.engine.steps import InferenceSteps, ModelInput, Prepare
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.results import Masks, People
-from vitruvian.serving.batching import ModelQueue
 from vitruvian.serving.lru_store import StoredItem
+from vitruvian.serving.model_queue import ModelQueue
 
 
 class _ImageEmbedding:

@@ -18,8 +18,8 @@ from PIL import Image
 from vitruvian.files.video import VideoReader
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.lru_store import LruStore, StoredItem
-from vitruvian.serving.options import TrackPromptFields
 from vitruvian.serving.settings import ServerLimits
+from vitruvian.serving.task_requests import TrackPromptFields
 from vitruvian.serving.upload_folder import UploadFolder
 
 _FRAME_QUALITY = 95  # of JPEG

@@ -16,13 +16,13 @@ from starlette.datastructures import UploadFile
 
 from vitruvian.errors import InputError, one_line
 from vitruvian.files.video import VideoReader
+from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.images.decode import is_image
-from vitruvian.io.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.serving.errors import RequestError, too_large
 from vitruvian.serving.settings import ServerLimits
 from vitruvian.serving.uploads import FORM, LimitedRequest, file_name, media_type, parse_json_object
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _ZIP = b"PK\x03\x04"
 _TYPES = {
     "image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/tiff": ".tif", "image/gif": ".gif",
@@ -135,7 +135,7 @@ class UploadFolder:
     def _copy(self, source: IO[bytes], target: IO[bytes]) -> None:
         """Copy a file of an archive; what it declares as its size is not trusted."""
         left = self.limits.job_upload_bytes - self.size
-        while chunk := source.read(_CHUNK):
+        while chunk := source.read(_CHUNK_BYTES):
             left -= len(chunk)
             if left < 0:
                 raise too_large("archive", self.limits.job_upload_bytes, "bytes, unpacked")
@@ -154,7 +154,7 @@ async def receive_files(request: Request, folder: UploadFolder) -> dict[str, Any
                     fields[name] = value
                     continue
                 with folder.open_file() as file:
-                    while chunk := await value.read(_CHUNK):
+                    while chunk := await value.read(_CHUNK_BYTES):
                         file.write(chunk)
                 await asyncio.to_thread(folder.add_upload, file_name(value.filename), value.content_type or "")
     else:

@@ -24,8 +24,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from vitruvian.errors import one_line
+from vitruvian.filesystem.media_files import is_url
 from vitruvian.images.download import download, redacted_url
-from vitruvian.io.media_files import is_url
 from vitruvian.serving.errors import RequestError, too_large, too_many
 from vitruvian.serving.settings import ServerLimits
 

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def zip_chunks(files: Mapping[str, Path]) -> Iterator[bytes]:
@@ -16,7 +16,7 @@ def zip_chunks(files: Mapping[str, Path]) -> Iterator[bytes]:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, path in files.items():
             with path.open("rb") as source, archive.open(name, "w", force_zip64=True) as target:
-                while chunk := source.read(_CHUNK):
+                while chunk := source.read(_CHUNK_BYTES):
                     target.write(chunk)
                     yield buffer.take()
     yield buffer.take()

@@ -7,7 +7,8 @@
 | which settings a run has | `config` |
 | which losses a task trains with, and their weights | `objectives`; the losses are in `vitruvian.losses` |
 | what a model starts from, and how it is saved for use | `task_models` |
-| learning rate, weight decay, AdamW or Muon | `optimizer` |
+| weight decay, AdamW or Muon, the learning rate of each layer | `optimizer`; `muon` |
+| how the learning rate changes over a run | `learning_rate` |
 | how the random numbers of a run are seeded | `seeds` |
 | what a step does; when to log, evaluate, save and stop | `loop` |
 | what a checkpoint holds, which are kept, how a run resumes | `checkpoints` |

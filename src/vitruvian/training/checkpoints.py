@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.io.json_files import JsonObject, read_json_object
+from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
 from vitruvian.weights import unshared

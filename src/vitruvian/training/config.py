@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Literal, Self
 from vitruvian import tasks
 from vitruvian.config import ConfigBase, bounded, config_dataclass
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.io.atomic import write_text
-from vitruvian.io.json_files import read_json_object, read_text
+from vitruvian.filesystem.atomic import write_text
+from vitruvian.filesystem.json_files import read_json_object, read_text
 
 TRAINED_TASKS = tuple(task.name for task in tasks.TASKS.values() if task.sapiens2_head is not None)
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vitruvian.io.atomic import write_text
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.atomic import write_text
+from vitruvian.filesystem.json_files import JsonObject
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -32,9 +32,10 @@ from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
 from vitruvian.training.datasets.stream import SyntheticStream
 from vitruvian.training.ema import ExponentialMovingAverage
 from vitruvian.training.evaluation.evaluate import Evaluate, make_validation
+from vitruvian.training.learning_rate import learning_rate_factor, set_learning_rate
 from vitruvian.training.log import RunLog
 from vitruvian.training.objectives import make_objective
-from vitruvian.training.optimizer import build_optimizer, learning_rate_factor, named_weights, set_learning_rate
+from vitruvian.training.optimizer import build_optimizer, named_weights
 from vitruvian.training.seeds import RandomStream, derive_seed, seed_step
 from vitruvian.training.synthetic.asset_pack import load_pack, training_split
 from vitruvian.training.synthetic.procedural_pack import procedural_pack

@@ -66,10 +66,10 @@ def _open_pretrained(
     source: str, tasks: list[str], common: dict[str, Any]
 ) -> tuple[Sapiens2Config, Sapiens2Model, dict[str, Sapiens2TaskModel]]:
     """Open a checkpoint of one or several tasks: its configuration with `common`, its encoder, those of `tasks`."""
-    packed = read_heads(source, HubOptions())
-    if packed is not None:
+    available_heads = read_heads(source, HubOptions())
+    if available_heads is not None:
         opened = Sapiens2MultiTask.from_pretrained(
-            source, tasks=[HEADS[task] for task in tasks if HEADS[task] in packed]
+            source, tasks=[HEADS[task] for task in tasks if HEADS[task] in available_heads]
         )
         stored = {task_of_head(head).name: opened.task_model(head) for head in opened.tasks}
         return Sapiens2Config.from_pretrained(source, **common), opened.encoder, stored

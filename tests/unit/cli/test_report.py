@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitruvian.cli.app import _option_names, program, run
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.options import MessageGroup
+from vitruvian.cli.option_groups import MessageGroup
 from vitruvian.cli.report import RunReport, error_text, json_line, printable
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.pipelines import _warn_about_builtin
@@ -102,7 +102,7 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
     code = (
         "import functools, time, warnings\n"
         "from vitruvian.cli.app import _show_warning\n"
-        "from vitruvian.cli.options import MessageGroup\n"
+        "from vitruvian.cli.option_groups import MessageGroup\n"
         "from vitruvian.cli.report import RunReport\n"
         "from vitruvian.errors import VitruvianWarning\n"
         "warnings.showwarning = functools.partial(_show_warning, {})\n"

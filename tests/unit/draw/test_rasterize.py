@@ -74,7 +74,7 @@ def test_hair_lines_fade_instead_of_breaking_up() -> None:
 
 @pytest.mark.parametrize("large", [1, 10**9])
 def test_later_strokes_lie_on_top(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGE", large)
+    monkeypatch.setattr(module, "_LARGE_STROKE_PIXELS", large)
     canvas, strokes = black(30, 30), Strokes()
     strokes.dot((15, 15), radius=10, color=RED)
     strokes.dot((15, 15), radius=6, color=GREEN, opacity=0.5)
@@ -90,7 +90,7 @@ def test_large_strokes_alone_and_together_come_out_the_same(monkeypatch: pytest.
     images = []
     rows = [(random.uniform(-10, 90, 2), random.uniform(-10, 90, 2), random.uniform(0.3, 9)) for _ in range(40)]
     for large, most in ((1, 2**20), (10**9, 2**20), (10**9, 500), (100, 900)):
-        monkeypatch.setattr(module, "_LARGE", large)
+        monkeypatch.setattr(module, "_LARGE_STROKE_PIXELS", large)
         monkeypatch.setattr(module, "_MAX_PIXELS", most)
         canvas, strokes = black(80, 80), Strokes()
         for i, (start, end, radius) in enumerate(rows):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.tiny_multitask import tiny_multitask
+from tests.helpers.tiny_multitask import tiny_multitask
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian import cli
 from vitruvian.cli.commands.export import export

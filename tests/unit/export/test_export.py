@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.families.sapiens2 import tiny
-from tests.tiny_checkpoints import save_mask2former, save_sam2
+from tests.helpers.tiny_checkpoints import save_mask2former, save_sam2
 from tests.unit.export.tiny_pose import build, pixels
 from vitruvian.auto import AutoModel
 from vitruvian.errors import CheckpointError, InputError

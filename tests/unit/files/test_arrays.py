@@ -11,7 +11,7 @@ import pytest
 
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.files.arrays import write_exr, write_npz
-from vitruvian.io.json_files import write_json
+from vitruvian.filesystem.json_files import write_json
 
 
 def test_npz_opens_without_pickle(tmp_path: Path) -> None:

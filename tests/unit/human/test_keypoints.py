@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from vitruvian import human
 
 OTHER_SIDE = {"left": "right", "right": "left", "middle": "middle"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from vitruvian.errors import InputError
 from vitruvian.human import (
     BODY_25,

@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from vitruvian.human import PART_COLORS, PART_FLIP_PERMUTATION, PART_INDEX, PART_NAMES, PARTS
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.unit.images.samples import photo, photo_array
 from vitruvian.errors import InputError
 from vitruvian.images import (

@@ -13,7 +13,7 @@ from torch import nn
 from tests.families import mask2former
 from tests.families.sam2 import clicks
 from tests.families.sam2 import tiny as tiny_sam2
-from tests.tiny import DECONVOLUTION, SHUFFLE, TASKS, pixels, tiny_config, tiny_task
+from tests.helpers.tiny_models import DECONVOLUTION, SHUFFLE, TASKS, pixels, tiny_config, tiny_task
 from vitruvian import (
     CheckpointError,
     ConfigError,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.unit.images.samples import photo
 from tests.unit.ops.versions import every_version
 from vitruvian.errors import InputError

@@ -63,7 +63,7 @@ def test_device_and_data_type_decide(
     )  # stands for a tensor on a device that this machine may lack
     with torch.no_grad():
         assert dispatch.use_triton("some_operation", x) is on_triton
-        assert dispatch.use_cpu("some_operation", x) is on_cpu
+        assert dispatch.use_cpu_version("some_operation", x) is on_cpu
         monkeypatch.setattr(dispatch, "HAS_TRITON", False)
         assert not dispatch.use_triton("some_operation", x)
 
@@ -71,13 +71,13 @@ def test_device_and_data_type_decide(
 def test_what_switches_the_fast_versions_off() -> None:
     x = torch.ones(2)
     with torch.no_grad():
-        assert dispatch.use_cpu("some_operation", x)
+        assert dispatch.use_cpu_version("some_operation", x)
         with dispatch.disable_triton("some_operation"):
-            assert not dispatch.use_cpu("some_operation", x)
-            assert dispatch.use_cpu("other_operation", x)
+            assert not dispatch.use_cpu_version("some_operation", x)
+            assert dispatch.use_cpu_version("other_operation", x)
         with dispatch.disable_triton():
-            assert not dispatch.use_cpu("other_operation", x)
+            assert not dispatch.use_cpu_version("other_operation", x)
         with torch.autocast("cpu"):
-            assert not dispatch.use_cpu("some_operation", x)
-    assert not dispatch.use_cpu("some_operation", x)  # gradients are enabled
+            assert not dispatch.use_cpu_version("some_operation", x)
+    assert not dispatch.use_cpu_version("some_operation", x)  # gradients are enabled
     assert dispatch.wants_grad(x.requires_grad_())

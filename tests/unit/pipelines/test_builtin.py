@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.tiny_multitask import install, tiny_multitask
-from tests.unit.pipelines.case import sample_image
+from tests.helpers.pipelines import sample_image
+from tests.helpers.tiny_multitask import install, tiny_multitask
 from vitruvian import InputError, VitruvianWarning, hub, pipeline
 from vitruvian.errors import CheckpointError
 from vitruvian.images.types import RgbImage

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import vitruvian
-from tests.unit.pipelines.case import NEEDS, SAPIENS, TASKS, arrays, leeway, opened, parts_of, sample_image, write_clip
+from tests.helpers.pipelines import NEEDS, SAPIENS, TASKS, arrays, leeway, opened, parts_of, sample_image, write_clip
 from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines import Failure, Results, _warn_about_builtin, default_model, pipeline, pipeline_class

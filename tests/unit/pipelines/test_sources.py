@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.pipelines.case import write_clip
+from tests.helpers.pipelines import write_clip
 from vitruvian.errors import ImageError, InputError
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve_case import Client, archive, form, jpeg, local_server, wait
+from tests.helpers.pipelines import parts_of, sample_image
+from tests.helpers.server import Client, archive, form, jpeg, local_server, wait
 from tests.unit.files.clips import make_clip
-from tests.unit.pipelines.case import parts_of, sample_image
 from vitruvian.limits import use_limits
 from vitruvian.pipelines.tasks.embed import EmbedPipeline
 from vitruvian.serving import jobs

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serve_case import jpeg, wait
-from tests.unit.pipelines.case import parts_of
+from tests.helpers.pipelines import parts_of
+from tests.helpers.server import jpeg, wait
 from vitruvian.errors import ImageError, InputError
 from vitruvian.pipelines.tasks.pose import PosePipeline
-from vitruvian.serving.batching import FairLock, ModelQueue, QueuedRequest
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import Metrics
+from vitruvian.serving.model_queue import FairLock, ModelQueue, QueuedRequest
 
 
 class GatedPose(PosePipeline):

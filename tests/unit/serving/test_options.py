@@ -11,7 +11,7 @@ from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.pipelines.options import option_rows
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.media_types import choose_format, formats_of
-from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
+from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("task", PIPELINE_TASKS)
 def test_every_task_has_options_and_the_command_line_takes_them(task: str) -> None:
-    options = JOB_OPTIONS[task].read(CHANGED[task])
+    options = JOB_REQUESTS[task].read(CHANGED[task])
     command = program(task).commands[task]
     context = command.make_context(task, ["a.jpg", *options.arguments()])  # as a job starts it
     given = TASK_COMMANDS[task](**{name: value for name, value in context.params.items() if name != "help_all"})
@@ -52,10 +52,10 @@ def test_every_task_has_options_and_the_command_line_takes_them(task: str) -> No
             assert read == value, name
 
 
-@pytest.mark.parametrize("task", IMAGE_OPTIONS)
+@pytest.mark.parametrize("task", IMAGE_REQUESTS)
 def test_options_are_arguments_of_the_pipeline(task: str) -> None:
-    values = {name: value for name, value in CHANGED[task].items() if name in IMAGE_OPTIONS[task].model_fields}
-    for options in (IMAGE_OPTIONS[task].read({}), IMAGE_OPTIONS[task].read(values)):
+    values = {name: value for name, value in CHANGED[task].items() if name in IMAGE_REQUESTS[task].model_fields}
+    for options in (IMAGE_REQUESTS[task].read({}), IMAGE_REQUESTS[task].read(values)):
         if "detect" in values and "tile" in values:
             continue
         TASKS[task].pipeline_class().check_options(options.call_options())
@@ -77,26 +77,26 @@ def test_options_are_arguments_of_the_pipeline(task: str) -> None:
 )
 def test_wrong_options(task: str, values: dict[str, object], subject: str) -> None:
     with pytest.raises(RequestError) as caught:
-        IMAGE_OPTIONS[task].read(values)
+        IMAGE_REQUESTS[task].read(values)
     assert (caught.value.status, caught.value.subject) == (422, subject)
 
 
 @pytest.mark.parametrize("values", [{"save": "../x"}, {"save": "json --out /"}, {"mesh": True}])
 def test_wrong_options_of_jobs(values: dict[str, object]) -> None:
     with pytest.raises(RequestError):
-        JOB_OPTIONS["pointmap"].read(values).arguments()
+        JOB_REQUESTS["pointmap"].read(values).arguments()
 
 
 def test_limits_of_the_server() -> None:
     library = {row.name: row.info.range.le for row in option_rows(TASKS["masks"].options_class())}
     assert library["crop_layers"] == 4
-    IMAGE_OPTIONS["masks"].read({"crop_layers": 2})
+    IMAGE_REQUESTS["masks"].read({"crop_layers": 2})
     with pytest.raises(RequestError, match="crop_layers"):
-        IMAGE_OPTIONS["masks"].read({"crop_layers": 3})
+        IMAGE_REQUESTS["masks"].read({"crop_layers": 3})
 
 
 def test_texts_of_query_parameters() -> None:
-    options = IMAGE_OPTIONS["segment"].read({"points": "[3, 4]", "labels": "[0]", "all_masks": "true"})
+    options = IMAGE_REQUESTS["segment"].read({"points": "[3, 4]", "labels": "[0]", "all_masks": "true"})
     assert options.call_options()["points"] == [[[3.0, 4.0]]]
     assert options.call_options()["labels"] == [[0]]
     assert options.prompt_count() == 1

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import CudaDevice, cuda_or_cpu, read_size
+from vitruvian.cli.option_groups import CudaDevice, cuda_or_cpu, read_size
 
 EXAMPLE = "vitruvian bench --model sapiens2-pose-0.4b --batch 1"
 
@@ -40,8 +40,8 @@ def bench(
 
     from rich.console import Console
 
-    from vitruvian.benchmarking import workloads
-    from vitruvian.benchmarking.timing import describe_machine, product_ceiling
+    from vitruvian.bench import workloads
+    from vitruvian.bench.timing import describe_machine, product_ceiling
     from vitruvian.cli.report import format_seconds
     from vitruvian.errors import check_choice
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.options import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
+from vitruvian.cli.option_groups import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
 from vitruvian.errors import InputError
 
 EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --model parts=facebook/sapiens2-seg-0.4b"
@@ -49,7 +49,7 @@ def demo(
         done = run_demo(
             images or None,
             out,
-            model=_read_models(model),
+            model=_parse_models(model),
             detect=detect,
             device=device,
             dtype=dtype,
@@ -63,7 +63,7 @@ def demo(
     raise typer.Exit(1 if done.failures else 0)
 
 
-def _read_models(texts: Sequence[str] | None) -> str | dict[str, str] | None:
+def _parse_models(texts: Sequence[str] | None) -> str | dict[str, str] | None:
     """Read --model: one for all tasks, or which checkpoint each task uses."""
     pairs = [text.partition("=") for text in texts or ()]
     if not pairs:

@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from vitruvian.cli.options import Debug, Json
+from vitruvian.cli.option_groups import Debug, Json
 from vitruvian.cli.report import print_json, printable
 from vitruvian.cpu_threads import usable_cores
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.limits import Limits, get_limits
 from vitruvian.serving.settings import ServerLimits, read_limits
 from vitruvian.version import __version__

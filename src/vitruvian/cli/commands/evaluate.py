@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import CudaDevice, cuda_or_cpu
+from vitruvian.cli.option_groups import CudaDevice, cuda_or_cpu
 
 EXAMPLE = "vitruvian evaluate my-run set"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.options import read_size
+from vitruvian.cli.option_groups import read_size
 
 EXAMPLE = "vitruvian export facebook/sapiens2-pose-0.4b pose-int8 --int8 --calibrate photos"
 

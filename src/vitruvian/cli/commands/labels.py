@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import Debug
+from vitruvian.cli.option_groups import Debug
 from vitruvian.errors import InputError
 
 EXAMPLE = "vitruvian labels people.json --to cvat --out people.xml"
@@ -25,7 +25,7 @@ def labels(
 ) -> None:
     """Convert a COCO dataset of poses, masks or boxes to labels for YOLO, Label Studio or CVAT for images 1.1."""
     from vitruvian.files.labels import write_cvat, write_label_studio, write_yolo
-    from vitruvian.io.json_files import read_json
+    from vitruvian.filesystem.json_files import read_json
 
     values = read_json(dataset)
     try:

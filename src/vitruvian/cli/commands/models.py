@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import Debug, Json, Quiet, read_size
+from vitruvian.cli.option_groups import Debug, Json, Quiet, read_size
 from vitruvian.cli.report import format_millions, print_json, printable
 from vitruvian.errors import CheckpointError, InputError
 

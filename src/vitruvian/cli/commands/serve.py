@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.options import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
+from vitruvian.cli.option_groups import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, find_task
 
@@ -128,7 +128,7 @@ def serve(
     report = RunReport(MessageGroup(quiet=quiet, debug=debug))
     changes, limits = read_limits(dict(text.partition("=")[::2] for text in limit or ()), subject="--limit")
     settings = Settings(
-        models=_read_models(model or []),
+        models=_resolve_models(model or []),
         data=(data or default_data_folder()).expanduser().absolute(),
         host=host,
         port=port,
@@ -183,7 +183,7 @@ def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **s
             serve.shutdown()
 
 
-def _read_models(texts: Sequence[str]) -> dict[str, str]:
+def _resolve_models(texts: Sequence[str]) -> dict[str, str]:
     """Return the checkpoint of each task, in the order of the table of tasks."""
     from vitruvian.cli.checkpoints import check_model
     from vitruvian.hub import BUILTIN, has_builtin

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import CudaDevice, cuda_or_cpu, read_size
+from vitruvian.cli.option_groups import CudaDevice, cuda_or_cpu, read_size
 
 EXAMPLE = "vitruvian synthesize --out set --count 2 --size 64x48 --supersample 1"
 

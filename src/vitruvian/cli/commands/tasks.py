@@ -12,10 +12,10 @@ from typing import Annotated, ClassVar, Self
 from typer import Option
 
 from vitruvian.cli.commands.track import TrackCommand
-from vitruvian.cli.options import BatchGroup, CocoGroup, PeopleGroup, TileGroup, read_numbers, read_points
+from vitruvian.cli.option_groups import BatchGroup, CocoGroup, PeopleGroup, TileGroup, read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
-from vitruvian.io.json_files import read_json
+from vitruvian.filesystem.json_files import read_json
 from vitruvian.pipelines.output_options import (
     ALL_MASKS_HELP,
     MatteOutput,

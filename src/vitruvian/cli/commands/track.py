@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from typer import Option
 
 from vitruvian.cli.command_digest import command_digest
-from vitruvian.cli.options import read_numbers, read_points
+from vitruvian.cli.option_groups import read_numbers, read_points
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError, VitruvianError
+from vitruvian.filesystem.json_files import read_json
 from vitruvian.hub import BUILTIN
-from vitruvian.io.json_files import read_json
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
 

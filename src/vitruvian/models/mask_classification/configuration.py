@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Self
 
 from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, read_config_dict
 from vitruvian.errors import ConfigError
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions
-from vitruvian.io.json_files import JsonObject
 from vitruvian.models.resnet.configuration import ResNetConfig
 from vitruvian.models.swin.configuration import SwinConfig
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError, InputError
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images import (
     ResizeMode,
     center_on_canvas,
@@ -34,7 +35,6 @@ from vitruvian.images.data_format import in_data_format, is_channels_last, size_
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
-from vitruvian.io.json_files import JsonObject
 from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
 from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,

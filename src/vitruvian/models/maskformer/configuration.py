@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.mlp import activation
 from vitruvian.models.mask_classification.configuration import ALL_STAGES, MaskClassificationConfig
 from vitruvian.models.resnet.configuration import ResNetConfig

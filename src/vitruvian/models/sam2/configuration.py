@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, near_matches
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 
 ConfigT = TypeVar("ConfigT", bound=ConfigBase)

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from vitruvian.config import ConfigBase, config_dataclass, nested, read_config_dict
 from vitruvian.errors import CheckpointError, InputError, InputTypeError
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.boxes import mask_boxes
@@ -30,7 +31,6 @@ from vitruvian.images.data_format import in_data_format, size_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
-from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge

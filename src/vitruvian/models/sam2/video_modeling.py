@@ -284,13 +284,13 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             return parts[0]
         order = torch.tensor([number for group in groups for number in group]).argsort()
         candidates = [one for part in parts for one in part.candidates]
-        on_device = pinned_copy(order, levels[-1].device)
+        order_on_device = pinned_copy(order, levels[-1].device)
         return _ObjectMasks(
-            low=torch.cat([part.low for part in parts])[on_device],
-            high=torch.cat([part.high for part in parts])[on_device],
-            pointers=torch.cat([part.pointers for part in parts])[on_device],
-            scores=torch.cat([part.scores for part in parts])[on_device],
-            ious=torch.cat([part.ious for part in parts])[on_device],
+            low=torch.cat([part.low for part in parts])[order_on_device],
+            high=torch.cat([part.high for part in parts])[order_on_device],
+            pointers=torch.cat([part.pointers for part in parts])[order_on_device],
+            scores=torch.cat([part.scores for part in parts])[order_on_device],
+            ious=torch.cat([part.ious for part in parts])[order_on_device],
             candidates=tuple(candidates[number] for number in order.tolist() if candidates),
         )
 

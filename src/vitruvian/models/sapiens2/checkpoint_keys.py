@@ -99,7 +99,7 @@ def target_names(name: str, *, gated: bool = True) -> tuple[str, ...] | None:
 
 
 def _head_names(name: str) -> tuple[str, ...] | None:
-    """Return our name for a weight of a head, which may be ours already."""
+    """Return our name for a weight of a head, which may have the new name already."""
     for pattern, rename in _HEAD:
         match = re.fullmatch(rf"decode_head\.{pattern}", name)
         if match:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, InputError, near_matches
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
 # Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
@@ -304,9 +304,9 @@ class Sapiens2Config(BackboneConfig):
             raise InputError(
                 f"variant: expected one of {', '.join(VARIANTS)}, got {name!r}.{near_matches(name, VARIANTS)}"
             )
-        if task not in TASKS:
-            close = near_matches(task, TASKS)
-            raise InputError(f"task: expected one of {', '.join(TASKS)}, got {task!r}.{close}")
+        if task not in CHECKPOINT_TASKS:
+            close = near_matches(task, CHECKPOINT_TASKS)
+            raise InputError(f"task: expected one of {', '.join(CHECKPOINT_TASKS)}, got {task!r}.{close}")
         return cls(**({"image_size": [1024, 768]} | VARIANTS[name] | task_fields(task, name) | overrides))
 
 
@@ -330,7 +330,7 @@ VARIANTS: dict[str, JsonObject] = {
     "1b-4k": _encoder_fields(1536, 40, 24, num_tokenizer_layers=4, use_tokenizer=True, image_size=[4096, 3072]),
     "5b": _encoder_fields(2432, 56, 32, num_tokenizer_layers=6),
 }
-TASKS = ("pretrain", "pose", "seg", "normal", "pointmap", "matting", "albedo")
+CHECKPOINT_TASKS = ("pretrain", "pose", "seg", "normal", "pointmap", "matting", "albedo")
 
 
 def task_fields(task: str, name: str) -> JsonObject:

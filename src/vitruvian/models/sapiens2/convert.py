@@ -1,4 +1,4 @@
-"""Original Sapiens2 checkpoints -> ours.
+"""Conversion of checkpoints of the original Sapiens2 release.
 
 `from_pretrained` reads checkpoints of the Hub directly. `convert_state_dict` converts the tensors of an original
 checkpoint; `save_converted` writes a folder in the layout of the Hub, with the architecture read from the shapes.
@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vitruvian.errors import InputError, WeightsError
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
 from vitruvian.limits import get_limits
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names

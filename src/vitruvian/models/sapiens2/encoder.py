@@ -165,7 +165,9 @@ class Sapiens2Encoder(nn.Module):
 
 
 class Sapiens2Layer(CheckpointedLayer):
-    """Attention and feed-forward in carried-residual form: a layer adds the last branch and returns its own.
+    """A pre-norm block: attention and feed-forward, each residual addition fused into the norm that follows it.
+
+    The layer adds the output of the previous one to the residual stream, and returns the stream and its own output.
 
     `plain` omits qk-norm and layer scale.
 

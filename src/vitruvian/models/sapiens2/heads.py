@@ -18,7 +18,7 @@ from vitruvian.ops.interpolate import bilinear
 from vitruvian.ops.winograd import WinogradConv
 from vitruvian.tensor_cache import WeightCache
 
-_LARGE_MAP = 2**26  # bytes of the largest map of an image, above which fewer images are decoded at a time
+_LARGE_MAP_BYTES = 2**26  # bytes of the largest map of an image, above which fewer images are decoded at a time
 
 
 class DecodeHead(nn.Module):
@@ -93,7 +93,7 @@ class DecodeHead(nn.Module):
         for block in self._blocks():
             size *= 4 if block.shuffle or block.transposed else 1
             largest = max(largest, size * block.channels)
-        return 2 if largest > _LARGE_MAP else 4
+        return 2 if largest > _LARGE_MAP_BYTES else 4
 
     def optimize_weights(self) -> None:
         """Allow Winograd convolutions, whose weights take memory, and store weights in the fastest memory format."""

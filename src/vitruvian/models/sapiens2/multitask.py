@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vitruvian.devices import checked_device, checked_dtype
 from vitruvian.errors import InputError, WeightsError, near_matches
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, pin_revision
-from vitruvian.io.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
 from vitruvian.model.loading import fill_model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from vitruvian.config import ConfigBase, read_config_dict
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.filesystem.atomic import atomic_write, write_text
+from vitruvian.filesystem.json_files import read_json_object
 from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, is_builtin, local_path, require_file, weight_file
-from vitruvian.io.atomic import atomic_write, write_text
-from vitruvian.io.json_files import read_json_object
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.weights import SafetensorsFile, WeightFiles, damaged_file_error, unshared
@@ -72,7 +72,9 @@ def _write_int8(path: Path, module: nn.Module, *, without: str | None = None) ->
             continue
         value = value.detach().cpu().float()
         if not bool((value.abs() <= _FLOAT16_MAX).all()):
-            raise InputError(f"{name}: expected finite weights that float16 holds, got others. Train it again.")
+            raise InputError(
+                f"{name}: expected finite weights of at most 65504, got larger or non-finite ones. Train it again."
+            )
         if name in axes:
             tensors[name], tensors[name + _SCALE] = _quantize(value, axis=axes[name])
         else:

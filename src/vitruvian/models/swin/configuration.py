@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError
-from vitruvian.io.json_files import JsonObject
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 from vitruvian.layers.mlp import activation
 

@@ -3,7 +3,8 @@
 pixels [B, 3, H, W] ─▶ embeddings ─▶ tokens [B, h·w, C] ─▶ stage ─▶ [B, h·w, C] ─▶ merging ─▶ [B, h·w/4, 2C] ─▶ stage …
 
 Every other layer shifts the windows by half their side. Grids that are not whole windows are padded with zeros. Blocks
-are in carried-residual form: a layer returns the tokens and its last branch, which the next norm adds.
+are pre-norm, with each residual addition fused into the norm that follows it: a layer returns the residual stream and
+its own output, which the next norm adds.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ class TokenGrid(NamedTuple):
 
 @dataclass
 class SwinEncoderOutput:
-    """Tokens of each stage before and after patch merging, and on demand two more.
+    """Outputs of each stage.
 
-    Those are the tokens [B, h·w, C] before and after each of its layers, and the attention weights of its last layer.
+    Attributes:
+        block_states: Tokens [B, h·w, C] before and after each layer, if requested.
+        before_merging: Tokens before patch merging.
+        after_merging: Tokens after patch merging.
+        attentions: Attention weights of the last layer, if requested.
     """
 
     block_states: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -287,7 +292,11 @@ class SwinLayer(CheckpointedLayer):
     def forward(
         self, tokens: Tensor, branch: Tensor | None, grid_hw: Grid, shift: int, need_weights: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add the branch of the layer before to tokens [B, h·w, C]; return tokens, the last branch and weights."""
+        """Add the output of the previous layer to the residual stream [B, h·w, C].
+
+        Returns:
+            The residual stream, the output of this layer, which is not added yet, and the attention weights.
+        """
         tokens, normed = add_layer_norm(tokens, branch, self.layernorm_before)
         attended, weights = self.attention(normed, grid_hw, shift=shift, need_weights=need_weights)
         tokens, normed = add_layer_norm(tokens, self.drop_path(self.dropout(attended)), self.layernorm_after)

@@ -483,5 +483,8 @@ def _default_workers(device: torch.device) -> int:
 
 
 def _max_in_flight(batch_size: int, workers: int) -> int:
-    """Return the maximum number of images in flight: a batch each loading, in the model and finished; plus workers."""
+    """Return the maximum number of images in flight.
+
+    Three batches (one loading, one in the model, one finished), and an image for each worker.
+    """
     return 2 * batch_size + max(_MIN_FINISHED, batch_size) + workers

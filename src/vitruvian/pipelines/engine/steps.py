@@ -1,4 +1,4 @@
-"""What the engine runs: a task of four steps, and what these pass on."""
+"""The interface between tasks and the engine: the four steps of a task, their inputs and outputs."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from vitruvian.errors import InputError
+from vitruvian.filesystem.json_files import read_json, read_text
 from vitruvian.images.types import RgbImage
-from vitruvian.io.json_files import read_json, read_text
 from vitruvian.results.base import People
 
 # Our name of a column -> names in CSV files.

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from vitruvian.errors import InputError, near_matches
+from vitruvian.filesystem.media_files import is_url
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.images.download import redacted_url
-from vitruvian.io.media_files import is_url
 from vitruvian.limits import get_limits
 from vitruvian.pipelines.options import PeopleOptions, nesting_depth
 from vitruvian.pipelines.people.detectors import DetectorSpec, people_from_boxes
@@ -29,7 +29,7 @@ _NO_DETECTOR_NOTE = "no boxes were passed and no detector is installed; processe
 
 
 def whole_image_note(options: PeopleOptions) -> str | None:
-    """Return what the results of a whole image say about it: nothing if that was asked for."""
+    """Return the note for a result of the whole image; None if the caller asked for the whole image."""
     return None if options.processes_whole_image else _NO_DETECTOR_NOTE
 
 

@@ -37,15 +37,8 @@ from vitruvian.pipelines.engine.steps import ModelInput, Prepared
 from vitruvian.pipelines.options import DenseOptions, MaskedOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, whole_image
 from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
-from vitruvian.pipelines.regions import (
-    Blend,
-    Region,
-    RegionBlender,
-    blurs_when_upsampled,
-    boxes_xywh,
-    crop_regions,
-    plan_tiles,
-)
+from vitruvian.pipelines.region_blending import Blend, RegionBlender, blurs_when_upsampled
+from vitruvian.pipelines.regions import Region, crop_regions, plan_tiles
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Result
 
@@ -124,7 +117,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
             images, boxes = [pixels], None
             if context.are_crops:
-                boxes = [boxes_xywh(context.people)[rows]]
+                boxes = [context.people.boxes_xywh[rows]]
             elif context.regions is not None:
                 images = [region.crop(pixels) for region in context.regions[rows]]
             return self.processor.prepare_images(images, boxes, dtype=self.model.dtype)
@@ -251,7 +244,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         )
         for index, values in enumerate(maps):
             blender.add(index, values)
-        return blender.tensors()
+        return blender.result()
 
     def finish(self, prepared: Prepared, decoded: tuple[Any, Tensor | None]) -> ResultT:
         """Build the result from the map of the image. Values outside of the mask are zero."""

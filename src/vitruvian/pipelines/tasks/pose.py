@@ -30,7 +30,6 @@ from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import PoseOptions
 from vitruvian.pipelines.people.detectors import whole_image
 from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
-from vitruvian.pipelines.regions import boxes_xywh
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
 from vitruvian.tensor_cache import constant
@@ -83,7 +82,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
             crops = whole_image(frame.size_hw, note=whole_image_note(self.options))
         if not len(crops):
             return Prepared(frame, [], crops)
-        boxes = boxes_xywh(crops)  # [P, 4]
+        boxes = crops.boxes_xywh  # [P, 4]
 
         def make(pixels: Tensor, rows: slice) -> Sequence[Tensor] | Tensor:
             return self.processor.prepare_images([pixels], [boxes[rows]], dtype=self.model.dtype)
@@ -161,7 +160,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
 
     def _to_source(self, xy: NDArray[np.float32], heatmap_hw: tuple[int, int], people: People) -> NDArray[np.float32]:
         """Transform keypoints [P, J, 2] from pixels of people's heatmaps to those of the image."""
-        center_xy, size_wh = crop_windows_numpy(boxes_xywh(people), self.processor.size_hw)  # [P, 2] each
+        center_xy, size_wh = crop_windows_numpy(people.boxes_xywh, self.processor.size_hw)  # [P, 2] each
         last_xy = np.array([heatmap_hw[1] - 1, heatmap_hw[0] - 1], np.float32)
         relative = xy / last_xy - np.float32(0.5)  # [P, J, 2]
         return (relative * size_wh[:, None] + center_xy[:, None]).astype(np.float32, copy=False)

@@ -33,9 +33,9 @@ from vitruvian.files.video import (
     codec_for,
     open_container,
 )
-from vitruvian.io.atomic import atomic_write, remove_temporary_files, write_errors
-from vitruvian.io.json_files import json_text, read_json, write_json
-from vitruvian.io.media_files import FRAME_PATTERN
+from vitruvian.filesystem.atomic import atomic_write, remove_temporary_files, write_errors
+from vitruvian.filesystem.json_files import json_text, read_json, write_json
+from vitruvian.filesystem.media_files import FRAME_PATTERN
 from vitruvian.pipelines.video.state import State
 
 _PLAN = "plan.json"
@@ -159,7 +159,8 @@ class ResumeFolder:
         if not isinstance(plan, dict) or {**plan, "settings": None} != {**self.plan, "settings": None}:
             raise InputError(
                 f"{earlier}: expected segments of the same video and outputs, got "
-                f"{'others' if plan else 'none'}. Run it again with the same source, --out and --save."
+                f"{'those of another video or other outputs' if plan else 'a folder without segments'}. "
+                "Run it again with the same source, --out and --save."
             )
         if self.is_begun():
             return

@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
 from vitruvian.serving.media_types import choose_format
-from vitruvian.serving.options import IMAGE_OPTIONS, TaskOptions
 from vitruvian.serving.routes.shared import (
     ERRORS,
     Id,
@@ -22,6 +21,7 @@ from vitruvian.serving.routes.shared import (
 )
 from vitruvian.serving.service import Service
 from vitruvian.serving.stored_images import StoredImage
+from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest
 from vitruvian.serving.uploads import read_options
 from vitruvian.tasks import TASKS
 
@@ -39,7 +39,7 @@ def add_images(app: FastAPI, service: Service) -> None:
         if "segment" in service.queues:
             service.queues["segment"].check_space()
         async with service.uploads.read(request) as upload:
-            TaskOptions.read(upload.fields)  # none are known
+            TaskRequest.read(upload.fields)  # none are known
             require_image(upload.body)
             return await service.store(request, upload.body, upload.name, request.state.owner)
 
@@ -69,7 +69,7 @@ def _stored_handler(service: Service, task: str) -> Callable[[Request, str], Awa
         image = service.images.get(image_id, request.state.owner)
         fields = await read_options(request)
         file_format = choose_format(task, accept=request.headers.get("accept"), asked=fields.pop("as", None))
-        options = IMAGE_OPTIONS[task].read(fields)
+        options = IMAGE_REQUESTS[task].read(fields)
         if task == "segment" and image.embedding is not None:
             body = await service.segment(request, image, options, file_format)
         else:

@@ -17,9 +17,9 @@ from vitruvian.errors import InputError
 from vitruvian.serving.errors import RequestError, not_found
 from vitruvian.serving.job_store import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
-from vitruvian.serving.options import JOB_OPTIONS
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id
 from vitruvian.serving.service import Service
+from vitruvian.serving.task_requests import JOB_REQUESTS
 from vitruvian.serving.upload_folder import receive_files
 from vitruvian.serving.uploads import FORM, file_name, media_type
 from vitruvian.serving.zip_stream import zip_chunks
@@ -85,7 +85,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
         async with jobs.new_folder() as folder:
             fields = await receive_files(request, folder)
             task = job_task(service, fields.pop("task", None))
-            options = JOB_OPTIONS[task].read(fields)
+            options = JOB_REQUESTS[task].read(fields)
             options.check_prompts(service.settings.limits.prompts)
             return info(jobs.create(folder, task, request.state.owner, options.arguments()))
 
@@ -165,7 +165,7 @@ def _job_request(service: Service) -> dict[str, Any]:
 
 def job_task(service: Service, name: object) -> str:
     """Return the task of a job."""
-    known = [task for task in service.settings.models if task in JOB_OPTIONS]
+    known = [task for task in service.settings.models if task in JOB_REQUESTS]
     try:
         task = find_task(str(name)).name if name else ""
     except InputError:

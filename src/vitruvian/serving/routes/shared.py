@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from vitruvian.serving.errors import ErrorBody, RequestError
 from vitruvian.serving.lru_store import ItemT, LruStore
 from vitruvian.serving.media_types import MEDIA_TYPES, formats_of
-from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.schemas import result_schemas
+from vitruvian.serving.task_requests import IMAGE_REQUESTS
 from vitruvian.tasks import file_extension
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{22}$")]
@@ -107,7 +107,7 @@ def task_answer(task: str) -> dict[str, Any]:
 
 def task_request(task: str, *, stored: bool = False) -> dict[str, Any]:
     """Return the OpenAPI description of a request."""
-    schema = IMAGE_OPTIONS[task].model_json_schema()
+    schema = IMAGE_REQUESTS[task].model_json_schema()
     parameters = [
         {"name": name, "in": "query", "schema": one, "description": one.get("description", "")}
         for name, one in schema["properties"].items()

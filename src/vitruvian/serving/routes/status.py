@@ -13,9 +13,9 @@ from vitruvian.human import LAYOUTS, PART_COLORS, PART_NAMES
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.media_types import MEDIA_TYPES, formats_of
 from vitruvian.serving.metrics import CONTENT_TYPE
-from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS
 from vitruvian.serving.routes.shared import ERRORS
 from vitruvian.serving.service import Service
+from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS
 from vitruvian.tasks import TASKS
 from vitruvian.version import __version__
 
@@ -102,12 +102,12 @@ def _model_info(service: Service, task: str) -> ModelInfo:
         device=None if pipe is None else str(pipe.device),
         dtype=None if pipe is None else str(pipe.model.dtype).removeprefix("torch."),
         images=queue is not None,
-        jobs=task in JOB_OPTIONS,
+        jobs=task in JOB_REQUESTS,
         kinds=list(kinds),
         media_types={file_format: MEDIA_TYPES[file_format] for file_format in kinds},
-        options=IMAGE_OPTIONS[task].model_json_schema() if task in IMAGE_OPTIONS else {},
-        job_options=JOB_OPTIONS[task].model_json_schema(),
-        arguments=IMAGE_OPTIONS[task].call_names() if task in IMAGE_OPTIONS else {},
+        options=IMAGE_REQUESTS[task].model_json_schema() if task in IMAGE_REQUESTS else {},
+        job_options=JOB_REQUESTS[task].model_json_schema(),
+        arguments=IMAGE_REQUESTS[task].call_names() if task in IMAGE_REQUESTS else {},
     )
 
 

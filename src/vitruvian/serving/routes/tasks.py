@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI, Request, Response
 
 from vitruvian.serving.media_types import choose_format
-from vitruvian.serving.options import IMAGE_OPTIONS
 from vitruvian.serving.routes.shared import ERRORS, file_response, require_image, task_answer, task_request
 from vitruvian.serving.service import Service
+from vitruvian.serving.task_requests import IMAGE_REQUESTS
 from vitruvian.tasks import TASKS
 
 
@@ -36,7 +36,7 @@ def _task_handler(service: Service, task: str) -> Callable[[Request], Awaitable[
         service.queues[task].check_space()  # before the upload
         async with service.uploads.read(request) as upload:
             file_format = choose_format(task, accept=request.headers.get("accept"), asked=upload.fields.pop("as", None))
-            options = IMAGE_OPTIONS[task].read(upload.fields)
+            options = IMAGE_REQUESTS[task].read(upload.fields)
             require_image(upload.body)
             body = await service.answer(request, task, upload.body, upload.name, options, file_format)
         return file_response(body, file_format, upload.name, task)

@@ -9,7 +9,6 @@ from fastapi import FastAPI, Path, Request, Response
 from pydantic import Field
 
 from vitruvian.serving.media_types import choose_format
-from vitruvian.serving.options import IMAGE_OPTIONS, JOB_OPTIONS, TaskOptions, TrackPromptFields
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
 from vitruvian.serving.routes.shared import (
     BINARY,
@@ -23,6 +22,7 @@ from vitruvian.serving.routes.shared import (
 )
 from vitruvian.serving.service import Service
 from vitruvian.serving.stored_videos import StoredVideo, open_upload
+from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS, TaskRequest, TrackPromptFields
 from vitruvian.serving.upload_folder import receive_files
 from vitruvian.serving.uploads import read_options
 
@@ -37,12 +37,12 @@ class VideoInfo(StoredInfo):
     prompts: list[TrackPromptFields] = Field(description="What marks objects, by frame.")
 
 
-class FramePromptRequest(TrackPromptFields, TaskOptions):
+class FramePromptRequest(TrackPromptFields, TaskRequest):
     """A prompt of an object in a frame. It replaces those that the object had in the frame."""
 
-    def segment_options(self) -> TaskOptions:
+    def segment_options(self) -> TaskRequest:
         """Return the prompt for the frame as an image."""
-        return IMAGE_OPTIONS["segment"].read({"points": self.points, "labels": self.labels, "boxes": self.box})
+        return IMAGE_REQUESTS["segment"].read({"points": self.points, "labels": self.labels, "boxes": self.box})
 
 
 def add_videos(app: FastAPI, service: Service) -> None:
@@ -51,7 +51,7 @@ def add_videos(app: FastAPI, service: Service) -> None:
 
     async def receive(request: Request) -> StoredVideo:
         async with service.video_folder() as folder:
-            TaskOptions.read(await receive_files(request, folder))
+            TaskRequest.read(await receive_files(request, folder))
             video = await asyncio.to_thread(open_upload, folder, request.state.owner)
             videos.add(video)
             return video
@@ -116,7 +116,7 @@ def add_videos(app: FastAPI, service: Service) -> None:
         fields = await read_options(request)
         if task == "track":
             fields = {"prompts": [one.model_dump() for _, one in sorted(video.prompts.items())]} | fields
-        options = JOB_OPTIONS[task].read(fields)
+        options = JOB_REQUESTS[task].read(fields)
         options.check_prompts(service.settings.limits.prompts)
         job = await service.start_job(video, task, request.state.owner, options.arguments())
         return job_info(service, job)

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, InputError, check_choice
+from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.images import crop_windows, fit_inside_hw
-from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import Photometric, photometric
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LABEL_FIELDS, LabeledImages
 from vitruvian.training.seeds import RandomStream, derive_seed
-from vitruvian.training.synthetic.asset_pack import KEYPOINTS
+from vitruvian.training.synthetic.asset_pack import NUM_KEYPOINTS
 from vitruvian.training.synthetic.dataset import ANNOTATIONS_FILE, MAPS, ImageMaps, read_maps
 from vitruvian.training.synthetic.rng import Rng
 
@@ -186,12 +186,12 @@ def _read_entries(folder: Path, view: str) -> list[_Annotations]:
 def _read_entry(image: JsonObject, people: Sequence[JsonObject], subject: JsonObject | None) -> _Annotations:
     """Read an image and its people; `subject` is one of them, or None."""
     for person in people:
-        if len(person["keypoints"]) != 3 * KEYPOINTS:
+        if len(person["keypoints"]) != 3 * NUM_KEYPOINTS:
             raise CheckpointError(
-                f"keypoints: expected {3 * KEYPOINTS} numbers for each person, got {len(person['keypoints'])}. "
+                f"keypoints: expected {3 * NUM_KEYPOINTS} numbers for each person, got {len(person['keypoints'])}. "
                 "Write the dataset again."
             )
-    first = subject or {"keypoints": [0.0] * (3 * KEYPOINTS), "area": 0.0}
+    first = subject or {"keypoints": [0.0] * (3 * NUM_KEYPOINTS), "area": 0.0}
     order = [*([] if subject is None else [subject]), *(person for person in people if person is not subject)]
     return _Annotations(
         files={kind: str(image[f"{kind}_file"]) for kind in MAPS if f"{kind}_file" in image}
@@ -199,7 +199,7 @@ def _read_entry(image: JsonObject, people: Sequence[JsonObject], subject: JsonOb
         size_hw=(int(image["height"]), int(image["width"])),
         intrinsics=torch.tensor(image["intrinsics"], dtype=torch.float32),
         boxes_xywh=torch.tensor([person["bbox"] for person in order], dtype=torch.float32).reshape(-1, 4),
-        keypoints=torch.tensor(first["keypoints"], dtype=torch.float32).view(KEYPOINTS, 3),
+        keypoints=torch.tensor(first["keypoints"], dtype=torch.float32).view(NUM_KEYPOINTS, 3),
         stature_m=float(first.get("stature", 0.0)),
         area=float(first["area"]),
     )

@@ -125,7 +125,7 @@ class _Evaluator:
         raise NotImplementedError
 
     def compute(self) -> object:
-        """Return the scores of all images so far, by the names of the metrics; of a single metric as they are."""
+        """Return the scores of all images so far by the name of the metric; a single metric's without it."""
         scores = {name: metric.compute() for name, metric in vars(self).items()}
         return scores if len(scores) > 1 else scores.popitem()[1]
 

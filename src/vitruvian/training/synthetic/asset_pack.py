@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.human import KEYPOINT_NAMES
 from vitruvian.images.types import BoolArray, IntArray
-from vitruvian.io.json_files import JsonObject
 from vitruvian.training.synthetic.textures import (
     decode_textures,
     gray_copy,
@@ -80,7 +80,7 @@ class Piece:
 
 
 Arrays = dict[str, NDArray[Any]]
-KEYPOINTS = len(KEYPOINT_NAMES)
+NUM_KEYPOINTS = len(KEYPOINT_NAMES)
 _FORMAT = "vitruvian-people-1"
 # Slots whose textures also exist in gray, to be tinted freely.
 _TINTED_SLOTS = ("lower", "upper", "outer", "shoes", "hair", "brows", "hat", "accessory")
@@ -406,8 +406,8 @@ def _read_body(arrays: Arrays, meta: JsonObject) -> Body:
     values = _floats(arrays, "weight_values")
     weights = torch.zeros(len(values), len(meta["bone_names"])).scatter_(1, _ints(arrays, "weight_bones"), values)
     known = torch.from_numpy(arrays["keypoint_known"])
-    if known.shape != (KEYPOINTS,):
-        raise CheckpointError(f"pack: expected {KEYPOINTS} keypoints, got {len(known)}. Build the pack again.")
+    if known.shape != (NUM_KEYPOINTS,):
+        raise CheckpointError(f"pack: expected {NUM_KEYPOINTS} keypoints, got {len(known)}. Build the pack again.")
     names = ("vertex_mean", "vertex_basis", "normals", "bone_mean", "bone_basis", "identities", "traits",
              "keypoint_weights", "keypoint_depth")  # fmt: skip
     indices = ("expression_vertices", "keypoint_vertices", "keypoint_bone", "keypoint_end")

@@ -36,12 +36,12 @@ from vitruvian.draw.contact_sheet import contact_sheet
 from vitruvian.draw.dense import checkerboard, color_depth, color_normals, composite
 from vitruvian.draw.pose import draw_pose
 from vitruvian.errors import CheckpointError, ImageError, InputError
+from vitruvian.filesystem.atomic import atomic_write, write_text
+from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.io.atomic import atomic_write, write_text
-from vitruvian.io.json_files import JsonObject, read_json_object
 from vitruvian.training.seeds import derive_seed
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.people_batch import sample_people

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitruvian.human import GROUPS, KEYPOINT_INDEX
 from vitruvian.images.types import IntArray
-from vitruvian.training.synthetic.asset_pack import KEYPOINTS, Arrays, Body, FloatArray, Poses
+from vitruvian.training.synthetic.asset_pack import NUM_KEYPOINTS, Arrays, Body, FloatArray, Poses
 from vitruvian.training.synthetic.rng import Rng
 
 
@@ -303,7 +303,7 @@ def keypoint_rules(
 
 def _joint_keypoints(index: dict[str, int]) -> tuple[IntArray, IntArray]:
     """Return the keypoints at the ends of bones: bone [308] (-1: none) and end [308]."""
-    bone, end = np.full(KEYPOINTS, -1, np.int64), np.zeros(KEYPOINTS, np.int64)
+    bone, end = np.full(NUM_KEYPOINTS, -1, np.int64), np.zeros(NUM_KEYPOINTS, np.int64)
 
     def put(name: str, on: str, tail: int = 0) -> None:
         if on in index:

@@ -42,14 +42,14 @@ def build_pyramid(textures: Tensor) -> TexturePyramid:
     device = textures.device
     levels = [textures]
     while levels[-1].shape[1] > _MIN_SIDE:
-        levels.append(torch.cat([_halve(part) for part in torch.split(levels[-1], 16)]))
+        levels.append(torch.cat([_halve_textures(part) for part in torch.split(levels[-1], 16)]))
     counts = torch.tensor([level[..., 0].numel() for level in levels])
     texels = torch.cat([level.reshape(-1, 4) for level in levels])  # [X, 4]
     sides = torch.tensor([level.shape[1] for level in levels], device=device)
     return TexturePyramid(texels, texels[:, 3].contiguous(), (counts.cumsum(0) - counts).to(device), sides)
 
 
-def _halve(textures: Tensor) -> Tensor:
+def _halve_textures(textures: Tensor) -> Tensor:
     """[T, S, S, 4] uint8 -> [T, S/2, S/2, 4] uint8."""
     values = textures.permute(0, 3, 1, 2).float()  # [T, 4, S, S]
     alpha = F.avg_pool2d(values[:, 3:], 2)

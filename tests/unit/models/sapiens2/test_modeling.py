@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.families.sapiens2 import DECONVOLUTION, PRETRAINING, SCALE, SHUFFLE, tiny
-from tests.tiny import tiny_task
+from tests.helpers.tiny_models import tiny_task
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2Backbone,

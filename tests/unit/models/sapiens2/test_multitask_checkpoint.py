@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitruvian
-from tests.tiny import SIZE_HW, pixels, tiny_config, tiny_task
-from tests.tiny_multitask import HEADS, install, tiny_multitask
+from tests.helpers.tiny_models import SIZE_HW, pixels, tiny_config, tiny_task
+from tests.helpers.tiny_multitask import HEADS, install, tiny_multitask
 from vitruvian import (
     AutoConfig,
     AutoImageProcessor,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tiny import pixels, tiny_config
-from tests.tiny_multitask import tiny_multitask
+from tests.helpers.tiny_models import pixels, tiny_config
+from tests.helpers.tiny_multitask import tiny_multitask
 from vitruvian import InputError
 from vitruvian.losses.detection import PeopleTarget, draw_people, people_loss
 from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection, decode_people

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.pipelines.case import parts_of
+from tests.helpers.pipelines import parts_of
 from tests.unit.pipelines.engine.test_runner import Doubler, results, solid
 from vitruvian.errors import InputError
 from vitruvian.limits import use_limits

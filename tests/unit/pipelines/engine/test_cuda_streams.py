@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, sample_image
+from tests.helpers.pipelines import SAPIENS, leeway, opened, parts_of, sample_image
 from tests.unit.pipelines.engine.test_runner import Doubler, results, solid
 from vitruvian import TrackPrompt, pipeline
 from vitruvian.cuda.graphs import GraphCache
@@ -25,7 +25,8 @@ from vitruvian.pipelines.base import _can_auto_optimize
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import Failure, _default_workers, _max_in_flight, run_many
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput
-from vitruvian.pipelines.regions import Region, RegionBlender
+from vitruvian.pipelines.region_blending import RegionBlender
+from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import open_source
 from vitruvian.pipelines.tasks import pose
 
@@ -174,7 +175,7 @@ class TestSameResults:
             )
             for number in range(2):
                 blender.add(number, torch.empty(channels, 12, 9, device="meta"))
-            assert all(tensor.is_meta for tensor in blender.tensors().values())
+            assert all(tensor.is_meta for tensor in blender.result().values())
 
 
 class Streamed(Doubler):

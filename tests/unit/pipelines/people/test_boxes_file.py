@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from vitruvian.errors import InputError
 from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.people.boxes_file import BoxesFile

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from tests.unit.pipelines.case import DENSE, opened, parts_of, sample_image
+from tests.helpers.pipelines import DENSE, opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL

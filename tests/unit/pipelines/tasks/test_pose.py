@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.unit.pipelines.case import opened, parts_of, sample_image
+from tests.helpers.pipelines import opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
 from vitruvian.pipelines.tasks.pose import _LazyValue

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import NEEDS, opened, sample_image
+from tests.helpers.pipelines import NEEDS, opened, sample_image
 from vitruvian import Sam2Session
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rles

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import parts_of, sample_image, write_clip
+from tests.helpers.pipelines import parts_of, sample_image, write_clip
 from vitruvian import PromptError, Sam2SessionOptions, Sam2VideoModel, Sam2VideoProcessor, TrackPrompt, pipeline
 from vitruvian.errors import InputError
 from vitruvian.pipelines import Failure

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 av = pytest.importorskip("av")
 
-from tests.shared import SHARED  # noqa: E402
+from tests.helpers.pipelines import opened, parts_of  # noqa: E402
+from tests.helpers.shared_folder import SHARED  # noqa: E402
 from tests.unit.files.clips import make_clip, packets  # noqa: E402
-from tests.unit.pipelines.case import opened, parts_of  # noqa: E402
 from vitruvian.errors import InputError  # noqa: E402
 from vitruvian.files.video import VideoReader  # noqa: E402
 from vitruvian.images.types import RgbImage  # noqa: E402

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.shared import SHARED
+from tests.helpers.shared_folder import SHARED
 from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.video.smoothing import (
     DenseSmoother,

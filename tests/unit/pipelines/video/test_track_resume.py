@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("av")
 
-from tests.unit.pipelines.case import parts_of, sample_image, write_clip
+from tests.helpers.pipelines import parts_of, sample_image, write_clip
 from vitruvian import InputError, Sam2SessionOptions, Sam2VideoInferenceSession, TrackPrompt, pipeline
 from vitruvian.models.sam2.session_state import restore_session, session_state
 from vitruvian.pipelines import sources

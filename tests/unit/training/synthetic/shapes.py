@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.training.tiny_runs import tube_people
-from vitruvian.training.synthetic.asset_pack import KEYPOINTS, AssetPack
+from vitruvian.training.synthetic.asset_pack import NUM_KEYPOINTS, AssetPack
 from vitruvian.training.synthetic.camera import Cameras, PeoplePlacement
 from vitruvian.training.synthetic.materials import Materials
 from vitruvian.training.synthetic.people_batch import PeopleBatch
@@ -67,8 +67,8 @@ def person(
         start += len(points)
     V, F = torch.cat(vertices)[None], torch.cat(faces)[None]
     count = F.shape[1]
-    known = torch.zeros(1, KEYPOINTS, dtype=torch.bool)
-    points = torch.zeros(1, KEYPOINTS, 3)
+    known = torch.zeros(1, NUM_KEYPOINTS, dtype=torch.bool)
+    points = torch.zeros(1, NUM_KEYPOINTS, 3)
     if keypoints is not None:
         known[0, : len(keypoints)] = True
         points[0, : len(keypoints)] = keypoints
@@ -93,7 +93,7 @@ def person(
         ),
         keypoints=points,
         keypoint_known=known,
-        keypoint_depth=torch.full((1, KEYPOINTS), keypoint_depth),
+        keypoint_depth=torch.full((1, NUM_KEYPOINTS), keypoint_depth),
         stature_m=torch.tensor([1.7]),
     )
 

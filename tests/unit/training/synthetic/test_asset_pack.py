@@ -12,7 +12,7 @@ from vitruvian.images.srgb import srgb_to_linear
 from vitruvian.training.synthetic import procedural_pack as procedural
 from vitruvian.training.synthetic.asset_pack import (
     _NEVER_WORN,
-    KEYPOINTS,
+    NUM_KEYPOINTS,
     SLOT,
     SLOTS,
     AssetPack,
@@ -72,7 +72,7 @@ def test_tables_fit_together(arrays):
     assert body.weights.shape == (R, B)
     assert torch.allclose(body.weights.sum(1), torch.ones(R))
     assert all(parent < bone for bone, parent in enumerate(body.bone_parents))
-    assert body.keypoint_known.shape == (KEYPOINTS,)
+    assert body.keypoint_known.shape == (NUM_KEYPOINTS,)
     assert wardrobe.slot[0] == SLOT["body"]
     assert int(wardrobe.vertex_ids.max()) < R
     assert int((wardrobe.vertex_start + wardrobe.vertex_count).max()) == len(wardrobe.vertex_ids)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.shared import SHARED
+from tests.helpers.shared_folder import SHARED
 from vitruvian.errors import InputError
 from vitruvian.human import KEYPOINT_INDEX, PART_INDEX, PART_NAMES
-from vitruvian.training.synthetic.asset_pack import KEYPOINTS, MATERIALS_PER_SLOT, SLOTS, AssetPack
+from vitruvian.training.synthetic.asset_pack import MATERIALS_PER_SLOT, NUM_KEYPOINTS, SLOTS, AssetPack
 from vitruvian.training.synthetic.people_batch import PeopleBatch, sample_people
 
 
@@ -21,8 +21,8 @@ def test_shapes_and_types(people: PeopleBatch):
         "vertices": ((P, V, 3), torch.float32), "rest_vertices": ((P, V, 3), torch.float32),
         "faces": ((P, F, 3), torch.int64), "face_uv": ((P, F, 3, 2), torch.float32),
         "face_class": ((P, F), torch.uint8), "face_material": ((P, F), torch.int64),
-        "keypoints": ((P, KEYPOINTS, 3), torch.float32), "keypoint_known": ((P, KEYPOINTS), torch.bool),
-        "keypoint_depth": ((P, KEYPOINTS), torch.float32), "stature_m": ((P,), torch.float32),
+        "keypoints": ((P, NUM_KEYPOINTS, 3), torch.float32), "keypoint_known": ((P, NUM_KEYPOINTS), torch.bool),
+        "keypoint_depth": ((P, NUM_KEYPOINTS), torch.float32), "stature_m": ((P,), torch.float32),
     }  # fmt: skip
     for name, (shape, dtype) in expected.items():
         value = getattr(people, name)

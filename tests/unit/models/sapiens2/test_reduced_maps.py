@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import pixels
-from tests.tiny_multitask import tiny_multitask
+from tests.helpers.tiny_models import pixels
+from tests.helpers.tiny_multitask import tiny_multitask
 from vitruvian import Sapiens2ImageProcessor
 from vitruvian.images import crop_windows
 from vitruvian.losses.heatmap import draw_heatmaps

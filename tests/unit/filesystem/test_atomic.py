@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.errors import InputError
-from vitruvian.io.atomic import (
+from vitruvian.filesystem.atomic import (
     atomic_write,
     check_writable,
     find_temporary_files,

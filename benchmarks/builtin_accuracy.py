@@ -1,13 +1,13 @@
 """Accuracy and speed of the built-in model, next to its goals.
 
-    python benchmarks/builtin.py [--model builtin] [--pack people-pack.npz] [--photos ../shared/photos]
+    python benchmarks/builtin_accuracy.py [--model builtin] [--pack people-pack.npz] [--photos ../shared/photos]
 
 Synthetic people use the bodies, clothes and poses of a pack that are held out from training (`held_out_split`) and
 other seeds, without augmentation. Photographs are cropped by their annotated boxes. Except for times, numbers are the
 same in every run. Without the pack or the photographs their table is skipped. Prints a table for synthetic people, one
-for photographs and one of times, each number next to its goal, then the missed goals; their number is the exit code. It
-takes about a quarter of an hour on two cores, most of it for the 512 people. With 128 it takes a third of that, and the
-mean IoU varies by ±0.02 because of rare parts.
+for photographs and one of times, each number next to its goal, then the missed goals, whose number is the exit code.
+It takes about a quarter of an hour on two cores, most of it for the 512 people. With 128 it takes a third of that, and
+the mean IoU varies by ±0.02 because of rare parts.
 
 Silhouettes in photographs: inside a person's box, pixels of any part compared with the union of all people's masks; the
 score against the person's mask alone is printed too. Crowds and boxes of fewer than 32 × 32 pixels (COCO's "small") are
@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian import Sapiens2ImageProcessor, load_image, pipeline
-from vitruvian.benchmarking.timing import time_interleaved
+from vitruvian.bench.timing import time_interleaved
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.human import LAYOUTS, PART_NAMES
 from vitruvian.images import crop_windows

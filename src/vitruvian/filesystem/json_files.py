@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.errors import CheckpointError, InputError, VitruvianError, escape_surrogates
-from vitruvian.io.atomic import write_text
+from vitruvian.filesystem.atomic import write_text
 from vitruvian.limits import get_limits, read_bounded
 
 JsonObject = dict[str, Any]  # an object in a JSON file: a configuration, a table, fields of a constructor

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny import DECONVOLUTION, SCALE, tiny_config
+from tests.helpers.tiny_models import DECONVOLUTION, SCALE, tiny_config
 from vitruvian import hub
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask, save_multitask
 

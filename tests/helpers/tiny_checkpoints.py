@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import vitruvian
-from tests.tiny import shuffle_head
+from tests.helpers.tiny_models import shuffle_head
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 
 # The published input size, so that examples print the same shapes; one narrow layer, so that they are fast.

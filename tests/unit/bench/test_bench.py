@@ -15,18 +15,18 @@ from typer.testing import CliRunner
 
 from tests.families.maskformer import tiny
 from vitruvian import cli
-from vitruvian.benchmarking import workloads
-from vitruvian.benchmarking.timing import Timing, count_flops, relative_difference, time_interleaved
-from vitruvian.benchmarking.workloads import (
+from vitruvian.bench import workloads
+from vitruvian.bench.timing import Timing, count_flops, relative_difference, time_interleaved
+from vitruvian.bench.workloads import (
     BenchmarkModel,
     Measurement,
     Workload,
-    _known_keys,
     benchmark_model,
     benchmark_names,
     markdown_table,
     measure,
     random_model,
+    reference_config,
 )
 from vitruvian.cli.commands.bench import bench
 from vitruvian.errors import InputError
@@ -160,7 +160,7 @@ def test_every_name_is_a_model() -> None:
 
 def test_keys_the_reference_refuses() -> None:
     inputs = {"a": 1, "stage_names": [], "inner": {"stage_names": [], "b": 2}, "vitruvian_version": "1"}
-    assert _known_keys(inputs) == {"a": 1, "inner": {"b": 2}}
+    assert reference_config(inputs) == {"a": 1, "inner": {"b": 2}}
 
 
 def test_decoder_inputs() -> None:

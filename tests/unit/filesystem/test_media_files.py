@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.errors import InputError
-from vitruvian.io.media_files import source_kind, walk_files
+from vitruvian.filesystem.media_files import source_kind, walk_files
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.errors import CheckpointError, InputError
-from vitruvian.io.json_files import read_json, read_json_object, read_text
+from vitruvian.filesystem.json_files import read_json, read_json_object, read_text
 from vitruvian.limits import use_limits
 from vitruvian.pipelines.people.boxes_file import BoxesFile
 

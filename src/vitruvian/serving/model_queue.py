@@ -126,7 +126,7 @@ class _InputOfCall(NamedTuple):
 
 
 class _SharedSteps(InferenceSteps[Any]):
-    """Runs each image with its own call; see the module."""
+    """Forwards each step to the pipeline call of the image's request."""
 
     def __init__(self, name: str, pipe: InferenceSteps[Any], lock: FairLock, metrics: Metrics) -> None:
         self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics

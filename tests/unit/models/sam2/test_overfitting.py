@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from tests.families.sam2 import SIDE, tiny
-from tests.shared import SHARED, needs_shared
+from tests.helpers.shared_folder import SHARED, needs_shared
 from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.image_session import Sam2Session
 from vitruvian.models.sam2.modeling import Sam2Model

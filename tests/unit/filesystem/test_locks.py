@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.errors import InputError
-from vitruvian.io.locks import _LOCK_FOLDER, OutputLock, remove_unused_locks
+from vitruvian.filesystem.locks import _LOCK_FOLDER, OutputLock, remove_unused_locks
 
 
 def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_the_lock_of_a_dead_process_is_free(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from vitruvian.io.locks import OutputLock, remove_unused_locks
+from vitruvian.filesystem.locks import OutputLock, remove_unused_locks
 OutputLock(Path({str(tmp_path)!r}), {{"a": Path("a")}})
 os._exit(1)
 """

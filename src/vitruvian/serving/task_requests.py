@@ -27,7 +27,7 @@ Label = Literal[0, 1]
 _SERVER_MAX = {"points_per_side": 64, "crop_layers": 2}  # below the maximum of the library: a request is one of many
 
 
-class TaskOptions(BaseModel):
+class TaskRequest(BaseModel):
     """Options of every task.
 
     Attributes:
@@ -116,7 +116,7 @@ class TaskOptions(BaseModel):
         return [f"{option}={_text(item)}" for item in values]
 
 
-class PeopleRequest(TaskOptions):
+class PeopleRequest(TaskRequest):
     """Which people are processed."""
 
     detect: Literal["whole"] | None = Field(
@@ -192,7 +192,7 @@ class MatteRequest(TileRequest):
         return MatteOutput(over=self.over)
 
 
-class SegmentRequest(TaskOptions):
+class SegmentRequest(TaskRequest):
     """Prompts in pixels of the upright image."""
 
     result_names = frozenset({"all_masks"})
@@ -233,7 +233,7 @@ class SegmentRequest(TaskOptions):
         return super()._argument(name, option, value)
 
 
-class JobRequest(TaskOptions):
+class JobRequest(TaskRequest):
     """What a job writes."""
 
     save: str | None = Field(
@@ -297,7 +297,7 @@ def _http_rows(*tables: type) -> list[OptionRow]:
     return [row for row in option_rows(*tables) if row.info.http]
 
 
-def _request(name: str, task: Task, bases: tuple[type[TaskOptions], ...], rows: list[OptionRow]) -> type[TaskOptions]:
+def _request(name: str, task: Task, bases: tuple[type[TaskRequest], ...], rows: list[OptionRow]) -> type[TaskRequest]:
     """Make the class of a task's options: what `bases` declare, and rows of the table."""
     fields: dict[str, Any] = {}
     for row in rows:
@@ -310,23 +310,23 @@ def _request(name: str, task: Task, bases: tuple[type[TaskOptions], ...], rows: 
     return request  # type: ignore[no-any-return]
 
 
-def _image_base(task: Task) -> type[TaskOptions]:
+def _image_base(task: Task) -> type[TaskRequest]:
     """Return the class that declares what has another form over HTTP."""
-    special: dict[str, type[TaskOptions]] = {
+    special: dict[str, type[TaskRequest]] = {
         "pointmap": PointmapRequest,
         "matte": MatteRequest,
         "segment": SegmentRequest,
     }
-    tables: dict[type, type[TaskOptions]] = {
+    tables: dict[type, type[TaskRequest]] = {
         DenseOptions: TileRequest,
         PeopleOptions: PeopleRequest,
-        object: TaskOptions,
+        object: TaskRequest,
     }
     general = next(base for table, base in tables.items() if issubclass(task.options_class(), table))
     return special.get(task.name, general)
 
 
-IMAGE_OPTIONS = {
+IMAGE_REQUESTS = {
     task.name: _request(
         f"{task.name.title()}Request",
         task,
@@ -336,9 +336,9 @@ IMAGE_OPTIONS = {
     for task in TASKS.values()
     if task.takes_images
 }
-JOB_OPTIONS = {
+JOB_REQUESTS = {
     name: _request(f"{name.title()}JobRequest", TASKS[name], (JobRequest, request), _http_rows(VideoOutput))
-    for name, request in IMAGE_OPTIONS.items()
+    for name, request in IMAGE_REQUESTS.items()
 } | {
     "track": _request(
         "TrackJobRequest",

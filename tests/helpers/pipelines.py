@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.families.sam2 import SIDE, tiny, video_fields
-from tests.tiny import SIZE_HW, tiny_config, tiny_task
-from tests.tiny_checkpoints import SWIN
+from tests.helpers.tiny_checkpoints import SWIN
+from tests.helpers.tiny_models import SIZE_HW, tiny_config, tiny_task
 from vitruvian import (
     Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
@@ -32,7 +32,7 @@ from vitruvian import (
 from vitruvian.images.types import RgbImage
 from vitruvian.tasks import find_task
 
-# task -> what tests/tiny.py calls its model, and whether its images are padded
+# task -> what tests/helpers/tiny_models.py calls its model, and whether its images are padded
 SAPIENS = {
     "pose": ("pose", False),
     "parts": ("semantic", False),

@@ -1,6 +1,6 @@
 """A folder of images, some of them broken, through the command line and through a plain loop over the same model.
 
-    python benchmarks/folder.py [--count 200 --broken 5 --size 1080x1920 --threads 1 --rounds 1]
+    python benchmarks/image_folder.py [--count 200 --broken 5 --size 1080x1920 --threads 1 --rounds 1]
 
 The model is a Sapiens2 with random weights, as deep as it takes to cost about as much as decoding and writing. The loop
 opens an image, runs the model and saves the result before it opens the next one. Both run in new processes after one
@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import MemorySampler, describe_memory, run_in_new_process, time_alternately
+from common.measure import MemorySampler, describe_memory, run_in_new_process, time_alternately
+from common.random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
 from PIL import Image
-from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image
 
-from vitruvian.benchmarking.timing import describe_machine
+from vitruvian.bench.timing import describe_machine
 
 TASK, KIND = "normals", "png"
 WHOLE = ("--detect", "whole")

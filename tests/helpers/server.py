@@ -24,7 +24,7 @@ import numpy as np
 import uvicorn
 from PIL import Image
 
-from tests.unit.pipelines.case import sample_image
+from tests.helpers.pipelines import sample_image
 from vitruvian.serving.app import create_app
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.errors import InputError
-from vitruvian.io.output_paths import DistinctNames, PathPattern, output_path, safe_name
+from vitruvian.filesystem.output_paths import DistinctNames, PathPattern, output_path, safe_name
 
 
 @pytest.mark.parametrize(

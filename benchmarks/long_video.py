@@ -1,6 +1,6 @@
 """A long 1080p video through the command line: memory, frames, frame rate and sound.
 
-    python benchmarks/clip.py [--seconds 180 --rate 24 --size 1080x1920 --task normals --frames FOLDER]
+    python benchmarks/long_video.py [--seconds 180 --rate 24 --size 1080x1920 --task normals --frames FOLDER]
 
 The video repeats the images in FOLDER (resized), or random ones. The model is small and has random weights, since the
 video is what is measured. Slow: three minutes of 1080p take many.
@@ -23,12 +23,12 @@ from typing import Any
 import av
 import numpy as np
 import torch
-from measure import MemorySampler, describe_memory, run_in_new_process
+from common.measure import MemorySampler, describe_memory, run_in_new_process
+from common.random_inputs import TASKS, save_checkpoint, small_sapiens2, smooth_image
 from numpy.typing import NDArray
 from PIL import Image
-from random_inputs import TASKS, save_checkpoint, small_sapiens2, smooth_image
 
-from vitruvian.benchmarking.timing import describe_machine
+from vitruvian.bench.timing import describe_machine
 
 INPUT_HW = (256, 192)
 

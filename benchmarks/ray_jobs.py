@@ -1,8 +1,8 @@
 """Jobs on a Ray cluster next to the plain command on the same cores; memory of the driver with a million sources.
 
-    python benchmarks/scale.py                                    # 2,000 images: plain, and 1 and 2 workers
-    python benchmarks/scale.py --only driver --sources 1000000    # the driver alone: nothing is read, no model
-    python benchmarks/scale.py --gpu-processes 1 2 4              # one GPU shared by processes, without Ray
+    python benchmarks/ray_jobs.py                                    # 2,000 images: plain, and 1 and 2 workers
+    python benchmarks/ray_jobs.py --only driver --sources 1000000    # the driver alone: nothing is read, no model
+    python benchmarks/ray_jobs.py --gpu-processes 1 2 4              # one GPU shared by processes, without Ray
 
 Commands run as a user runs them, with a small Sapiens2 with random weights and a JSON file or row for each image. Rates
 are those between the first tenth of the results and the last, from the modification times of what was written, so that
@@ -34,11 +34,11 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from measure import MemorySampler, describe_memory  # noqa: E402
+from common.measure import MemorySampler, describe_memory  # noqa: E402
+from common.random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image  # noqa: E402
 from PIL import Image  # noqa: E402
-from random_inputs import add_noise, save_checkpoint, small_sapiens2, smooth_image  # noqa: E402
 
-from vitruvian.benchmarking.timing import describe_machine  # noqa: E402
+from vitruvian.bench.timing import describe_machine  # noqa: E402
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages  # noqa: E402
 from vitruvian.scale.job import JobSummary, divide_into_chunks, remaining_sources  # noqa: E402
 from vitruvian.scale.placement import Placement  # noqa: E402

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.pipelines.case import SAPIENS, leeway, opened, parts_of, sample_image
+from tests.helpers.pipelines import SAPIENS, leeway, opened, parts_of, sample_image
 from vitruvian import InputError, pipeline
 from vitruvian.cuda.graphs import GraphCache, _only_batch
 from vitruvian.cuda.streams import stack_on_device

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import vitruvian
-from vitruvian.benchmarking.timing import Timing, count_flops, peak_bytes, relative_difference, time_interleaved
+from vitruvian.bench.timing import Timing, count_flops, peak_bytes, relative_difference, time_interleaved
 from vitruvian.errors import InputError, near_matches
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.model import Model
@@ -187,16 +187,18 @@ def reference_of(model: Model, workload: Workload) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         path = Path(folder) / "config.json"
-        path.write_text(json.dumps(_known_keys(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+        path.write_text(json.dumps(reference_config(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
         theirs = getattr(library, type(model).__name__).from_pretrained(folder, dtype=workload.dtype)
     return theirs.eval().to(workload.device)
 
 
-def _known_keys(config: Any) -> Any:
+def reference_config(config: Any) -> Any:
     """Remove the keys of a configuration that some releases of the reference reject."""
     if not isinstance(config, dict):
         return config
-    return {key: _known_keys(value) for key, value in config.items() if key not in ("stage_names", "vitruvian_version")}
+    return {
+        key: reference_config(value) for key, value in config.items() if key not in ("stage_names", "vitruvian_version")
+    }
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -13,7 +13,7 @@ import unicodedata
 from pathlib import Path
 
 from vitruvian.errors import InputError
-from vitruvian.io.media_files import is_url
+from vitruvian.filesystem.media_files import is_url
 
 MAX_NAME_BYTES = 255  # length of a name on common file systems
 _TEMPORARY_BYTES = 24  # what temporary names add, such as `.NAME.1a2b3c4d.part`
