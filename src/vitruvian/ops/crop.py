@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,9 @@ from torch import Tensor
 
 from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_triton
 from vitruvian.ops.pixel_normalization import ChannelValues, channel_constants, rescale_and_normalize
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.triton_import import tl, triton
 
 Float32Array = NDArray[np.float32]
 

@@ -11,19 +11,15 @@ to other runtimes, runs on every device, and has the faster gradient on a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, unflatten
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton, wants_grad
+from vitruvian.ops.dispatch import triton_jit, use_triton, wants_grad
+from vitruvian.ops.triton_import import tl, triton
 from vitruvian.tensor_cache import cached_tensors
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
 
 LevelSizes = tuple[tuple[int, int], ...]  # (height, width) of each level
 

@@ -6,19 +6,16 @@ Weights are quantized once, with a scale for each output channel; tokens on the 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_triton
 from vitruvian.ops.rms_norm import add_rms_norm, rms_norm_row
 from vitruvian.ops.swiglu import launch_gated_linear, suits_fused_kernel
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.triton_import import tl, triton
 
 _FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0

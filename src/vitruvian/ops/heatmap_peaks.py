@@ -7,7 +7,6 @@ is needed at seven points only and is computed just there, so that the cost is o
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,11 +14,8 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.triton_import import tl, triton
 from vitruvian.tensor_cache import constant
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
 
 _LOG_MIN, _LOG_MAX = 1e-3, 50.0
 _CPU_GROUP, _GPU_GROUP = 64, 1024  # maps that are blurred as a whole at a time

@@ -6,17 +6,12 @@ millions of rows of a few channels. The Triton version norms several rows in a b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.dispatch import triton_jit, use_triton
+from vitruvian.ops.triton_import import tl, triton
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -11,17 +11,14 @@ The Triton version keeps the upscaled features in registers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.dispatch import triton_jit, use_triton
+from vitruvian.ops.triton_import import tl, triton
 
 _CPU_STRIP_BYTES = 1 << 20  # upscaled features that stay in the cache of a CPU
 _PADDED_MASKS = 16  # columns of the last product

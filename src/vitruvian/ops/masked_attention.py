@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, unflatten
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_triton
 from vitruvian.ops.online_softmax import LOG2_E, add_keys, merge_splits, split_keys
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.triton_import import tl, triton
 
 
 def masked_attention(

@@ -7,19 +7,15 @@ and softmax needs no maximum: each score costs one exp2, one addition and one co
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_triton
 from vitruvian.ops.online_softmax import LOG2_E
+from vitruvian.ops.triton_import import tl, triton
 from vitruvian.tensor_cache import WeightCache
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
 
 _MAX_SCORE = 100.0  # as a power of two; float32 and bfloat16 hold 2^±126
 _MAX_SCORE_FLOAT16 = 14.0  # float16 holds 2^±15 with full precision

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_cpu_version, use_triton
 from vitruvian.ops.online_softmax import LOG2_E, OnlineSoftmax, add_keys, merge_splits, split_keys
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.triton_import import tl, triton
 
 _CPU_BLOCK = 1024  # queries, and keys, whose scores are computed at a time: 4 MiB
 

@@ -8,16 +8,12 @@ its keys, together with log2 of the sum of its exponentials, and `merge_splits` 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.dispatch import triton_jit
+from vitruvian.ops.triton_import import tl, triton
 
 LOG2_E = math.log2(math.e)
 _PROGRAMS_OF_A_FULL_DEVICE = 264

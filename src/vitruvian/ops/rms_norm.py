@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.dispatch import triton_jit, use_triton
+from vitruvian.ops.triton_import import tl, triton
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:

@@ -10,19 +10,15 @@ frames repeat the positions of one grid; tokens after them, such as object point
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, unflatten
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_cpu_version, use_triton
 from vitruvian.ops.rms_norm import rms_norm
+from vitruvian.ops.triton_import import tl, triton
 from vitruvian.tensor_cache import cached_tensors
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
 
 RopeTables = tuple[Tensor, Tensor]  # cosines and sines [N, D/2] in float32
 

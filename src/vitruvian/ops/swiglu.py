@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
+from vitruvian.ops.triton_import import tl, triton
 
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+if HAS_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
 _CPU_ROWS = 1024  # rows at a time on the CPU: their hidden channels stay in the cache

@@ -11,20 +11,17 @@ project its cells once for all of them: `project_cells`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import HAS_TRITON, is_wrapped, triton_jit, use_triton
+from vitruvian.ops.dispatch import is_wrapped, triton_jit, use_triton
 from vitruvian.ops.online_softmax import add_keys, merge_splits, split_keys
+from vitruvian.ops.triton_import import tl, triton
 from vitruvian.tensor_cache import cached_tensors
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
 
 _MAX_COLUMNS = 128  # heads × tokens of a prompt that fit the registers
 _CHANNELS = (32, 64, 128, 256)

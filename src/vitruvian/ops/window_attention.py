@@ -13,20 +13,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, unflatten
 from torch.autograd.function import FunctionCtx
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_triton
 from vitruvian.ops.online_softmax import add_keys
+from vitruvian.ops.triton_import import tl, triton
 from vitruvian.tensor_cache import cached_tensors
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
 
 _MASKED = -100.0  # added to the scores of pairs across the roll's seam; Swin was trained with this value
 _LARGEST_WINDOW = 1024  # tokens of a window that the kernel takes

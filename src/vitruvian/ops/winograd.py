@@ -17,18 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_cpu_version, use_triton
+from vitruvian.ops.dispatch import triton_jit, use_cpu_version, use_triton
 from vitruvian.ops.instance_norm import FeatureMaps, MapStatistics, merge_statistics
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.triton_import import tl, triton
 
 _MAX_BYTES = 2**28  # of transformed tiles and products at a time, for four images or more
 _BLOCK_ROWS = 128  # of a block of a matrix product

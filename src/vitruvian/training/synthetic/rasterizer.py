@@ -12,16 +12,12 @@ The torch and the Triton version read the same work items and give the same keys
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vitruvian.ops.dispatch import HAS_TRITON, triton_jit, use_triton
-
-if HAS_TRITON or TYPE_CHECKING:
-    import triton
-    import triton.language as tl
+from vitruvian.ops.dispatch import triton_jit, use_triton
+from vitruvian.ops.triton_import import tl, triton
 
 _SUBPIXELS = 256
 _TILE = 4  # samples per side: most triangles of a person are smaller than this
