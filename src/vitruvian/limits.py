@@ -25,6 +25,13 @@ _PREFIX = "VITRUVIAN_MAX_"
 _UNITS = {"json_depth": "levels of nesting", "config_size": ""}  # units in messages, if the name does not end in one
 
 
+def check_positive_integers(limits: object) -> None:
+    """Raise an error if a field of a dataclass of limits is not a positive integer."""
+    for name, value in vars(limits).items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(subject=f"limit {name}", expected="a positive integer", got=repr(value))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
     """The largest inputs that are accepted.
@@ -62,9 +69,7 @@ class Limits:
     config_size: int = 65_536
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(subject=f"limit {name}", expected="a positive integer", got=repr(value))
+        check_positive_integers(self)
 
     def check(self, name: str, value: float, *, subject: str, error: type[VitruvianError] = InputError) -> None:
         """Raise `error` if `value` is above the limit `name`."""

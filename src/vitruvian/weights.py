@@ -144,7 +144,7 @@ class SafetensorsFile:
                 while names and budget > 0:
                     name = names.pop()
                     tensor = file.get_tensor(name)
-                    budget -= tensor.numel() * tensor.element_size()
+                    budget -= tensor.nbytes
                     yield name, tensor
                     del tensor
 
@@ -452,7 +452,7 @@ def save_weights(
         written.append(folder / name)
     index = folder / names.index
     if count > 1:
-        total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        total = sum(tensor.nbytes for tensor in state.values())
         table = {key: name for name, keys in zip(files, shards, strict=True) for key in keys}
         write_text(index, json.dumps({"metadata": {"total_size": total}, "weight_map": table}, indent=2) + "\n")
         written.append(index)
@@ -468,7 +468,7 @@ def _save_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def unshared(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor that shares no memory."""
-    shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+    shares = tensor.untyped_storage().nbytes() != tensor.nbytes
     return tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
 
 
@@ -477,7 +477,7 @@ def _split_into_shards(state: Mapping[str, Tensor], limit: int) -> list[list[str
     shards: list[list[str]] = [[]]
     budget = limit
     for name, tensor in state.items():
-        size = tensor.numel() * tensor.element_size()
+        size = tensor.nbytes
         if size > budget and shards[-1]:
             shards.append([])
             budget = limit

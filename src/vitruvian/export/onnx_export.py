@@ -188,7 +188,7 @@ def _write_file(
         raise RuntimeError("torch.onnx.export: expected a program, got None")
     for value, name in zip(program.model.graph.outputs, names, strict=True):
         value.name = name
-    size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    size = sum(value.nbytes for value in model.state_dict().values())
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)
     program.save(path, external_data=size > _EXTERNAL_DATA_BYTES)
     shapes = {name: list(tensor.shape) for name, tensor in example.items()}

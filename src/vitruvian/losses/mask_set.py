@@ -24,9 +24,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
-from vitruvian.losses.focal_dice import (
-    class_cost,
-)
+from vitruvian.losses.focal_dice import class_cost
 from vitruvian.losses.mask_comparison import Pairs, PixelComparison, PointComparison, Target
 from vitruvian.losses.terms import LossTerms, sum_over_processes, zero_like
 from vitruvian.ops.assignment import assign

@@ -21,13 +21,7 @@ from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
 from vitruvian.images.types import RgbImage
-from vitruvian.results.base import (
-    Result,
-    array_of,
-    box_window,
-    check_array,
-    rounded_list,
-)
+from vitruvian.results.base import Result, array_of, box_window, check_array, rounded_list
 from vitruvian.results.supervision import to_detections
 
 if TYPE_CHECKING:

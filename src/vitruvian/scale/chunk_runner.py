@@ -144,14 +144,7 @@ class ChunkRunner:
         rows_per_shard: Rows of shards that are made of single items, after crashes.
     """
 
-    def __init__(
-        self,
-        stages: Stages,
-        *,
-        first_shard: int,
-        placement: Placement,
-        rows_per_shard: int,
-    ) -> None:
+    def __init__(self, stages: Stages, *, first_shard: int, placement: Placement, rows_per_shard: int) -> None:
         ray = import_ray()
         self._ray, self._placement = ray, placement
         self._rows_per_shard, self._crashed = rows_per_shard, stages.crashed

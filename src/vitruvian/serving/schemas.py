@@ -105,6 +105,13 @@ def _examples() -> dict[str, tuple[Result, ...]]:
         named: dict[str, Any] = {"label_ids": np.zeros(1, np.int64), "label_names": ("person",)} if labels else {}
         return Masks(**full, kind=kind, **one, **named), Masks(**bare, kind=kind, **one, **named)
 
+    def dense(cls: type[Result], optional: dict[str, Any] | None = None, **fields: Any) -> tuple[Result, ...]:
+        return (
+            cls(**full, people=people, **fields, **(optional or {})),
+            cls(**bare, people=plain_people, **fields),
+            cls(**bare, **fields),
+        )
+
     keypoints = np.zeros((1, 17, 2), np.float32)
     missing = np.full((1, 17, 2), np.nan, np.float32)
     names = tuple(f"point {number}" for number in range(17))
@@ -118,16 +125,8 @@ def _examples() -> dict[str, tuple[Result, ...]]:
             Pose(**bare, people=plain_people, keypoints=missing, scores=scores, names=names),
             Pose(**bare, keypoints=keypoints, scores=scores, names=names),
         ),
-        "parts": (
-            Parts(**full, people=people, labels=np.zeros((_H, _W), np.uint8)),
-            Parts(**bare, people=plain_people, labels=np.zeros((_H, _W), np.uint8)),
-            Parts(**bare, labels=np.zeros((_H, _W), np.uint8)),
-        ),
-        "normals": (
-            Normals(**full, people=people, normals=vectors, mask=mask),
-            Normals(**bare, people=plain_people, normals=vectors),
-            Normals(**bare, normals=vectors),
-        ),
+        "parts": dense(Parts, labels=np.zeros((_H, _W), np.uint8)),
+        "normals": dense(Normals, optional={"mask": mask}, normals=vectors),
         "pointmap": (
             Pointmap(**full, people=people, points=vectors, mask=mask, intrinsics=camera, intrinsics_from="assumed",
                      metric=True, scale=1.0, note="why"),
@@ -135,16 +134,8 @@ def _examples() -> dict[str, tuple[Result, ...]]:
                      intrinsics_from="given", metric=False),
             Pointmap(**bare, points=vectors, mask=mask, intrinsics=camera, intrinsics_from="given", metric=False),
         ),
-        "matte": (
-            Matte(**full, people=people, alpha=flat, foreground=np.zeros((_H, _W, 3), np.float32)),
-            Matte(**bare, people=plain_people, alpha=flat, foreground=np.zeros((_H, _W, 3), np.float32)),
-            Matte(**bare, alpha=flat, foreground=np.zeros((_H, _W, 3), np.float32)),
-        ),
-        "albedo": (
-            Albedo(**full, people=people, albedo=flat[..., None].repeat(3, -1), mask=mask),
-            Albedo(**bare, people=plain_people, albedo=flat[..., None].repeat(3, -1)),
-            Albedo(**bare, albedo=flat[..., None].repeat(3, -1)),
-        ),
+        "matte": dense(Matte, alpha=flat, foreground=np.zeros((_H, _W, 3), np.float32)),
+        "albedo": dense(Albedo, optional={"mask": mask}, albedo=flat[..., None].repeat(3, -1)),
         "embed": (
             Embedding(**full, cls=np.full(2, 0.5, np.float32), patches=np.zeros((1, 1, 2), np.float32)),
             Embedding(**bare, cls=np.full(2, 0.5, np.float32), patches=np.zeros((1, 1, 2), np.float32)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitruvian.errors import InputError, near_matches
-from vitruvian.limits import Limits, parse_numbers
+from vitruvian.limits import Limits, check_positive_integers, parse_numbers
 from vitruvian.serving.auth import ApiKey
 
 _MIB, _GIB = 2**20, 2**30
@@ -68,9 +68,7 @@ class ServerLimits:
     frames: int = 100_000
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(subject=f"limit {name}", expected="a positive integer", got=repr(value))
+        check_positive_integers(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -364,7 +364,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         pointers = torch.where(scores > 0, self.object_pointer_proj(tokens), self.no_object_pointer)  # [O, C]
         return _ObjectMasks(
             low=low,
-            high=self._enlarge(low),
+            high=bilinear(low, self.prompt_encoder.image_hw),  # [O, 1, H, W]
             pointers=pointers,
             scores=scores,
             ious=ious[index, best][:, None],
@@ -390,10 +390,6 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             if self.training
             else (),
         )
-
-    def _enlarge(self, masks: Tensor) -> Tensor:
-        """Resize mask logits [O, 1, h, w] to the size of a frame [O, 1, H, W]."""
-        return bilinear(masks, self.prompt_encoder.image_hw)  # torch computes in float32 in any case
 
     # ------------------------------------------------------------------------------------------------------- memory
 

@@ -145,16 +145,6 @@ class Sapiens2MultiTask(nn.Module):
         """Return all weights, the shared encoder's once: ``encoder.…`` and ``tasks.NAME.…``."""
         return {name: value for name, value in self.state_dict().items() if not _is_shared(name)}
 
-    def load_weights(self, weights: Mapping[str, Tensor], *, assign: bool = False) -> None:
-        """Load the result of `weights`; with `assign`, without copying."""
-        shared = {
-            f"tasks.{task}.model.{name.removeprefix('encoder.')}": value
-            for task in self.tasks
-            for name, value in weights.items()
-            if name.startswith("encoder.")
-        }
-        self.load_state_dict({**weights, **shared}, assign=assign)
-
 
 def save_multitask(
     model: Sapiens2MultiTask, folder: str | Path, *, processor: Sapiens2ImageProcessor | None = None

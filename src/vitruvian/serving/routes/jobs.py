@@ -17,7 +17,7 @@ from vitruvian.errors import InputError
 from vitruvian.serving.errors import RequestError, not_found
 from vitruvian.serving.job_store import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
-from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id
+from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, query_parameter
 from vitruvian.serving.service import Service
 from vitruvian.serving.task_requests import JOB_REQUESTS
 from vitruvian.serving.upload_folder import receive_files
@@ -148,8 +148,8 @@ def _job_request(service: Service) -> dict[str, Any]:
     form = {"type": "object", "properties": {"task": tasks, "files": files}}
     return {
         "parameters": [
-            {"name": "task", "in": "query", "schema": tasks, "description": "The task; see job_options in /v1/models."},
-            {"name": "name", "in": "query", "schema": {"type": "string"}, "description": "Name of the file: clip.mp4."},
+            query_parameter("task", tasks, "The task; see job_options in /v1/models."),
+            query_parameter("name", {"type": "string"}, "Name of the file: clip.mp4."),
         ],
         "requestBody": {
             "required": True,
@@ -208,24 +208,8 @@ def job_info(service: Service, job: Job, *, running_files: bool = False) -> JobI
             size = path.stat().st_size
             href = f"/v1/jobs/{job.id}/files/{quote(name)}"
             files.append(JobFile(name=name, bytes=size, media_type=_file_type(name), href=href))
-    return JobInfo(
-        id=job.id,
-        task=job.task,
-        state=job.state,
-        progress=round(job.progress, 4),
-        done=job.done,
-        failed=job.failed,
-        total=len(job.sources),
-        frame=job.frame,
-        frames=job.frames,
-        sources=list(job.sources.values()),
-        failures=list(job.failures),
-        bytes=job.bytes,
-        created=job.created,
-        started=job.started,
-        finished=job.finished,
-        files=files,
-    )
+    derived = {"progress": round(job.progress, 4), "total": len(job.sources), "sources": list(job.sources.values())}
+    return JobInfo(**vars(job) | derived | {"files": files})
 
 
 def _file_type(name: str) -> str:

@@ -105,29 +105,22 @@ def task_answer(task: str) -> dict[str, Any]:
     return {"description": "The result.", "content": content | {media: {"schema": BINARY} for media in others}}
 
 
+def query_parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """Return the OpenAPI description of a parameter in the query."""
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
 def task_request(task: str, *, stored: bool = False) -> dict[str, Any]:
     """Return the OpenAPI description of a request."""
     schema = IMAGE_REQUESTS[task].model_json_schema()
-    parameters = [
-        {"name": name, "in": "query", "schema": one, "description": one.get("description", "")}
-        for name, one in schema["properties"].items()
-    ] if "properties" in schema else []  # fmt: skip
-    parameters.append(
-        {
-            "name": "as",
-            "in": "query",
-            "schema": {"type": "string", "enum": list(formats_of(task))},
-            "description": "Kind of the answer, instead of the header Accept.",
-        }
-    )
+    fields = schema.get("properties", {})
+    formats = {"type": "string", "enum": list(formats_of(task))}
+    parameters = [query_parameter(name, field, field.get("description", "")) for name, field in fields.items()]
+    parameters.append(query_parameter("as", formats, "Kind of the answer, instead of the header Accept."))
     if stored:
         return {"parameters": parameters, "requestBody": {"content": {"application/json": {"schema": schema}}}}
-    parameters.append(
-        {"name": "url", "in": "query", "schema": {"type": "string"}, "description": "Address of an image."}
-    )
-    parameters.append(
-        {"name": "name", "in": "query", "schema": {"type": "string"}, "description": "Name of the image."}
-    )
-    form = {"type": "object", "properties": {"image": BINARY, **schema.get("properties", {})}}
+    parameters.append(query_parameter("url", {"type": "string"}, "Address of an image."))
+    parameters.append(query_parameter("name", {"type": "string"}, "Name of the image."))
+    form = {"type": "object", "properties": {"image": BINARY, **fields}}
     content = {"image/*": {"schema": BINARY}, "multipart/form-data": {"schema": form}}
     return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
