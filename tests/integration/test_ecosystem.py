@@ -76,7 +76,7 @@ def trainer(case: FamilyCase, model: Any, folder: Path, *, steps: int = 2, **opt
         lr_scheduler_type="constant",
         remove_unused_columns=False,
         report_to=[],
-        use_cpu_version=True,
+        use_cpu=True,
         disable_tqdm=True,
         **options,
     )

@@ -55,7 +55,7 @@ def test_refusals(folder: Path) -> None:
     exported = OnnxModel(folder, threads=1)
     with pytest.raises(InputError, match="Sapiens2ForNormalEstimation for normals, got one of Sapiens2ForPose"):
         exported_pipeline("normals", exported, processor=PROCESSOR)
-    with pytest.raises(InputError, match="single call"):
+    with pytest.raises(InputError, match="calls the model once for each image"):
         exported_pipeline("segment", exported, processor=PROCESSOR)
     with pytest.raises(InputError, match="no such option"):
         exported_pipeline("pose", exported, processor=PROCESSOR, fuzz=1)

@@ -5,7 +5,7 @@ import torch
 
 from vitruvian import losses
 from vitruvian.errors import InputError
-from vitruvian.losses.matting import _halve, _laplacian_error
+from vitruvian.losses.matting import _laplacian_error, _pyramid_down
 
 TERMS = ["alpha", "color", "laplacian", "composite", "gradient"]
 
@@ -76,12 +76,12 @@ def test_the_pyramid_separates_fine_from_coarse():
     coarse = torch.cat((torch.ones(8), -torch.ones(8))).expand(1, 1, 16, 16)
     every = torch.ones(1, 1, 16, 16)
     assert float(_laplacian_error(fine, every, levels=2)) < float(_laplacian_error(coarse, every, levels=2))
-    assert float(_halve(fine)[..., 2:-2].abs().max()) < 0.01
+    assert float(_pyramid_down(fine)[..., 2:-2].abs().max()) < 0.01
     assert float(_laplacian_error(fine, every, levels=1)) == float(_laplacian_error(coarse, every, levels=1)) == 1
 
 
 def test_halving_keeps_constants_and_rounds_sizes_up():
-    out = _halve(torch.full((2, 3, 5, 8), 0.7))
+    out = _pyramid_down(torch.full((2, 3, 5, 8), 0.7))
     assert out.shape == (2, 3, 3, 4)
     torch.testing.assert_close(out, torch.full_like(out, 0.7))
 

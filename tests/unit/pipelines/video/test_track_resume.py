@@ -108,9 +108,9 @@ def test_kept_segments_before_a_change_are_used_again(pipe: Any, clip: Path, tmp
     assert track(pipe, clip, refined, **options).resumed_at == 15  # and not 10, where it began before it was stopped
     assert lines(refined) == lines(whole)
     assert track(pipe, clip, tmp_path / "refined.jsonl", **options | {"refine": (state, 3)}).resumed_at == 0
-    with pytest.raises(InputError, match="expected segments of the same video and outputs, got others"):
+    with pytest.raises(InputError, match="expected segments of the same video and outputs, got those of another video"):
         track(pipe, clip, tmp_path / "other.jsonl", **options)
-    with pytest.raises(InputError, match="got none"):
+    with pytest.raises(InputError, match="got a folder without segments"):
         track(pipe, clip, refined, **options | {"refine": (tmp_path / "no", 3)})
 
 
