@@ -20,7 +20,7 @@ demo: setup  ## Run all people tasks on two images and draw the results on one s
 	$(BIN)/vitruvian demo --out out/demo
 
 test: setup lint  ## Lint, type-check and run the tests.
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup  ## Style and types.
 	$(BIN)/ruff check .
