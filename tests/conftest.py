@@ -34,8 +34,8 @@ def _seed() -> None:
         torch.manual_seed(0)
 
 
-# `make test` starts files in this order. The cluster of test_ray runs for minutes beside all other tests; files that would
-# wait for it come last.
+# `make test` starts files in this order. The cluster of test_ray runs for minutes beside all other tests; files that
+# would wait for it come last.
 _FILE_ORDER = {"test_ray.py": 0, "test_docs.py": 2, "test_ray_serve.py": 3}  # 1: all others
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -81,6 +82,7 @@ class Sam2VideoInferenceSession:
         if video is not None:
             self.processed_frames = dict(enumerate(video.to(video_storage_device, dtype=self.dtype)))
         self._dropped_frames = 0
+        self._added: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # streamed frames as they were passed
         self._features: OrderedDict[int, list[Tensor]] = OrderedDict()
         self.obj_ids: list[int] = []
         self.point_inputs_per_obj: dict[int, dict[int, dict[str, Tensor]]] = {}
@@ -256,15 +258,20 @@ class Sam2VideoInferenceSession:
         self._dropped_frames += count
 
     def add_new_frame(self, pixel_values: Tensor, frame_idx: int | None = None) -> int:
-        """Add a prepared frame [3, H, W] or [1, 3, H, W]; return its index, by default the number of frames."""
-        frame = pixel_values.to(self.video_storage_device, dtype=self.dtype)
-        frame = frame[0] if frame.ndim == 4 else frame
+        """Add a prepared frame [3, H, W] or [1, 3, H, W]; return its index, by default the number of frames.
+
+        The same tensor for the same frame again changes nothing, so that its features stay.
+        """
         index = (self.num_frames or 0) if frame_idx is None else frame_idx
         if self.processed_frames is None:
             self.processed_frames = {}
-        if self.processed_frames.get(index) is not frame:
-            self._features.pop(index, None)
+        if index in self.processed_frames and self._added.get(index) is pixel_values:
+            return index
+        frame = pixel_values.to(self.video_storage_device, dtype=self.dtype)
+        frame = frame[0] if frame.ndim == 4 else frame
         self.processed_frames[index] = self._files.store(frame) if self._files else frame
+        self._added[index] = pixel_values
+        self._features.pop(index, None)
         return index
 
     def get_frame(self, frame_idx: int) -> Tensor:

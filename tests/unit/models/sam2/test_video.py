@@ -188,6 +188,21 @@ def test_history_in_files_gives_the_same_masks(tmp_path: Path, monkeypatch: pyte
         session(streaming=True, history_folder=tmp_path / "no")
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+def test_a_streamed_frame_is_encoded_once_for_all_prompts(tmp_path: Path, in_files: bool) -> None:
+    encoded: list[Any] = []
+    hook = MODEL.vision_encoder.neck.register_forward_hook(lambda *call: encoded.append(call[-1]))
+    state = session(streaming=True, history_folder=tmp_path if in_files else None)
+    frame = FRAMES[:1].double()  # stored in the data type of the session
+    for obj_id, point in enumerate((POINT_A, POINT_B)):
+        add(state, 0, obj_id, point, ONE, original_size=(SIDE, SIDE))
+        MODEL(state, frame=frame, frame_idx=0)
+    assert len(encoded) == 1
+    MODEL(state, frame=FRAMES[1], frame_idx=0)  # another one in its place
+    assert len(encoded) == 2
+    hook.remove()
+
+
 def stored_bytes(value: Any, seen: dict[int, int]) -> int:
     """Bytes of the memory behind all tensors in nested containers, shared memory counted once."""
     if isinstance(value, Tensor):
