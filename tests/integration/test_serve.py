@@ -110,6 +110,14 @@ def test_every_kind_of_answer(task: str, client: Client) -> None:
     assert (info["state"], info["device"], info["images"]) == ("ready", "cpu", True)
 
 
+def test_tiles_replace_the_detector_of_the_server(client: Client) -> None:
+    tiled = client.post("/v1/normals", IMAGE, tile=32, background="keep")
+    assert (tiled.status, tiled.json["people"]["detector"]) == (200, "whole image")
+    assert client.post("/v1/normals", IMAGE, tile=False).json["people"]["detector"] == "builtin"
+    both = client.post("/v1/normals", IMAGE, tile=32, boxes=[[1, 1, 20, 20]])
+    assert (both.status, both.error["subject"]) == (422, "tile")
+
+
 def test_accept_and_forms(client: Client) -> None:
     body, headers = form(
         ("photo", "my photo.jpg", IMAGE), ("layout", None, b"coco17"), ("boxes", None, b"[[2,3,30,38]]")

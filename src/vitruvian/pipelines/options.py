@@ -188,9 +188,14 @@ def replace_options(options: OptionsT, changes: Mapping[str, Any]) -> OptionsT:
     for name in changes:
         if name not in known:
             raise InputError(f"{name}: no such option.{near_matches(name, known)} Options are {', '.join(known)}.")
-    if any(changes.get(name) is not None for name in options.exclusive):
+    if any(_selects(changes.get(name)) for name in options.exclusive):
         changes = dict.fromkeys(options.exclusive) | dict(changes)
     return dataclasses.replace(options, **changes) if changes else options
+
+
+def _selects(value: object) -> bool:
+    """Return whether the value of an exclusive option is neither None nor, as for `tile`, False or 0."""
+    return value is not None and not (isinstance(value, int) and value == 0)
 
 
 def nesting_depth(values: object) -> int:
@@ -278,6 +283,7 @@ class DenseOptions(PeopleOptions):
     """
 
     panel = "Model"
+    exclusive: ClassVar[tuple[str, ...]] = (*PeopleOptions.exclusive, "tile")
 
     tile: int | Sequence[int] | bool | None = None
     overlap: float = option(0.25, "Overlap of adjacent tiles, as a fraction of their side.", ge=0, le=MAX_TILE_OVERLAP)

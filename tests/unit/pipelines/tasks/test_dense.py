@@ -176,6 +176,14 @@ class TestWhoIsLookedAt:
     def test_tiles_and_people(self, task: str) -> None:
         with pytest.raises(InputError, match="tile: cannot be combined"):
             opened(task)(sample_image(), tile=32, boxes=[5, 5, 30, 35])
+        with pytest.raises(InputError, match="tile: cannot be combined"):
+            opened(task, detect=finds())(sample_image(), tile=32, detect=finds())
+
+    def test_an_option_of_the_call_replaces_those_of_the_pipeline(self, task: str) -> None:
+        detecting, tiling = opened(task, detect=finds()), opened(task, tile=32)
+        assert detecting(sample_image(), tile=32).people.detector == "whole image"
+        assert detecting(sample_image(), tile=False).people.detector != "whole image"
+        assert tiling(sample_image(), boxes=[5, 5, 30, 35]).people.detector != "whole image"
 
 
 class TestValues:
