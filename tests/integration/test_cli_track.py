@@ -19,6 +19,7 @@ from tests.integration.cli_case import command, json_lines, pixels
 from tests.integration.test_cli_video import COUNT, SIZE, clip  # noqa: F401
 from tests.unit.files.clips import make_clip
 from vitruvian.cli import run
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.files.video import VideoReader, VideoWriter
 from vitruvian.pipelines.video import loop
 
@@ -192,6 +193,18 @@ def test_poses_of_tracked_people(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "broken.jsonl").write_text(json.dumps({"frame": 0, "objects": [{"id": 1}]}) + "\n")
     assert command("pose", "clip.mp4", "-o", tmp_path / "b", "--boxes", tmp_path / "broken.jsonl") != 0
     assert "broken.jsonl, line 1: expected a record of vitruvian track" in capsys.readouterr().err
+
+
+def test_options_of_commands_that_follow(tmp_path: Path) -> None:
+    shared = {"device": "cpu", "dtype": "bfloat16", "workers": 2, "overwrite": True, "sound": False, "smooth": False}
+    shared |= {"preview": tmp_path / "preview.jpg", "progress": True, "quiet": True}
+    own = {"model": "facebook/sam2.1-hiera-tiny", "revision": "abc", "save": "webm", "detect_every": 3}
+    track = TrackCommand(sources=["clip.mp4"], then="pose=other,parts", **shared, **own)  # type: ignore[arg-type]
+    following = track.following_commands("clip.mp4", tmp_path / "a.jsonl")
+    assert [one.model for one in following] == ["other", None]
+    for one in following:
+        assert {name: getattr(one, name) for name in shared} == shared
+        assert (one.revision, one.save, one.detect_every) == (None, None, 1)
 
 
 def test_commands_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

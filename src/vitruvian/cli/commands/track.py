@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from typer import Option
 
 from vitruvian.cli.command_digest import command_digest
-from vitruvian.cli.option_groups import read_numbers, read_points
+from vitruvian.cli.option_groups import (
+    MessageGroup,
+    ModelGroup,
+    OutputGroup,
+    VideoGroup,
+    read_numbers,
+    read_points,
+)
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.filesystem.json_files import read_json
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from vitruvian.pipelines.video.track_prompt import TrackPrompt
 
 _PROMPTS = ("box", "points", "mask")  # boxes first: they replace points
+_OWN_OPTIONS = ("save", "model", "revision", "detect_every")  # not those of the commands of --then
 _PEOPLE_TASKS = tuple(name for name in PIPELINE_TASKS if issubclass(TASKS[name].options_class(), PeopleOptions))
 
 
@@ -206,7 +214,10 @@ class TrackCommand(TaskCommand):
         from vitruvian.cli.commands.tasks import TASK_COMMANDS
 
         shared = {
-            name: getattr(self, name) for name in ("out", "device", "overwrite", "sound", "json", "quiet", "debug")
+            field.name: getattr(self, field.name)
+            for group in (OutputGroup, ModelGroup, VideoGroup, MessageGroup)
+            for field in dataclasses.fields(group)
+            if field.name not in _OWN_OPTIONS
         }
         if self.out is not None and not Path(self.out).is_dir():
             shared["out"] = str(records.parent)
