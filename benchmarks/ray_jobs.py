@@ -42,9 +42,8 @@ from vitruvian.bench.timing import describe_machine  # noqa: E402
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages  # noqa: E402
 from vitruvian.scale.job import JobSummary, divide_into_chunks, remaining_sources  # noqa: E402
 from vitruvian.scale.placement import Placement  # noqa: E402
-from vitruvian.scale.rows import Row, rows_to_table  # noqa: E402
-from vitruvian.scale.shard_stage import crashed_table, write_counted  # noqa: E402
-from vitruvian.scale.shards import ShardIndex  # noqa: E402
+from vitruvian.scale.rows import Row, crashed_table, rows_to_table  # noqa: E402
+from vitruvian.scale.shards import ShardIndex, write_counted  # noqa: E402
 from vitruvian.scale.sources import SourceItem, list_sources  # noqa: E402
 
 if TYPE_CHECKING:

@@ -120,6 +120,32 @@ def test_a_result_that_vanishes_is_not_done(
     assert "001_pose.json: written, but missing or changed since" in err
 
 
+def test_a_result_that_vanishes_on_a_cluster_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitruvian.cli.commands.tasks import PoseCommand
+    from vitruvian.cli.report import RunReport
+    from vitruvian.cli.run_on_cluster import _RecordingReport
+    from vitruvian.cli.run_task import TaskRun
+
+    report_done = _RecordingReport.done
+
+    def vanish(self: _RecordingReport, name: str, paths: list[Path], **details: object) -> None:
+        report_done(self, name, paths, **details)
+        paths[0].unlink()
+
+    monkeypatch.setattr(_RecordingReport, "done", vanish)
+    (image,) = save_images(tmp_path / "in", 1)
+    command = PoseCommand(sources=[str(image)], out=str(tmp_path / "out"), model="builtin", save="json", detect="whole")
+    worker, driver = _RecordingReport(), RunReport(command)
+    with TaskRun(command, worker, writer="worker") as run:
+        run.process(run.find_sources())
+    for method, args, kwargs in worker.calls:
+        getattr(driver, method)(*args, **kwargs)
+    assert driver.finish() == 1
+    assert "0 done, 1 failed" in capsys.readouterr().err
+
+
 def test_an_empty_result_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

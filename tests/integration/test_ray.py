@@ -29,8 +29,9 @@ from vitruvian import cli, pipeline  # noqa: E402
 from vitruvian.errors import InputError, VitruvianError, VitruvianWarning  # noqa: E402
 from vitruvian.results import Result  # noqa: E402
 from vitruvian.scale import JobSummary, PipelineSpec, map_dataset, run_on_ray  # noqa: E402
-from vitruvian.scale.chunk_runner import ChunkActor, ChunkCounts, ChunkRunner, Stages  # noqa: E402
+from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages  # noqa: E402
 from vitruvian.scale.placement import Placement  # noqa: E402
+from vitruvian.scale.shards import ChunkCounts  # noqa: E402
 from vitruvian.scale.sources import SourceItem  # noqa: E402
 from vitruvian.scale.worker import FileEncoder  # noqa: E402
 

@@ -170,6 +170,11 @@ class RunReport:
         if self.debug and isinstance(error, BaseException):
             _CONSOLE.print(traceback_text(error), markup=False, style="dim")
 
+    def lost(self, name: str, message: str) -> None:
+        """Count a source as failed that was reported as done."""
+        self.done_count -= 1
+        self.failed(name, message)
+
     def finish(self, *, interrupted: bool = False) -> int:
         """Print the summary and return the exit code."""
         seconds = time.monotonic() - self.started

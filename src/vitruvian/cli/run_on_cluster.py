@@ -203,7 +203,6 @@ class _RecordingReport(RunReport):
 
     def done(self, *args: Any, **kwargs: Any) -> None:
         """Record a result."""
-        self.done_count += 1
         self.calls.append(("done", args, kwargs))
 
     def skipped(self, *args: Any, **kwargs: Any) -> None:
@@ -213,6 +212,10 @@ class _RecordingReport(RunReport):
     def failed(self, name: str, error: BaseException | str) -> None:
         """Record an error as text: not every exception can be pickled."""
         self.calls.append(("failed", (name, str(error)), {}))
+
+    def lost(self, name: str, message: str) -> None:
+        """Record that the result of a source is gone."""
+        self.calls.append(("lost", (name, message), {}))
 
 
 @dataclass(frozen=True)
@@ -319,7 +322,7 @@ def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> 
                 for method, args, kwargs in counts.details:
                     if not splits.follow(method, args):
                         getattr(report, method)(*args, **kwargs)
-                        finished += 1
+                        finished += method != "lost"  # it was done before
                 bar.update(finished)
 
 

@@ -343,9 +343,8 @@ class TaskRun:
         for item, sizes in self._written.values():
             wrong = [str(path) for path, size in sizes.items() if size_on_disk(path) != size]
             if wrong:
-                self.report.done_count -= 1
                 message = f"{', '.join(wrong)}: written, but missing or changed since. Run it again."
-                self.report.failed(item.name, message)
+                self.report.lost(item.name, message)
         self._written.clear()
 
     # ------------------------------------------------------------------------------------------------ images

@@ -28,7 +28,7 @@ from vitruvian.cpu_threads import configure_openmp
 from vitruvian.errors import InputError, VitruvianWarning
 from vitruvian.scale.cluster import import_ray
 from vitruvian.scale.placement import Placement, capacity
-from vitruvian.scale.shards import shard_name
+from vitruvian.scale.shards import ChunkCounts, shard_name
 
 MAX_CRASHES = 3  # number of times that a source may end its worker process
 _CHUNKS_PER_WORKER = 2  # one is processed while the next is read
@@ -43,18 +43,6 @@ class _Chunk:
     items: tuple[Any, ...]  # each has a `name`
     crashed_on: tuple[str, ...] = ()  # ids of the machines on which processes that held it ended
     lost: int = 0
-
-
-@dataclass(frozen=True)
-class ChunkCounts:
-    """What was written: how many sources have which status, the first errors, and what else the writer tells."""
-
-    name: str
-    done: int
-    failed: int
-    crashed: int
-    errors: tuple[str, ...]
-    details: tuple[Any, ...] = ()
 
 
 class ChunkActor(ABC):

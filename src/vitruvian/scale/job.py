@@ -24,8 +24,8 @@ from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages
 from vitruvian.scale.cluster import connect_to_ray, import_ray
 from vitruvian.scale.filesystems import is_remote, open_filesystem
 from vitruvian.scale.placement import choose_placement
-from vitruvian.scale.shard_stage import crashed_table, write_counted
-from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names
+from vitruvian.scale.rows import crashed_table
+from vitruvian.scale.shards import ShardFormat, ShardIndex, remove_rows, shard_names, write_counted
 from vitruvian.scale.sources import SourceItem, list_sources, read_sources
 from vitruvian.scale.worker import Encoder, FileEncoder, PipelineSpec, PipelineWorker, RunnerSpec, default_formats
 from vitruvian.tasks import find_task

@@ -47,6 +47,11 @@ def failure_row(item: SourceItem, error: str, *, status: Status = "failed") -> R
     return Row(source=item.name, source_size=item.size, source_mtime_ns=item.mtime_ns, status=status, error=error)
 
 
+def crashed_table(formats: Sequence[str], item: SourceItem, message: str) -> pa.Table:
+    """Return the row of a source that ends its worker."""
+    return rows_to_table([failure_row(item, message, status="crashed")], formats)
+
+
 def row_schema(formats: Sequence[str]) -> pa.Schema:
     """Return the columns of rows with these file formats."""
     pa = import_pyarrow()

@@ -16,12 +16,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.errors import InputError, one_line
+from vitruvian.errors import InputError, escape_surrogates, one_line
 from vitruvian.filesystem.output_paths import safe_name
 from vitruvian.scale.filesystems import import_pyarrow, join_path, open_filesystem
 from vitruvian.scale.sources import SourceItem
@@ -37,11 +37,13 @@ _TAR_RECORDS = "rows.jsonl"  # last member of a tar shard: the rows without thei
 _PREFIX = "part-"
 _TEMPORARY = ".part"
 _INDEX_COLUMNS = ("source", "source_size", "source_mtime_ns", "status")
+_ROW_COLUMNS = (*_INDEX_COLUMNS, "error", "height", "width")
+_MAX_ERRORS = 20  # number of errors of a shard that are reported
 
 
 def _source_key(name: str) -> int:
     """Return 64 bits that identify a source, by the name that its row has: bytes that are not UTF-8 are escaped."""
-    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(escape_surrogates(name).encode(), digest_size=8).digest(), "little")
 
 
 def _version_key(name: str, size: int | None, mtime_ns: int | None) -> int:
@@ -50,6 +52,32 @@ def _version_key(name: str, size: int | None, mtime_ns: int | None) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ writing
+
+
+@dataclass(frozen=True)
+class ChunkCounts:
+    """What was written: how many sources have which status, the first errors, and what else the writer tells."""
+
+    name: str
+    done: int
+    failed: int
+    crashed: int
+    errors: tuple[str, ...]
+    details: tuple[Any, ...] = ()
+
+
+def write_counted(out: str, settings: str, shard_format: ShardFormat, name: str, *tables: pa.Table) -> ChunkCounts:
+    """Write a shard and count its rows: the last stage of a job, in processes that do not import torch."""
+    file_name = write_shard(tables, out, name, settings=settings, shard_format=shard_format)
+    statuses = [status for table in tables for status in table.column("status").to_pylist()]
+    errors = [error for table in tables for error in table.column("error").to_pylist() if error is not None]
+    return ChunkCounts(
+        file_name,
+        statuses.count("done"),
+        statuses.count("failed"),
+        statuses.count("crashed"),
+        tuple(errors[:_MAX_ERRORS]),
+    )
 
 
 def write_shard(tables: Sequence[pa.Table], out: str, name: str, *, settings: str, shard_format: ShardFormat) -> str:
@@ -96,9 +124,6 @@ def _write_tar(table: pa.Table, filesystem: FileSystem, path: str, settings: str
                     _add_member(archive, f"{key}.{PLOTS.get(file_format, file_format).lstrip('_')}", row[file_format])
             records.append({name: row[name] for name in _ROW_COLUMNS} | {"key": key})
         _add_member(archive, _TAR_RECORDS, "".join(json.dumps(record) + "\n" for record in records))
-
-
-_ROW_COLUMNS = (*_INDEX_COLUMNS, "error", "height", "width")
 
 
 def _add_member(archive: tarfile.TarFile, name: str, content: str | bytes) -> None:
@@ -236,7 +261,8 @@ def remove_rows(out: str, name: str, sources: set[str], *, settings: str) -> Non
     filesystem, folder = open_filesystem(out)
     with filesystem.open_input_file(join_path(folder, name)) as file:
         table = pq.ParquetFile(file).read()
-    remaining = table.filter(pc.invert(pc.is_in(table.column("source"), value_set=pa.array(sorted(sources)))))
+    removed = pa.array(sorted(escape_surrogates(source) for source in sources))  # as `rows_to_columns` writes them
+    remaining = table.filter(pc.invert(pc.is_in(table.column("source"), value_set=removed)))
     if remaining.num_rows:
         write_shard([remaining], out, name.rpartition(".")[0], settings=settings, shard_format="parquet")
     else:

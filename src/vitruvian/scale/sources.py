@@ -107,7 +107,10 @@ def _list_one(text: str, column: str | None, *, recursive: bool = True, ordered:
     elif kind == "folder":
         for entry in walk_files(os.path.expanduser(text), recursive=recursive, ordered=ordered):
             if _is_image(entry.name):
-                stat = entry.stat()
+                try:
+                    stat = entry.stat()
+                except FileNotFoundError:  # removed since the folder was read
+                    continue
                 yield SourceItem(entry.path, entry.path, stat.st_size, stat.st_mtime_ns)
     elif is_remote(text):
         yield from _list_remote(text, recursive=recursive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tarfile
 from pathlib import Path
 
@@ -93,6 +94,18 @@ def test_removed_rows_are_gone_and_empty_shards_too(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / name).column("source").to_pylist() == [ITEMS[0].name, ITEMS[2].name]
     remove_rows(str(tmp_path), name, {ITEMS[0].name, ITEMS[2].name}, settings="s")
     assert not (tmp_path / name).exists()
+
+
+def test_rows_of_names_that_are_no_utf8_are_removed(tmp_path: Path) -> None:
+    items = [SourceItem(os.fsdecode(name), os.fsdecode(name), 10, 20) for name in (b"\xff.jpg", b"\xfe.jpg")]
+    rows = [Row(source=item.name, source_size=10, source_mtime_ns=20, status="done") for item in items]
+    name = write_shard(
+        [rows_to_table(rows, [])], str(tmp_path), "part-0", settings="s", shard_format="parquet",
+    )  # fmt: skip
+    changed = dataclasses.replace(items[0], mtime_ns=21)
+    assert ShardIndex.read(str(tmp_path), settings="s").state(changed, retry_failed=False) == (False, [name])
+    remove_rows(str(tmp_path), name, {changed.name}, settings="s")
+    assert pq.read_table(tmp_path / name).column("source").to_pylist() == ["\\udcfe.jpg"]
 
 
 def test_shards_of_other_settings_are_refused(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_folder_without_those_inside_it(folder: Path) -> None:
     assert names(list_sources([str(folder)], recursive=False), folder) == ["a.png", "b.png"]
 
 
+def test_files_that_vanish_while_a_folder_is_listed_are_left_out(folder: Path) -> None:
+    items = list_sources([str(folder)], ordered=True)
+    first = next(items)
+    (folder / "b.png").unlink()
+    assert names([first, *items], folder) == ["a.png", "deep/er/c.png"]
+
+
 def test_glob_lists_matching_files(folder: Path) -> None:
     assert names(list_sources([f"{folder}/**/c.*"]), folder) == ["deep/er/c.png"]
 
@@ -158,7 +165,7 @@ def test_sources_without_local_files_need_shards(source: str, expected: bool) ->
 
 
 def test_reading_does_not_import_torch() -> None:
-    code = "import sys, vitruvian.scale.shard_stage, vitruvian.scale.sources; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitruvian.scale.shards, vitruvian.scale.sources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
