@@ -23,6 +23,7 @@ import secrets
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -86,13 +87,13 @@ class Jobs:
     def files(self, job: Job) -> dict[str, Path]:
         """Return the results of a job by their names for clients."""
         root = self._folder / job.id / "out"
-        found = {}
+        found, stems = {}, _client_stems(job.sources)
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if not name.startswith(".") and not name.endswith(".parts"))
             for name in sorted(names):
                 if not name.startswith("."):
                     path = Path(folder) / name
-                    found[_client_path(path.relative_to(root).as_posix(), job.sources)] = path
+                    found[_client_path(path.relative_to(root).as_posix(), stems)] = path
         return found
 
     # ------------------------------------------------------------------------------------------- changes
@@ -243,7 +244,8 @@ class Jobs:
         command += [f"--{name}={value}" for name, value in options.items() if value is not None]
         command += [f"--limit={name}={value}" for name, value in settings.image_limits.items()]
         detects = issubclass(JOB_REQUESTS[job.task], PeopleRequest) or "--everyone" in job.arguments
-        if settings.detector is not None and detects:
+        chosen = any(argument.startswith(("--boxes=", "--tile=", "--detect=")) for argument in job.arguments)
+        if settings.detector is not None and detects and not chosen:
             command.append(f"--detect={settings.detector}")
         return [*command, *job.arguments]
 
@@ -307,21 +309,18 @@ def _folder_bytes(folder: Path) -> int:
     return total
 
 
-def _client_path(path: str, sources: Mapping[str, str]) -> str:
-    """Return the path of a result with the names that the client knows: 0001_pose.json -> beach_pose.json."""
+def _client_stems(sources: Mapping[str, str]) -> dict[str, str]:
+    """Return how the names of the results of each file begin: as its own name, which a number makes unique."""
     stems = {Path(stored).stem: Path(_safe(name)).stem for stored, name in sources.items()}
-    counts: dict[str, int] = {}
-    for stored in stems:  # names that repeat keep their number
-        counts[stems[stored]] = counts.get(stems[stored], 0) + 1
+    numbered = {number: f"{stem}_{number}" for number, stem in stems.items()}
+    counts = Counter(stems.values())
+    mixed = {number: stem if counts[stem] == 1 else numbered[number] for number, stem in stems.items()}
+    return mixed if len(set(mixed.values())) == len(mixed) else numbered  # a client's name may end with a number
 
-    def rename(part: str) -> str:
-        found = re.match(r"\d{4,}", part)
-        if found is None or found[0] not in stems:
-            return part
-        stem = stems[found[0]]
-        return f"{stem if counts[stem] == 1 else f'{stem}_{found[0]}'}{part[found.end() :]}"
 
-    return "/".join(rename(part) for part in path.split("/"))
+def _client_path(path: str, stems: Mapping[str, str]) -> str:
+    """Return the path of a result with the names that the client knows: 0001_pose.json -> beach_pose.json."""
+    return "/".join(re.sub(r"^\d{4,}", lambda found: stems.get(found[0], found[0]), part) for part in path.split("/"))
 
 
 def _client_text(text: str, sources: Mapping[str, str]) -> str:

@@ -1,42 +1,35 @@
-"""The queue of a model: images of concurrent requests share batches.
+"""The queue of a model, from which concurrent requests share batches.
 
     submit ─▶ waiting (bounded) ─▶ pipelines' engine (`run_many`): load, detect, prepare, forward, finish ─▶ encode
     429 when full                  a thread for each model, and its workers
 
-Each request has the options of its own call. The engine runs one task, `_SharedSteps`, which passes each step on to the
-call of the image; inputs of calls with the same `forward` go through the model together. An error is the answer to
-its image alone. A request that is cancelled, since its client has gone or its time is up, leaves the queue immediately;
-an image that is in the engine already is finished and dropped. `close` drains the queue.
+How a batch forms: `ModelQueue.submit` adds a request; the engine takes requests from the queue (`_loaders`) as long as
+it has room, and its workers decode and prepare them. A batch starts when the model is idle
+(`InferenceEngine.batch_ready`), so a single request does not wait; requests that arrive while the model runs form the
+next batch. `SharedSteps.forward` (`request_batching`) runs it. An error is the answer to its image alone. A request
+that is cancelled, since its client has gone or its time is up, leaves the queue immediately; an image that is in the
+engine already is finished and dropped. `ModelQueue.close` drains the queue.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from concurrent.futures import Future
+from typing import Any, Literal
 
-import torch
-
-from vitruvian.images.exif_focal import exif_focal
-from vitruvian.images.read import load_rgb
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.runner import run_many
-from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput, Prepared
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
-from vitruvian.results import People
 from vitruvian.serving.errors import RequestError, too_many
 from vitruvian.serving.metrics import Metrics
+from vitruvian.serving.request_batching import AnswerT, QueuedRequest, SharedSteps
 
-AnswerT = TypeVar("AnswerT")
 QueueState = Literal["loading", "ready", "failed", "closed"]
 _log = logging.getLogger("vitruvian.serving")
 _RECENT = 64  # answers from which the rate is estimated
@@ -69,125 +62,6 @@ class FairLock:
                 self._waiting.popleft().set()  # held by the next thread
             else:
                 self._held = False
-
-
-class QueuedRequest(Generic[AnswerT]):
-    """A request that waits for a model.
-
-    Args:
-        body: The image file.
-        name: Its name in the result.
-        call: The steps of the task with the options of the request.
-        encode: Makes the answer of the result, in a worker thread.
-
-    Attributes:
-        future: The answer. Cancelling it cancels the request.
-    """
-
-    def __init__(self, body: bytes, name: str, call: InferenceSteps[Any], encode: Callable[[Any], AnswerT]) -> None:
-        self._body: bytes | None = body
-        self.name, self.call, self.encode = name, call, encode
-        self.future: Future[AnswerT] = Future()
-        self.submitted = time.monotonic()
-
-    def load(self) -> Frame:
-        """Decode the image."""
-        body, self._body = self._body, None
-        if self.future.cancelled() or body is None:
-            raise CancelledError
-        stream = io.BytesIO(body)
-        stream.name = self.name  # for error messages
-        image = load_rgb(stream)
-        return _QueuedFrame(image=image, name=self.name, exif_focal_px=exif_focal(body, image.shape[:2]), request=self)
-
-    def answer(self, value: AnswerT) -> None:
-        """Answer, unless the request is cancelled."""
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_result(value)
-
-    def fail(self, error: BaseException) -> None:
-        """Answer with an error, unless there is an answer or the request is cancelled."""
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_exception(error)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _QueuedFrame(Frame):
-    """The image of a request."""
-
-    request: QueuedRequest[Any]
-
-
-class _InputOfCall(NamedTuple):
-    """`extra` of an input: the call that made it, and the `extra` of that call."""
-
-    call: InferenceSteps[Any]
-    extra: Any
-
-
-class _SharedSteps(InferenceSteps[Any]):
-    """Forwards each step to the pipeline call of the image's request."""
-
-    def __init__(self, name: str, pipe: InferenceSteps[Any], lock: FairLock, metrics: Metrics) -> None:
-        self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics
-        self.upload_stream, self.fixed_input_size = pipe.upload_stream, pipe.fixed_input_size
-
-    def decode_thread(self) -> DecodeThread:
-        """Return which thread decodes."""
-        return self._pipe.decode_thread()
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return self._pipe.device
-
-    def detects(self, frame: Frame) -> bool:
-        """Return whether the call detects people."""
-        return _request_of(frame).call.detects(frame)
-
-    def detect(self, frame: Frame) -> People | None:
-        """Detect people."""
-        with self._lock, self._metrics.stage(self._name, "detect"):
-            return _request_of(frame).call.detect(frame)
-
-    def prepare(self, frame: Frame, people: People | None) -> Prepared:
-        """Make the inputs of an image, unless its request is cancelled."""
-        request = _request_of(frame)
-        if request.future.cancelled():
-            raise CancelledError
-        with self._metrics.stage(self._name, "prepare"):
-            prepared = request.call.prepare(frame, people)
-        prepared.inputs = [_with_call(model_input, request.call) for model_input in prepared.inputs]
-        return prepared
-
-    def forward(self, inputs: list[ModelInput]) -> list[Any]:
-        """Run the model on the inputs of each group of calls that agree about it."""
-        groups: dict[object, list[int]] = {}
-        for index, model_input in enumerate(inputs):
-            groups.setdefault(_forward_key(model_input.extra.call), []).append(index)
-        outputs: list[Any] = [None] * len(inputs)
-        self._metrics.batch_size.labels(self._name).observe(len(inputs))
-        with self._lock, self._metrics.stage(self._name, "forward"):
-            for indices in groups.values():
-                call = inputs[indices[0]].extra.call
-                inner = [inputs[index]._replace(extra=inputs[index].extra.extra) for index in indices]
-                for index, output in zip(indices, call.forward(inner), strict=True):
-                    outputs[index] = output
-        return outputs
-
-    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Decode the outputs of an image."""
-        return _request_of(prepared.frame).call.decode(prepared, outputs)
-
-    def finish(self, prepared: Prepared, decoded: Any) -> Any:
-        """Build the result and make the answer of it."""
-        request = _request_of(prepared.frame)
-        if request.future.cancelled():
-            raise CancelledError
-        with self._metrics.stage(self._name, "finish"):
-            result = request.call.finish(prepared, decoded)
-        with self._metrics.stage(self._name, "encode"):
-            request.answer(request.encode(result))  # before those that came earlier, if it is done before them
 
 
 class ModelQueue:
@@ -243,8 +117,10 @@ class ModelQueue:
 
     @property
     def pipe(self) -> TaskPipeline[Any, Any]:
-        """The pipeline; an error 503 while it is opened."""
-        if self.state == "loading":
+        """The pipeline; an error 503 while it is opened. Never waits."""
+        if not self._pipe.done():
+            if self.state == "closed":
+                raise _shuts_down()
             raise RequestError(
                 503, headers={"Retry-After": "2"}, subject=self.name, expected="a loaded model",
                 got="one that is loading", hint="Try again in 2 seconds.",
@@ -267,10 +143,7 @@ class ModelQueue:
         with self._changed:
             self.check_space()
             if self.state in ("closed", "failed"):
-                raise RequestError(
-                    503, headers={"Retry-After": "5"}, subject="server", expected="one that accepts requests",
-                    got="one that shuts down", hint="Try again in 5 seconds.",
-                )  # fmt: skip
+                raise _shuts_down()
             self._waiting.append(request)
             self._changed.notify()
         return request.future
@@ -317,7 +190,7 @@ class ModelQueue:
         call = pipe.for_call({})
         fixed = None if self._batch_size is None else BatchSize(self._batch_size, fixed=False)
         outcomes = run_many(
-            _SharedSteps(self.name, call, self.lock, self._metrics),
+            SharedSteps(self.name, call, self.lock, self._metrics),
             Source(self._loaders),
             batch=fixed or pipe.batch_size(call.options, live=False),
             batch_timeout=None,  # requests collect while the model runs
@@ -354,30 +227,8 @@ class ModelQueue:
         return load
 
 
-def _request_of(frame: Frame) -> QueuedRequest[Any]:
-    assert isinstance(frame, _QueuedFrame)
-    return frame.request
-
-
-def _with_call(
-    model_input: ModelInput | DeferredModelInput, call: InferenceSteps[Any]
-) -> ModelInput | DeferredModelInput:
-    """Return an input that knows its call."""
-    if isinstance(model_input, ModelInput):
-        return model_input._replace(extra=_InputOfCall(call, model_input.extra))
-    make = model_input
-
-    def make_with_call() -> ModelInput:
-        made = make()
-        return made._replace(extra=_InputOfCall(call, made.extra))
-
-    return make_with_call
-
-
-def _forward_key(call: InferenceSteps[Any]) -> object:
-    """Return what calls that can share a batch have in common."""
-    names = getattr(call, "forward_options", None)
-    if names is None:
-        return id(call)
-    options = getattr(call, "options", None)
-    return type(call), *(repr(getattr(options, name, None)) for name in names)
+def _shuts_down() -> RequestError:
+    return RequestError(
+        503, headers={"Retry-After": "5"}, subject="server", expected="one that accepts requests",
+        got="one that shuts down", hint="Try again in 5 seconds.",
+    )  # fmt: skip

@@ -32,7 +32,8 @@ from vitruvian.serving.job_store import Job, JobState
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
-from vitruvian.serving.model_queue import FairLock, ModelQueue, QueuedRequest
+from vitruvian.serving.model_queue import FairLock, ModelQueue
+from vitruvian.serving.request_batching import QueuedRequest
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.stored_images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.stored_videos import StoredVideo, video_store
@@ -132,7 +133,7 @@ class Service:
         await asyncio.gather(self.jobs.stop(), *(asyncio.to_thread(queue.close) for queue in self.queues.values()))
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._short_tasks.shutdown(wait=True)
+        await asyncio.to_thread(self._short_tasks.shutdown)  # waits for them; the loop goes on
         sys.setswitchinterval(self._python_switch_seconds)
         for folder in (self.temporary, self._video_root):
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,8 @@ from vitruvian.errors import ImageError, InputError
 from vitruvian.pipelines.tasks.pose import PosePipeline
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import Metrics
-from vitruvian.serving.model_queue import FairLock, ModelQueue, QueuedRequest
+from vitruvian.serving.model_queue import FairLock, ModelQueue
+from vitruvian.serving.request_batching import QueuedRequest
 
 
 class GatedPose(PosePipeline):
@@ -191,6 +192,28 @@ def test_close_answers_what_was_accepted(queue: ModelQueue, pipe: GatedPose) -> 
     closing.join(60)
     assert not closing.is_alive()
     assert all(future.done() and len(future.result()) == 1 for future in accepted)
+
+
+def test_a_server_that_ends_while_a_model_loads_never_waits_for_it(pipe: GatedPose) -> None:
+    loaded = threading.Event()
+
+    def open_pipe() -> GatedPose:
+        assert loaded.wait(60)
+        return pipe
+
+    queue = ModelQueue(
+        "pose", open_pipe, size=1, lock=FairLock(), metrics=Metrics(), batch_size=None, on_failure=lambda error: None
+    )
+    queue.start()
+    with pytest.raises(RequestError, match="is loading"):
+        _ = queue.pipe
+    queue.close()
+    threading.Timer(20, loaded.set).start()
+    with pytest.raises(RequestError, match="shuts down") as caught:
+        _ = queue.pipe
+    assert caught.value.status == 503
+    assert not loaded.is_set()
+    loaded.set()
 
 
 @pytest.mark.parametrize("step", ["open", "optimize"])

@@ -1,0 +1,179 @@
+"""Batches of images of concurrent requests.
+
+`ModelQueue` runs the pipelines' engine with one task, `SharedSteps`, for all requests. It passes each step on to the
+pipeline call of the image's request, so that each request has the options of its own call. The engine collects inputs
+of all images (`InferenceEngine.batch_ready` decides when they run), and `SharedSteps.forward` runs those of a batch
+whose calls agree about the model's `forward` together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from vitruvian.images.exif_focal import exif_focal
+from vitruvian.images.read import load_rgb
+from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput, Prepared
+from vitruvian.pipelines.sources import Frame
+from vitruvian.results import People
+from vitruvian.serving.metrics import Metrics
+
+AnswerT = TypeVar("AnswerT")
+
+
+class QueuedRequest(Generic[AnswerT]):
+    """A request that waits for a model.
+
+    Args:
+        body: The image file.
+        name: Its name in the result.
+        call: The steps of the task with the options of the request.
+        encode: Makes the answer of the result, in a worker thread.
+
+    Attributes:
+        future: The answer. Cancelling it cancels the request.
+    """
+
+    def __init__(self, body: bytes, name: str, call: InferenceSteps[Any], encode: Callable[[Any], AnswerT]) -> None:
+        self._body: bytes | None = body
+        self.name, self.call, self.encode = name, call, encode
+        self.future: Future[AnswerT] = Future()
+        self.submitted = time.monotonic()
+
+    def load(self) -> Frame:
+        """Decode the image."""
+        body, self._body = self._body, None
+        if self.future.cancelled() or body is None:
+            raise CancelledError
+        stream = io.BytesIO(body)
+        stream.name = self.name  # for error messages
+        image = load_rgb(stream)
+        return _QueuedFrame(image=image, name=self.name, exif_focal_px=exif_focal(body, image.shape[:2]), request=self)
+
+    def answer(self, value: AnswerT) -> None:
+        """Answer, unless the request is cancelled."""
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error, unless there is an answer or the request is cancelled."""
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _QueuedFrame(Frame):
+    """The image of a request."""
+
+    request: QueuedRequest[Any]
+
+
+class _InputOfCall(NamedTuple):
+    """`extra` of an input: the call that made it, and the `extra` of that call."""
+
+    call: InferenceSteps[Any]
+    extra: Any
+
+
+class SharedSteps(InferenceSteps[Any]):
+    """Forwards each step to the pipeline call of the image's request."""
+
+    def __init__(
+        self, name: str, pipe: InferenceSteps[Any], lock: AbstractContextManager[None], metrics: Metrics
+    ) -> None:
+        self._name, self._pipe, self._lock, self._metrics = name, pipe, lock, metrics
+        self.upload_stream, self.fixed_input_size = pipe.upload_stream, pipe.fixed_input_size
+
+    def decode_thread(self) -> DecodeThread:
+        """Return which thread decodes."""
+        return self._pipe.decode_thread()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self._pipe.device
+
+    def detects(self, frame: Frame) -> bool:
+        """Return whether the call detects people."""
+        return _request_of(frame).call.detects(frame)
+
+    def detect(self, frame: Frame) -> People | None:
+        """Detect people."""
+        with self._lock, self._metrics.stage(self._name, "detect"):
+            return _request_of(frame).call.detect(frame)
+
+    def prepare(self, frame: Frame, people: People | None) -> Prepared:
+        """Make the inputs of an image, unless its request is cancelled."""
+        request = _request_of(frame)
+        if request.future.cancelled():
+            raise CancelledError
+        with self._metrics.stage(self._name, "prepare"):
+            prepared = request.call.prepare(frame, people)
+        prepared.inputs = [_with_call(model_input, request.call) for model_input in prepared.inputs]
+        return prepared
+
+    def forward(self, inputs: list[ModelInput]) -> list[Any]:
+        """Run the model on the inputs of each group of calls that agree about it."""
+        groups: dict[object, list[int]] = {}
+        for index, model_input in enumerate(inputs):
+            groups.setdefault(_forward_key(model_input.extra.call), []).append(index)
+        outputs: list[Any] = [None] * len(inputs)
+        self._metrics.batch_size.labels(self._name).observe(len(inputs))
+        with self._lock, self._metrics.stage(self._name, "forward"):
+            for indices in groups.values():
+                call = inputs[indices[0]].extra.call
+                inner = [inputs[index]._replace(extra=inputs[index].extra.extra) for index in indices]
+                for index, output in zip(indices, call.forward(inner), strict=True):
+                    outputs[index] = output
+        return outputs
+
+    def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
+        """Decode the outputs of an image."""
+        return _request_of(prepared.frame).call.decode(prepared, outputs)
+
+    def finish(self, prepared: Prepared, decoded: Any) -> Any:
+        """Build the result and make the answer of it."""
+        request = _request_of(prepared.frame)
+        if request.future.cancelled():
+            raise CancelledError
+        with self._metrics.stage(self._name, "finish"):
+            result = request.call.finish(prepared, decoded)
+        with self._metrics.stage(self._name, "encode"):
+            request.answer(request.encode(result))  # before those that came earlier, if it is done before them
+
+
+def _request_of(frame: Frame) -> QueuedRequest[Any]:
+    assert isinstance(frame, _QueuedFrame)
+    return frame.request
+
+
+def _with_call(
+    model_input: ModelInput | DeferredModelInput, call: InferenceSteps[Any]
+) -> ModelInput | DeferredModelInput:
+    """Return an input that knows its call."""
+    if isinstance(model_input, ModelInput):
+        return model_input._replace(extra=_InputOfCall(call, model_input.extra))
+    make = model_input
+
+    def make_with_call() -> ModelInput:
+        made = make()
+        return made._replace(extra=_InputOfCall(call, made.extra))
+
+    return make_with_call
+
+
+def _forward_key(call: InferenceSteps[Any]) -> object:
+    """Return what calls that can share a batch have in common."""
+    names = getattr(call, "forward_options", None)
+    if names is None:
+        return id(call)
+    options = getattr(call, "options", None)
+    return type(call), *(repr(getattr(options, name, None)) for name in names)
