@@ -74,7 +74,7 @@ def _open_pretrained(
         stored = {task_of_head(head).name: opened.task_model(head) for head in opened.tasks}
         return Sapiens2Config.from_pretrained(source, **common), opened.encoder, stored
     stored = {}
-    folders = list(_task_folders(source).values()) or [Path(source)]
+    folders: list[str | Path] = [*_task_folders(source).values()] or [source]
     for folder in reversed(folders):  # configuration and encoder are those of the first
         config = Sapiens2Config.from_pretrained(folder, **common)
         encoder = Sapiens2Model.from_pretrained(folder, config=config, strict=True, dtype=torch.float32)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.hub_server import HubClient, HubServer
 from tests.unit.training.tiny_runs import ENCODER, HEADS, SIZE_HW, TASKS, model_table
 from vitruvian import AutoImageProcessor, AutoModelForPoseEstimation, Sapiens2Config, Sapiens2Model, Sapiens2MultiTask
 from vitruvian.errors import CheckpointError, ConfigError
@@ -80,6 +81,25 @@ def test_starting_from_a_task(tmp_path: Path):
     other = build_model(part("pose", pretrained=str(tmp_path), encoder={}, heads={"pose": {"conv_out_channels": [6]}}))
     assert torch.equal(other.encoder.norm.weight, first.encoder.norm.weight)
     assert other.task_model("pose").decode_head.predictor.weight.shape[1] == 6
+
+
+def test_starting_from_a_checkpoint_on_the_hub(tmp_path: Path):
+    first = build_model(part("pose"))
+    save_models(first, tmp_path / "checkpoint")
+    server = HubServer()
+    server.add("me/pose", tmp_path / "checkpoint")
+    client = HubClient(server.address, tmp_path / "home")
+    try:
+        weights = client.run(f"""
+from vitruvian.training.config import ModelConfig
+from vitruvian.training.task_models import build_model
+settings = ModelConfig(tasks=["pose"], pretrained="me/pose", image_size={list(SIZE_HW)})
+result = {{name: float(value.double().sum()) for name, value in build_model(settings).weights().items()}}
+""")
+    finally:
+        client.close()
+        server.close()
+    assert weights == {name: float(value.double().sum()) for name, value in first.weights().items()}
 
 
 def test_one_task_is_saved_as_an_ordinary_checkpoint(tmp_path: Path):
