@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from vitruvian.errors import InputError, PromptError
 from vitruvian.files.video import SequenceReader, VideoReader, open_video
 from vitruvian.images.types import RgbImage
+from vitruvian.pipelines.output_options import VideoOutput
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.video.people_tracking import TrackedDetector
@@ -63,7 +64,7 @@ class _Pipeline(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoOptions:
+class VideoOptions(VideoOutput):
     """What to write about a video, and how.
 
     Args:
@@ -92,12 +93,9 @@ class VideoOptions:
     out: str | Path | None = None
     records: str | Path | None = None
     detector: PeopleDetector | None = None
-    detect_every: int = 1
-    smooth: bool = True
     draw: Callable[[Result], Drawing] | None = None
     record: Callable[[Result], Mapping[str, object]] | None = None
     alpha: bool = False
-    sound: bool = True
     preview: Callable[[int, Drawing, Result], object] | None = None
     progress: Callable[[int, int | None], object] | None = None
     segment_seconds: float = 10.0
