@@ -101,7 +101,7 @@ def test_ctrl_c_that_a_library_replaces_by_an_error(monkeypatch: pytest.MonkeyPa
         raise ValueError("could not determine the shape")  # as torch does
 
     monkeypatch.setattr(app, "program", lambda name: interrupted)
-    monkeypatch.setattr(app, "_option_names", lambda *_: {})
+    monkeypatch.setattr(app, "_names_in_messages", lambda *_: {})
     assert app.run(["pose", "a.jpg"]) == 130
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

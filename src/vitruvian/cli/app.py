@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
-from vitruvian.cli.option_groups import option_names
+from vitruvian.cli.option_groups import options_by_argument
 from vitruvian.cli.report import (
     DONE,
     INTERRUPTED,
@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with _note_interrupts(interrupts):
             command = program(arguments[0] if arguments and arguments[0] in commands else None)
-            names |= _option_names(command, arguments)
+            names |= _names_in_messages(command, arguments)
             code = command(args=arguments or ["--help"], prog_name="vitruvian", standalone_mode=False)
             return code if isinstance(code, int) else DONE
     except VitruvianError as error:
@@ -184,13 +184,13 @@ def _with_task_name(arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def _option_names(command: Any, arguments: Sequence[str]) -> dict[str, str]:
+def _names_in_messages(command: Any, arguments: Sequence[str]) -> dict[str, str]:
     """Return the options of the command that arguments name, by the arguments of the library that they stand for."""
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
     tables = [TASKS[command.name].options_class()] if command.name in TASK_COMMANDS else []
     options = (parameter.name for parameter in command.params if parameter.param_type_name == "option")
-    return option_names(options, *tables, without=arguments)
+    return options_by_argument(options, *tables, without=arguments)
 
 
 def _print_error(error: Exception, arguments: Sequence[str], text: str) -> int:

@@ -367,12 +367,12 @@ class MessageGroup(OptionGroup):
     quiet: Quiet = False
     debug: Debug = False
 
-    def option_names(self) -> dict[str, str]:
+    def names_in_messages(self) -> dict[str, str]:
         """Return the option that stands for each argument of the library, for messages."""
         return {}
 
 
-def option_names(fields: Iterable[str], *tables: type, without: Iterable[str] = ()) -> dict[str, str]:
+def options_by_argument(fields: Iterable[str], *tables: type, without: Iterable[str] = ()) -> dict[str, str]:
     """Return the option that stands for each argument of the library, such as --intrinsics for K, for messages.
 
     Args:

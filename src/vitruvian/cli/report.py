@@ -100,7 +100,7 @@ class RunReport:
     def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
         self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
         self.progress = messages.progress
-        self._names = messages.option_names()
+        self._names = messages.names_in_messages()
         self.done_count = self.skipped_count = self.changed_count = 0
         self.failures: list[str] = []
         self.more_failures = 0  # without a message

@@ -23,7 +23,6 @@ import typer
 
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco_dataset import CocoDataset
-from vitruvian.cli.command_digest import command_digest
 from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
 from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.cli.option_groups import STDIO, CocoGroup, PeopleGroup
@@ -129,7 +128,7 @@ class TaskRun:
     @cached_property
     def digest(self) -> str:
         """The digest of everything that affects the results."""
-        return command_digest(self.command)
+        return self.command.digest()
 
     @cached_property
     def journal(self) -> Journal:

@@ -15,21 +15,33 @@ from typer import Context, Exit, Option, echo
 
 from vitruvian.cli.option_groups import (
     STDIO,
+    BatchGroup,
     ClusterGroup,
+    CocoGroup,
     MessageGroup,
     ModelGroup,
     OutputGroup,
     SourceGroup,
     VideoGroup,
-    option_names,
+    options_by_argument,
     with_options,
 )
 from vitruvian.limits import parse_limits, use_limits
+from vitruvian.pipelines.digests import file_digest, settings_digest
 from vitruvian.pipelines.options import option_rows
 from vitruvian.pipelines.output_options import OutputOptions
 from vitruvian.tasks import TASKS, Task
 
 T = TypeVar("T")
+# Options that results do not depend on, or that have an argument of `settings_digest`.
+_NOT_IN_DIGEST = {
+    *("revision", "device", "workers", "points_per_batch", "preview", "frames"),
+    *("then", "keep_state", "refine"),
+} | {
+    field.name
+    for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, ClusterGroup, MessageGroup)
+    for field in dataclasses.fields(group)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +77,10 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
         """Whether videos have alpha, if their format can hold it: drawn with `rgba` of the result."""
         return False
 
-    def option_names(self) -> dict[str, str]:
+    def names_in_messages(self) -> dict[str, str]:
         """Return the option that stands for each argument of the library, for messages."""
         fields = (field.name for field in dataclasses.fields(self))
-        return option_names(fields, self.task.options_class(), without=self.sources)
+        return options_by_argument(fields, self.task.options_class(), without=self.sources)
 
     def call_options(self) -> dict[str, object]:
         """Return the arguments of the pipeline's call: the options of the table, and those that groups add."""
@@ -81,6 +93,18 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
         rows = (row for row in option_rows(self.task.output_class()) if row.info.cli)
         output: OutputOptions = self.task.output_class()(**{row.argument: getattr(self, row.name) for row in rows})
         return output
+
+    def digest(self) -> str:
+        """Return a digest of everything that the results depend on."""
+        options = {k: v for k, v in (vars(self) | self.call_options()).items() if k not in _NOT_IN_DIGEST}
+        return settings_digest(
+            self.name,
+            self.model,
+            revision=self.revision,
+            detector=self.detector_name(),
+            options=options,
+            details=[file_digest(path) for path in self.input_files()],
+        )
 
     def with_defaults(self) -> Self:
         """Return the command with defaults that depend on other options."""

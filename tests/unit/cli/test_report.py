@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitruvian.cli.app import _option_names, program, run
+from vitruvian.cli.app import _names_in_messages, program, run
 from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.option_groups import MessageGroup
 from vitruvian.cli.report import RunReport, error_text, json_line, printable
@@ -24,8 +24,8 @@ from vitruvian.pipelines import _warn_about_builtin
 @pytest.fixture
 def names(request: pytest.FixtureRequest) -> dict[str, str]:
     """The options of a command with the source "people", as the program and the report have them."""
-    found = _option_names(program(request.param), [request.param, "people"])
-    for name, option in TASK_COMMANDS[request.param](sources=["people"]).option_names().items():
+    found = _names_in_messages(program(request.param), [request.param, "people"])
+    for name, option in TASK_COMMANDS[request.param](sources=["people"]).names_in_messages().items():
         assert name in ("sources", "help_all") or found[name] == option
     return found
 

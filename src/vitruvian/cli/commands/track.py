@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from typer import Option
 
-from vitruvian.cli.command_digest import command_digest
 from vitruvian.cli.option_groups import (
     MessageGroup,
     ModelGroup,
@@ -155,7 +154,7 @@ class TrackCommand(TaskCommand):
 
     def resume_settings(self) -> dict[str, object]:
         """Return the prompts, which --refine reads, and a digest of all other settings."""
-        others = command_digest(dataclasses.replace(self, points=None, box=None, mask=None, everyone=True))
+        others = dataclasses.replace(self, points=None, box=None, mask=None, everyone=True).digest()
         prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
         return {"prompts": prompts, "others": others}
 
