@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import vitruvian
 from vitruvian.config import Config, read_config_dict
-from vitruvian.errors import CheckpointError, ConfigError, InputError, near_matches
+from vitruvian.errors import CheckpointError, ConfigError, InputError, check_choice
 from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.hub import CONFIG_FILE, HubOptions, json_file, pin_revision, split_hub_options
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
@@ -89,10 +89,9 @@ def find_class(name: str) -> Any:
 
 def _family_of(model_type: object, source: str) -> dict[str, str]:
     """Return the classes of a model type."""
-    if not isinstance(model_type, str) or model_type not in CLASS_NAMES:
-        known, near = ", ".join(sorted(CLASS_NAMES)), near_matches(str(model_type), CLASS_NAMES)
-        raise ConfigError(f"{source}: expected a model_type among {known}, got {model_type!r}.{near}")
-    return CLASS_NAMES[model_type]
+    known = ", ".join(sorted(CLASS_NAMES))
+    check_choice(source, model_type, CLASS_NAMES, expected=f"a model_type among {known}", error=ConfigError)
+    return CLASS_NAMES[str(model_type)]
 
 
 def read_model_config(source: str | Path, options: HubOptions) -> JsonObject:

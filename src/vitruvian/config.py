@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.errors import ConfigError, InputError, check_names, near_matches
 from vitruvian.filesystem.atomic import write_text
 from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, split_hub_options, upload
@@ -46,9 +46,8 @@ def config_dataclass(cls: type[T]) -> type[T]:
         values = self.upgrade(values)
         fields = {name: value for name, value in values.items() if name in known}
         extra = {name: value for name, value in values.items() if name not in known}
-        for name in extra:
-            if close := near_matches(name, known, cutoff=_TYPO_RATIO):
-                raise ConfigError(f"{cls.__name__}: has no field {name!r}.{close}")
+        typos = [name for name in extra if near_matches(name, known, cutoff=_TYPO_RATIO)]
+        check_names(cls.__name__, typos, known, expected="the name of a field", error=ConfigError)
         if self.sizes_are_limited:
             for name in fields.keys() - {"extra"}:
                 limit = next((limit for words, limit in _SIZE_LIMITS if re.search(words, name)), "config_size")
@@ -136,9 +135,8 @@ class ConfigBase:
         known = {field.name for field in dataclasses.fields(cls) if field.init}
         renamed = {cls.attribute_map.get(name, name): value for name, value in overrides.items()}
         unused = {name: value for name, value in renamed.items() if name not in known}
-        if unused and not split:
-            name = next(iter(unused))
-            raise ConfigError(f"{cls.__name__}: has no field {name!r}.{near_matches(name, known)}")
+        if not split:
+            check_names(cls.__name__, unused, known, expected="the name of a field", error=ConfigError)
         values = cls.upgrade(dict(values)) | renamed
         extra = {name: value for name, value in values.items() if name not in known and name not in unused}
         built = cls(**{name: value for name, value in values.items() if name in known}, extra=extra)
@@ -319,14 +317,11 @@ class Config(ConfigBase):
     def _set_attn_implementation(self, chosen: str | Mapping[str, str] | None) -> None:
         """Set the implementation of this configuration and of those inside it; a table sets those that it names."""
         table = chosen if isinstance(chosen, Mapping) else dict.fromkeys(["", *self.sub_configs], chosen)
+        check_names("attn_implementation", [name for name in table if name], self.sub_configs, error=ConfigError)
         for name, value in table.items():
             part = self.__dict__.get(name)
             if not name:
                 super().__setattr__("attn_implementation", value)
-            elif name not in self.sub_configs:
-                raise ConfigError(
-                    f"attn_implementation: expected names among {', '.join(self.sub_configs) or 'none'}, got {name!r}."
-                )
             elif isinstance(part, Config):
                 part.attn_implementation = value
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitruvian.errors import InputError, WeightsError, import_extra, near_matches
+from vitruvian.errors import InputError, WeightsError, check_names, import_extra
 from vitruvian.weights import WeightFiles
 
 Device = str | int | torch.device | None
@@ -60,9 +60,7 @@ def choose_devices(
         raise InputError("device and device_map: expected one of them, got both. Drop one.")
     if isinstance(device_map, dict):
         known = {name for name, _ in model.named_modules()} | set(model.state_dict())
-        for name in device_map:
-            if name not in known:
-                raise InputError(f"device_map: the model has no part {name!r}.{near_matches(name, known)}")
+        check_names("device_map", device_map, known, expected="the name of a part of the model")
         return {name: checked_device(value) for name, value in device_map.items()}
     if device_map == "auto":
         return _automatic_devices(model, dtype, no_split_modules, max_memory)

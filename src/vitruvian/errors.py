@@ -152,8 +152,32 @@ def near_matches(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
-def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise `InputError` unless `value` is one of `known`."""
-    if value not in known:
-        near = near_matches(str(value), known)
-        raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}.{near}")
+def check_choice(
+    subject: str,
+    value: object,
+    choices: Collection[str],
+    *,
+    expected: str | None = None,
+    error: type[VitruvianError] = InputError,
+) -> None:
+    """Raise `error` unless `value` is one of `choices`, which the message lists unless `expected` describes them."""
+    if not isinstance(value, str) or value not in choices:
+        raise error(
+            subject=subject,
+            expected=expected or f"one of {', '.join(choices) or 'none'}",
+            got=repr(value),
+            hint=near_matches(str(value), choices).strip() or None,
+        )
+
+
+def check_names(
+    subject: str,
+    names: Iterable[object],
+    known: Collection[str],
+    *,
+    expected: str | None = None,
+    error: type[VitruvianError] = InputError,
+) -> None:
+    """Raise `error` unless each of `names` is one of `known`; see `check_choice`."""
+    for name in names:
+        check_choice(subject, name, known, expected=expected, error=error)

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import IO
 
-from vitruvian.errors import ImageError, InputError, VitruvianError, near_matches
+from vitruvian.errors import ImageError, InputError, VitruvianError, check_names
 
 MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
 MIN_TILE_SIDE = 2  # pixels
@@ -148,9 +148,7 @@ def parse_numbers(texts: Mapping[str, str], *, subject: str) -> dict[str, int]:
 
 def _check_names(names: Mapping[str, object], subject: str) -> None:
     known = {field.name for field in dataclasses.fields(Limits)}
-    for name in names:
-        if name not in known:
-            raise InputError(f"{subject}: there is no limit {name!r}.{near_matches(name, known)}")
+    check_names(subject, names, known, expected="the name of a limit")
 
 
 def _from_environment() -> Limits:

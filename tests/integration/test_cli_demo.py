@@ -31,7 +31,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pixels(tmp_path / "out" / "astronaut_people.png").shape == (512, 512, 3)
     assert pixels(tmp_path / "out" / "astronaut_matte.png").shape == (512, 512, 4)
     assert cli.run(["demo", "--model", "poses=x"]) == 2
-    assert "--model: expected tasks of" in capsys.readouterr().err
+    assert "--model: expected one of" in capsys.readouterr().err
     assert cli.run(["demo", "--model", "pose=x", "--model", "y"]) == 2
     assert "TASK=CHECKPOINT for each, got 'y'" in capsys.readouterr().err
 

@@ -76,7 +76,7 @@ def test_limits_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert get_limits().image_pixels > 2240
     assert command("pose", *arguments, "--limit", "image_pixels=2240") == 0
     assert command("pose", *arguments, "--limit", "image_pixel=1") == 2
-    assert "no limit 'image_pixel'. Did you mean image_pixels" in capsys.readouterr().err
+    assert "the name of a limit, got 'image_pixel'. Did you mean image_pixels" in capsys.readouterr().err
     assert command("pose", *arguments, "--limit", "people") == 2
     assert "--limit people: expected a positive integer" in capsys.readouterr().err
 

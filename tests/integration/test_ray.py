@@ -252,7 +252,7 @@ def test_a_pipeline_on_ray_writes_the_files_of_one_machine(
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert len(files) == 3
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "ray").glob("*.json")}
-    with pytest.raises(InputError, match="no such option"):
+    with pytest.raises(InputError, match=r"options: .*got 'no_such_option'"):
         on_ray(sources, save=tmp_path / "ray", no_such_option=1)
     with pytest.raises(VitruvianError, match="no-such-folder"):  # one error, not one for each source
         run(str(tmp_path / "no-such-folder"), images, tmp_path / "out")

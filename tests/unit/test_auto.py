@@ -128,7 +128,7 @@ class TestModels:
         assert model.config.output_hidden_states
         with pytest.warns(NewWeightsWarning):
             assert AutoModelForPoseEstimation.from_pretrained(pose, num_labels=9).num_labels == 9
-        with pytest.raises(ConfigError, match="has no field 'trust_remote'"):
+        with pytest.raises(ConfigError, match="the name of a field, got 'trust_remote'"):
             AutoModel.from_pretrained(pose, trust_remote=True)
 
     def test_given_configuration(self, pose: Path, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from vitruvian.errors import (
     InputError,
     MissingExtraError,
     VitruvianError,
+    check_choice,
+    check_names,
     import_extra,
 )
 
@@ -36,6 +38,19 @@ FIELDS = {"subject": "boxes", "expected": "one or more", "got": "none", "hint": 
 )
 def test_messages(fields: dict[str, str], text: str) -> None:
     assert str(InputError(**fields)) == text
+
+
+def test_choices_and_names() -> None:
+    known = ("nearest", "bilinear")
+    check_choice("mode", "nearest", known)
+    check_names("modes", known, known)
+    with pytest.raises(InputError) as caught:
+        check_choice("mode", "bilinaer", known)
+    assert str(caught.value) == "mode: expected one of nearest, bilinear, got 'bilinaer'. Did you mean bilinear?"
+    with pytest.raises(ConfigError, match=r"^modes: expected a mode, got \[\]\.$"):
+        check_names("modes", ["nearest", []], known, expected="a mode", error=ConfigError)
+    with pytest.raises(InputError, match="expected one of none, got 'x'"):
+        check_choice("mode", "x", ())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_bad_values(value: int) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(InputError, match=r"no limit .peple.\. Did you mean people"):
+    with pytest.raises(InputError, match=r"the name of a limit, got 'peple'\. Did you mean people"):
         set_limits(peple=1)
 
 

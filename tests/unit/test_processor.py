@@ -163,7 +163,7 @@ class TestOptions:
         assert processor.do_rescale is True
         kept = Plain.from_dict({"maker": "acme"}).with_options(do_rescale=False)
         assert kept.extra == {"maker": "acme"}
-        with pytest.raises(ConfigError, match="has no field 'do_rescael'"):
+        with pytest.raises(ConfigError, match="the name of a field, got 'do_rescael'"):
             processor.with_options(do_rescael=False)
         with pytest.raises(ConfigError, match=r"Plain\.do_rescale: expected bool"):
             processor.with_options(do_rescale="no")

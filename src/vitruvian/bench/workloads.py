@@ -22,7 +22,7 @@ from torch import Tensor
 
 import vitruvian
 from vitruvian.bench.timing import Timing, count_flops, peak_bytes, relative_difference, time_interleaved
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, check_choice
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.configuration import ALL_STAGES
@@ -87,8 +87,7 @@ def benchmark_names() -> list[str]:
 
 def benchmark_model(name: str) -> BenchmarkModel:
     """Return the model of a name."""
-    if name not in benchmark_names():
-        raise InputError(f"--model: there is no {name!r}.{near_matches(name, benchmark_names())}")
+    check_choice("--model", name, benchmark_names(), expected="the name of a model")
     if name == BUILTIN:
         return benchmark_model(f"{BUILTIN}-pose")
     family, rest = name.split("-", 1)

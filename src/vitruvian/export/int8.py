@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError, InputError, import_extra, near_matches
+from vitruvian.errors import CheckpointError, InputError, check_names, import_extra
 from vitruvian.export.comparison import task_errors
 from vitruvian.export.onnx_export import example_inputs
 from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Signature
@@ -196,8 +196,7 @@ def quantize_int8(
     manager.register_pass(passes.ConstantFolding())  # NNCF wants weights in the shape in which they are multiplied
     manager.run_passes(graph)
     known, excluded = _node_names(graph.get_ordered_ops()), set(keep)
-    for name in excluded - known:
-        raise InputError(f"keep: expected names of operations, got {name!r}.{near_matches(name, known)}")
+    check_names("keep", excluded, known, expected="names of operations")
     names = sorted({*_input_and_output_matmuls(graph), *_gated_matmuls(graph), *excluded})
     with contextlib.redirect_stdout(sys.stderr):  # progress is no output
         quantized = nncf.quantize(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, check_choice
 from vitruvian.images.types import SizeHW
 
 ResizeMode = Literal["nearest", "nearest-exact", "bilinear", "bicubic"]
@@ -26,8 +26,7 @@ def resize(pixels: Tensor, size_hw: SizeHW, *, mode: ResizeMode = "bilinear", an
     values and take any dtype, also labels, and ignore `antialias`. "nearest-exact" samples at pixel centers, as PIL
     does; "nearest" is the older rule of torch. An image of this size is returned unchanged.
     """
-    if mode not in _MODES:
-        raise InputError(f"mode: expected one of {', '.join(_MODES)}, got {mode!r}. Pick one of them.")
+    check_choice("mode", mode, _MODES)
     _check_pixels(pixels)
     height, width = _check_size(size_hw, "size_hw")
     if tuple(pixels.shape[-2:]) == (height, width):

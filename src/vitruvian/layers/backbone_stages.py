@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitruvian.config import Config, config_dataclass
-from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.errors import ConfigError, InputError, check_names
 from vitruvian.filesystem.json_files import JsonObject
 
 if TYPE_CHECKING:  # configurations import no torch
@@ -53,12 +53,7 @@ def _align_stages(
     if features is None:
         stages = [len(names) - 1] if stages is None else stages
     else:
-        for name in features:
-            if name not in names:
-                raise ConfigError(
-                    f"{owner}.out_features: expected names among {', '.join(names)}, got {name!r}."
-                    f"{near_matches(name, names)}"
-                )
+        check_names(f"{owner}.out_features", features, names, error=ConfigError)
         by_name = [list(names).index(name) for name in features]
         if stages is not None and stages != by_name:
             raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitruvian.errors import ConfigError, near_matches
+from vitruvian.errors import ConfigError, check_choice
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.ops.swiglu import gated_linear, swiglu
 
@@ -35,8 +35,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 def activation(name: str) -> Activation:
     """Return an activation function by the name that configurations use."""
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"activation: expected one of {', '.join(ACTIVATIONS)}.{near_matches(name, ACTIVATIONS)}")
+    check_choice("activation", name, ACTIVATIONS, error=ConfigError)
     return ACTIVATIONS[name]
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.errors import ConfigError, InputError, check_names
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,8 @@ def weighted_sum(
     Terms with weight 0 are not computed; `anchor` attaches an empty sum to the graph.
     """
     weights = weights or {}
+    check_names("weights", weights, defaults, error=ConfigError)
     for name, value in weights.items():
-        if name not in defaults:
-            raise ConfigError(
-                f"weights: expected names of terms ({', '.join(defaults)}), got {name!r}.{near_matches(name, defaults)}"
-            )
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise ConfigError(
                 f"weights, {name}: expected a finite number of at least 0, got {value!r}. Use 0 to omit the term."

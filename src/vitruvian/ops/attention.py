@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, check_choice
 
 IMPLEMENTATIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 _FLASH_MODULES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
@@ -19,8 +19,7 @@ _FLASH_MODULES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash
 
 def check_implementation(name: str) -> None:
     """Raise `InputError` unless this implementation of attention exists and its package is installed."""
-    if name not in IMPLEMENTATIONS:
-        raise InputError(f"attn_implementation: expected one of {', '.join(IMPLEMENTATIONS)}, got {name!r}.")
+    check_choice("attn_implementation", name, IMPLEMENTATIONS)
     module = _FLASH_MODULES.get(name)
     if module and importlib.util.find_spec(module) is None:
         raise InputError(f"attn_implementation: {name!r} needs the package {module}, which is missing. Use 'sdpa'.")

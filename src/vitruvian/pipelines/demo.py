@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vitruvian import hub
 from vitruvian.auto import AutoConfig
 from vitruvian.draw import contact_sheet, draw_boxes
-from vitruvian.errors import InputError, VitruvianWarning, near_matches
+from vitruvian.errors import InputError, VitruvianWarning, check_names
 from vitruvian.files import write_image
 from vitruvian.filesystem.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.images.types import RgbImage
@@ -175,10 +175,7 @@ def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Chec
     """Return the checkpoint of each task that has one, in the order of the demo."""
     if isinstance(model, Mapping):
         models: dict[str, Checkpoint] = dict(model)
-        for task in models:
-            if task not in DEMO_TASKS:
-                near = near_matches(task, DEMO_TASKS)
-                raise InputError(f"model: expected tasks of {', '.join(DEMO_TASKS)}, got {task!r}.{near}")
+        check_names("model", models, DEMO_TASKS)
     elif heads := local_checkpoint_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
         models = {task: model for task in DEMO_TASKS if TASKS[task].sapiens2_head in heads}
     else:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from vitruvian.config import Range
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, check_names
 from vitruvian.limits import MAX_TILE_OVERLAP
 from vitruvian.models.sam2.options import MAX_CROP_LAYERS, AutomaticMaskOptions, Sam2SessionOptions
 from vitruvian.tasks import Convention
@@ -184,10 +184,7 @@ def replace_options(options: OptionsT, changes: Mapping[str, Any]) -> OptionsT:
     Raises:
         InputError: There is no such option, or it has no such value.
     """
-    known = [field.name for field in dataclasses.fields(options)]
-    for name in changes:
-        if name not in known:
-            raise InputError(f"{name}: no such option.{near_matches(name, known)} Options are {', '.join(known)}.")
+    check_names("options", changes, [field.name for field in dataclasses.fields(options)])
     if any(_selects(changes.get(name)) for name in options.exclusive):
         changes = dict.fromkeys(options.exclusive) | dict(changes)
     return dataclasses.replace(options, **changes) if changes else options

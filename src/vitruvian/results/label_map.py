@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.draw import draw_labels
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import check_choice
 from vitruvian.files.coco import mask_record
 from vitruvian.files.images import write_label_png
 from vitruvian.filesystem.json_files import JsonObject
@@ -50,10 +50,8 @@ class LabelMap(Result):
     def mask(self, name: str) -> NDArray[np.bool_]:
         """Return the mask of a class, bool [H, W]; of all classes where several have this name."""
         names = self._names()
+        check_choice("name", name, names.values(), expected=f"one of {len(names)} {self.classes_key}")
         ids = [label for label, known in names.items() if known == name]
-        if not ids:
-            near = near_matches(name, names.values())
-            raise InputError(f"name: expected one of {len(names)} {self.classes_key}, got {name!r}.{near}")
         return np.isin(self.labels, ids)
 
     def areas(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.draw import draw_pose, enclosing_boxes
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, check_choice
 from vitruvian.files.coco import keypoint_category, keypoint_record
 from vitruvian.files.labels import yolo_pose_lines
 from vitruvian.filesystem.atomic import write_lines
@@ -45,10 +45,7 @@ class PersonPose:
     id: int | None = None
 
     def __getitem__(self, name: str) -> Keypoint:
-        if name not in self.names:
-            raise InputError(
-                f"keypoint: expected one of {len(self.names)} names, got {name!r}.{near_matches(name, self.names)}"
-            )
+        check_choice("keypoint", name, self.names, expected=f"one of {len(self.names)} names")
         index = self.names.index(name)
         x, y = self.keypoints[index].tolist()
         return Keypoint(x, y, float(self.scores[index]))
@@ -123,9 +120,7 @@ class Pose(Result):
 
         Points that the layout has and the 308 lack are NaN with score 0.
         """
-        if name not in LAYOUTS:
-            close = near_matches(name, LAYOUTS)
-            raise InputError(f"layout: expected one of {', '.join(LAYOUTS)}, got {name!r}.{close}")
+        check_choice("layout", name, LAYOUTS)
         layout = LAYOUTS[name]
         if layout is self.layout:
             return self

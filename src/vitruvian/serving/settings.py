@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, check_names
 from vitruvian.limits import Limits, check_positive_integers, parse_numbers
 from vitruvian.serving.auth import ApiKey
 
@@ -132,9 +132,7 @@ def read_limits(texts: Mapping[str, str], *, subject: str) -> tuple[dict[str, in
     """
     server = [one.name for one in dataclasses.fields(ServerLimits)]
     shared = [one.name for one in dataclasses.fields(Limits)]
-    for name in texts:
-        if name not in server and name not in shared:
-            raise InputError(f"{subject}: there is no limit {name!r}.{near_matches(name, [*server, *shared])}")
+    check_names(subject, texts, [*server, *shared], expected="the name of a limit")
     variables = {name: os.environ.get(f"{_PREFIX}{name.upper()}") for name in server}
     found = parse_numbers({name: text for name, text in variables.items() if text}, subject=f"{_PREFIX}…")
     numbers = parse_numbers(texts, subject=subject)

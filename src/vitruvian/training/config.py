@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from vitruvian import tasks
 from vitruvian.config import ConfigBase, bounded, config_dataclass
-from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.errors import ConfigError, InputError, check_names
 from vitruvian.filesystem.atomic import write_text
 from vitruvian.filesystem.json_files import read_json_object, read_text
 
@@ -71,19 +71,9 @@ class ModelConfig(_ConfigTable):
         """Check names of tasks and the image size."""
         if not self.tasks or len(set(self.tasks)) != len(self.tasks):
             raise ConfigError(f"model.tasks: expected one or more different tasks, got {self.tasks}.")
-        for name in self.tasks:
-            if name not in TRAINED_TASKS:
-                raise ConfigError(
-                    f"model.tasks: expected some of {', '.join(TRAINED_TASKS)}, got {name!r}."
-                    f"{near_matches(name, TRAINED_TASKS)}"
-                )
+        check_names("model.tasks", self.tasks, TRAINED_TASKS, error=ConfigError)
         for field in ("heads", "loss_weights"):
-            for name in getattr(self, field):
-                if name not in self.tasks:
-                    raise ConfigError(
-                        f"model.{field}: expected tasks of this run ({', '.join(self.tasks)}), got {name!r}."
-                        f"{near_matches(name, self.tasks)}"
-                    )
+            check_names(f"model.{field}", getattr(self, field), self.tasks, error=ConfigError)
         if any(weight < 0 for weight in self.loss_weights.values()):
             raise ConfigError(f"model.loss_weights: expected numbers of at least 0, got {self.loss_weights}.")
         if len(self.image_size) != 2 or min(self.image_size) < 1:
@@ -392,9 +382,8 @@ def _build(cls: type[Any], values: Mapping[str, Any], *, path: str) -> Any:
     hints = typing.get_type_hints(cls)
     known = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.name != "extra"}
     fields: dict[str, Any] = {}
+    check_names(path.rstrip(".") or "settings", values, known, error=ConfigError)
     for name, value in values.items():
-        if name not in known:
-            raise ConfigError(f"{path}{name}: there is no such setting.{near_matches(name, known)}")
         hint = known[name]
         inner = isinstance(hint, type) and issubclass(hint, _ConfigTable)
         if inner and isinstance(value, Mapping):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.config import ConfigBase
-from vitruvian.errors import CheckpointError, ConfigError, near_matches
+from vitruvian.errors import CheckpointError, ConfigError, check_names
 from vitruvian.hub import CONFIG_FILE, HubOptions
 from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
 from vitruvian.models.sapiens2.encoder import Sapiens2Layer
@@ -135,8 +135,7 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
 def _check_names(changes: dict[str, Any], config_class: type[ConfigBase]) -> None:
     """Raise `ConfigError` for a name that is not a field: configurations themselves keep unknown names."""
     known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
-    for name in changes.keys() - known:
-        raise ConfigError(f"{config_class.__name__}: has no field {name!r}.{near_matches(name, known)}")
+    check_names(config_class.__name__, changes, known, expected="the name of a field", error=ConfigError)
 
 
 def head_strides(model: Sapiens2MultiTask) -> dict[str, int]:

@@ -37,7 +37,7 @@ def test_impossible_weights_are_refused_by_name(value):
 
 def test_weights_of_unknown_terms_are_refused():
     x = torch.rand(1, 3, 2, 2)
-    with pytest.raises(ConfigError, match=r"expected names of terms .*'cosin'.*cosine"):
+    with pytest.raises(ConfigError, match=r"expected one of .*'cosin'.*cosine"):
         normal_loss(x, x, weights={"cosin": 1})
 
 

@@ -156,7 +156,7 @@ class TestOpening:
         model = Sapiens2ForPoseEstimation.from_pretrained(pose, drop_path_rate=0.5, output_hidden_states=True)
         assert model.config.drop_path_rate == 0.5
         assert model(pixels(1)).hidden_states is not None
-        with pytest.raises(ConfigError, match=r"has no field 'num_lables'\. Did you mean num_labels"):
+        with pytest.raises(ConfigError, match=r"the name of a field, got 'num_lables'\. Did you mean num_labels"):
             Sapiens2ForPoseEstimation.from_pretrained(pose, num_lables=3)
         config = Sapiens2Config.from_pretrained(pose, attn_implementation="eager")
         model = Sapiens2ForPoseEstimation.from_pretrained(pose, config=config, drop_path_rate=0.5)
@@ -384,7 +384,8 @@ class TestDevices:
         with pytest.raises(InputError, match=r"device_map: no entry covers decode_head\.\S+\. Add one, or an entry ''"):
             Sapiens2ForPoseEstimation.from_pretrained(pose, device_map={"model": "cpu"})
         with pytest.raises(
-            InputError, match=r"device_map: the model has no part 'decode_haed'\. Did you mean decode_head"
+            InputError,
+            match=r"device_map: expected the name of a part of the model, got 'decode_haed'\. Did you mean decode_head",
         ):
             Sapiens2ForPoseEstimation.from_pretrained(pose, device_map={"": "cpu", "decode_haed": "cpu"})
         with pytest.raises(InputError, match="device and device_map: expected one of them, got both"):

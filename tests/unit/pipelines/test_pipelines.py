@@ -75,9 +75,9 @@ class TestEveryTask:
         assert [Path(result.source).name for result in results] == ["p0.png", "p1.png", "p2.png"]
 
     def test_options_that_do_not_exist(self, task: str) -> None:
-        with pytest.raises(InputError, match=r"keep_imag: no such option\. Did you mean keep_image"):
+        with pytest.raises(InputError, match=r"options: .*got 'keep_imag'\. Did you mean keep_image"):
             opened(task, keep_imag=True)
-        with pytest.raises(InputError, match="no such option"):
+        with pytest.raises(InputError, match=r"options: .*got 'colour'"):
             opened(task).run(IMAGES[0], colour="red")
 
     def test_without_a_model(self, task: str) -> None:

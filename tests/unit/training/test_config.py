@@ -51,10 +51,10 @@ def test_written_configurations_read_back(tmp_path: Path):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"step": 3}, r"step: there is no such setting\. Did you mean steps\?"),
-        ({"optimizer": {"lrr": 1}}, r"optimizer\.lrr: there is no such setting\. Did you mean lr\?"),
-        ({"data": {"augment": {"flipp": 1}}}, r"data\.augment\.flipp: .* Did you mean flip\?"),
-        ({"extra": {"a": 1}}, r"extra: there is no such setting"),
+        ({"step": 3}, r"^settings: .*got 'step'\. Did you mean steps\?"),
+        ({"optimizer": {"lrr": 1}}, r"^optimizer: .*got 'lrr'\. Did you mean lr\?"),
+        ({"data": {"augment": {"flipp": 1}}}, r"^data\.augment: .*got 'flipp'\. Did you mean flip\?"),
+        ({"extra": {"a": 1}}, r"^settings: .*got 'extra'"),
         ({"optimizer": {"lr": "fast"}}, r"^optimizer\.lr: expected float, got 'fast'"),
         ({"optimizer": 3}, r"optimizer: expected a table of settings, got 3"),
         ({"steps": 0}, r"^steps: expected at least 1, got 0"),
@@ -63,7 +63,7 @@ def test_written_configurations_read_back(tmp_path: Path):
         ({"model": {"tasks": []}}, r"model\.tasks: expected one or more"),
         ({"model": {"tasks": ["pose", "pose"]}}, r"model\.tasks: expected one or more different"),
         ({"model": {"tasks": ["poes"]}}, r"model\.tasks: .*'poes'\. Did you mean pose"),
-        ({"model": {"loss_weights": {"parts": 1.0}}}, r"model\.loss_weights: expected tasks of this run"),
+        ({"model": {"loss_weights": {"parts": 1.0}}}, r"model\.loss_weights: expected one of pose, got 'parts'"),
         ({"model": {"loss_weights": {"pose": -1.0}}}, r"model\.loss_weights: expected numbers of at least 0"),
         ({"model": {"image_size": [64]}}, r"model\.image_size: expected \[height, width\]"),
         ({"optimizer": {"layer_decay": 0}}, r"optimizer\.layer_decay: expected above 0"),

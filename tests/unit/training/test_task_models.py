@@ -48,7 +48,7 @@ def test_heads_are_the_published_ones_with_changes():
     assert head is not None
     assert head.upsample_kernel_sizes == [3] * 4  # as the published head's
     assert head.use_pixel_shuffle
-    with pytest.raises(ConfigError, match="has no field 'channels'"):
+    with pytest.raises(ConfigError, match="the name of a field, got 'channels'"):
         build_model(part("normals", heads={"normals": {"channels": 3}}))
     with pytest.raises(ConfigError, match="Did you mean hidden_size"):
         build_model(part("normals", encoder={"hidden_sise": 3}))

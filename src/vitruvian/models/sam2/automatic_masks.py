@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvian.errors import InputError
+from vitruvian.errors import check_names
 from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.nms import box_nms, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
@@ -221,8 +221,5 @@ def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: Automati
 
 def _replace_options(options: AutomaticMaskOptions, changes: dict[str, object]) -> AutomaticMaskOptions:
     """Return options with some of them replaced; raise `InputError` for unknown names."""
-    known = [field.name for field in dataclasses.fields(options)]
-    for name in changes:
-        if name not in known:
-            raise InputError(f"{name}: no such option. Options are {', '.join(known)}.")
+    check_names("options", changes, [field.name for field in dataclasses.fields(options)])
     return dataclasses.replace(options, **changes)  # type: ignore[arg-type]

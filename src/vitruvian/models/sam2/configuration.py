@@ -17,7 +17,7 @@ from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
 from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
-from vitruvian.errors import ConfigError, near_matches
+from vitruvian.errors import ConfigError, check_choice
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.backbone_stages import Size, as_hw
 
@@ -366,10 +366,7 @@ class Sam2Config(_Sam2PartConfig):
             image_size: Size of an image, a number or (height, width), a multiple of 32.
         """
         key = name.lower().replace("_", "-").removeprefix("facebook/").split("hiera-")[-1]
-        if key not in VARIANTS:
-            raise ConfigError(
-                f"Sam2Config.variant: expected one of {', '.join(VARIANTS)}, got {name!r}.{near_matches(key, VARIANTS)}"
-            )
+        check_choice("Sam2Config.variant", key, VARIANTS, error=ConfigError)
         backbone = Sam2HieraDetConfig(**VARIANTS[key])
         vision = Sam2VisionConfig(backbone_config=backbone, backbone_channel_list=backbone.embed_dim_per_stage[::-1])
         return cls(vision_config=vision).with_image_size(image_size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, check_names
 
 MAX_CROP_LAYERS = 4  # the fourth has 256 crops
 
@@ -103,8 +103,5 @@ class Sam2SessionOptions:
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> Sam2SessionOptions:
         """Build options; raise `InputError` for unknown names."""
-        known = [field.name for field in fields(cls)]
-        for name in keywords:
-            if name not in known:
-                raise InputError(f"{name}: no such option of a video session.{near_matches(name, known)}")
+        check_names("options", keywords, [field.name for field in fields(cls)])
         return cls(**keywords)

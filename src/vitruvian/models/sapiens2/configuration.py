@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
 from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
-from vitruvian.errors import ConfigError, InputError, near_matches
+from vitruvian.errors import ConfigError, check_choice
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
 
@@ -300,13 +300,8 @@ class Sapiens2Config(BackboneConfig):
             task: One of pretrain, pose, seg, normal, pointmap, matting, albedo.
             overrides: Fields to change.
         """
-        if name not in VARIANTS:
-            raise InputError(
-                f"variant: expected one of {', '.join(VARIANTS)}, got {name!r}.{near_matches(name, VARIANTS)}"
-            )
-        if task not in CHECKPOINT_TASKS:
-            close = near_matches(task, CHECKPOINT_TASKS)
-            raise InputError(f"task: expected one of {', '.join(CHECKPOINT_TASKS)}, got {task!r}.{close}")
+        check_choice("variant", name, VARIANTS)
+        check_choice("task", task, CHECKPOINT_TASKS)
         return cls(**({"image_size": [1024, 768]} | VARIANTS[name] | task_fields(task, name) | overrides))
 
 

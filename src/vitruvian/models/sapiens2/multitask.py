@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.devices import checked_device, checked_dtype
-from vitruvian.errors import InputError, WeightsError, near_matches
+from vitruvian.errors import WeightsError, check_names
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, pin_revision
 from vitruvian.layers.init import no_init_weights
@@ -64,10 +64,7 @@ class Sapiens2MultiTask(nn.Module):
         self, encoder: Sapiens2Config, heads: Mapping[str, Sapiens2HeadConfig | Sapiens2Config | JsonObject]
     ) -> None:
         super().__init__()
-        for task in heads:
-            if task not in TASK_CLASSES:
-                known = ", ".join(TASK_CLASSES)
-                raise InputError(f"heads: expected tasks of {known}, got {task!r}.{near_matches(task, TASK_CLASSES)}")
+        check_names("heads", heads, TASK_CLASSES)
         self.config = encoder
         self.encoder = Sapiens2Model(encoder)
         self.tasks = nn.ModuleDict()

@@ -13,7 +13,6 @@ from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
 from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
-from vitruvian.models.sam2.options import AutomaticMaskOptions
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.batches import BatchSize
@@ -21,8 +20,6 @@ from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import MasksOptions
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import Masks, People
-
-_PROPOSAL_OPTIONS = frozenset(field.name for field in dataclasses.fields(AutomaticMaskOptions))
 
 
 class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
@@ -39,8 +36,7 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
 
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
         super().__init__(model, processor, **options)
-        proposal_options = {name: value for name, value in options.items() if name in _PROPOSAL_OPTIONS}
-        self.generator = Sam2AutomaticMaskGenerator(model, processor, **proposal_options)
+        self.generator = Sam2AutomaticMaskGenerator(model, processor)
 
     def batch_size(self, options: MasksOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""

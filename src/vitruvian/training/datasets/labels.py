@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.errors import InputError
+from vitruvian.errors import InputError, check_choice
 from vitruvian.losses.detection import draw_people
 from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, NORMAL_AXES
@@ -140,6 +140,7 @@ def task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float |
         stride: Input pixels per output pixel of the head.
         sigma: Sigma of keypoints in heatmap pixels.
     """
+    check_choice("task", task, LABEL_FIELDS)
     if task == "pose":
         maps, weights = keypoint_targets(
             images.require("keypoints"), size_hw=images.size_hw, stride=stride, sigma=sigma
@@ -162,10 +163,8 @@ def task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float |
         covered = images.require("parts") > 0
         mask = covered if images.valid is None else covered & images.valid
         return {"labels": images.require("albedo"), "label_mask": mask}
-    if task == "matte":
-        matte = torch.cat([images.require("foreground"), images.require("alpha")], dim=1)
-        return {"labels": matte, "label_mask": images.valid}
-    raise InputError(f"task: expected one of {', '.join(LABEL_FIELDS)}, got {task!r}.")
+    matte = torch.cat([images.require("foreground"), images.require("alpha")], dim=1)
+    return {"labels": matte, "label_mask": images.valid}
 
 
 def keypoint_targets(

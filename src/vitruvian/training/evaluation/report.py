@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,17 +78,13 @@ class ScoreReport:
         if not numbers:
             raise InputError(f"scores of {task}: expected a dataclass or mapping with numbers, got {scores!r}.")
         for goal in self.goals:
-            if goal.task == task and goal.metric not in numbers:
-                raise InputError(
-                    f"goal {task} {goal.metric}: expected the name of one of its numbers, got another."
-                    f"{near_matches(goal.metric, numbers)}"
-                )
+            if goal.task == task:
+                check_choice(f"goal of {task}", goal.metric, numbers)
         self.scores[task] = scores
 
     def numbers(self, task: str) -> dict[str, float]:
         """Return the numbers of a task by their full names."""
-        if task not in self.scores:
-            raise InputError(f"task: expected one of {', '.join(self.scores)}, got {task!r}.")
+        check_choice("task", task, self.scores)
         return dict(_walk(self.scores[task]))
 
     def missed(self) -> list[Goal]:

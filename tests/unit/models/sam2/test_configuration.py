@@ -88,7 +88,7 @@ def test_parts_may_be_given_by_position() -> None:
         Sam2Config(*parts, 0.1)  # type: ignore[misc]
     with pytest.raises(ConfigError, match="vision_config by position and by name"):
         Sam2Config(parts[0], vision_config=parts[0])  # type: ignore[misc]
-    with pytest.raises(ConfigError, match=r"no field 'vison_config'.*vision_config"):
+    with pytest.raises(ConfigError, match=r"the name of a field, got 'vison_config'.*vision_config"):
         Sam2Config(vison_config=parts[0])  # type: ignore[call-arg]
 
 

@@ -133,7 +133,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     assert Sam2ImageProcessor.from_pretrained(tmp_path) == original.image_processor
     assert Sam2Processor.from_pretrained(tmp_path, target_size=32).target_size == 32
     assert json.loads((tmp_path / "processor_config.json").read_text())["processor_class"] == "Sam2Processor"
-    with pytest.raises(ConfigError, match="no field 'taget_size'"):
+    with pytest.raises(ConfigError, match="the name of a field, got 'taget_size'"):
         Sam2Processor.from_pretrained(tmp_path, taget_size=32)
 
 

@@ -11,6 +11,7 @@ import torch
 from tests.helpers.pipelines import NEEDS, opened, sample_image
 from vitruvian import Sam2Session
 from vitruvian.errors import InputError
+from vitruvian.images.data_format import pixels_of
 from vitruvian.images.rle import decode_rles
 from vitruvian.pipelines.tasks.panoptic import _areas_and_boxes
 
@@ -88,7 +89,7 @@ class TestMasks:
 
     def test_masks_are_those_of_the_generator(self) -> None:
         pipe = opened("masks")
-        known, found = pipe.generator(SHOWN), pipe(SHOWN)
+        known, found = pipe.generator.generate(pixels_of(SHOWN), pipe.options), pipe(SHOWN)
         np.testing.assert_array_equal(decode_rles(found.rles).numpy(), torch.stack(list(known.masks)).numpy())
         np.testing.assert_array_equal(found.scores, known.scores.float().numpy())
 

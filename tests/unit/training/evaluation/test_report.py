@@ -122,7 +122,7 @@ def test_json(tmp_path: Path) -> None:
 
 def test_bad_inputs() -> None:
     report = ScoreReport(goals=[Goal("normals", "means", at_most=1)])
-    with pytest.raises(InputError, match=r"goal normals means: .*Did you mean mean"):
+    with pytest.raises(InputError, match=r"goal of normals: .*Did you mean mean"):
         report.add("normals", normals().compute())
     with pytest.raises(InputError, match="at_least or at_most"):
         Goal("a", "b")
