@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -18,9 +19,11 @@ from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.integration.cli_case import command, json_lines, pixels
 from tests.integration.test_cli_video import COUNT, SIZE, clip  # noqa: F401
 from tests.unit.files.clips import make_clip
+from vitruvian import TrackPrompt, pipeline
 from vitruvian.cli import run
 from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.files.video import VideoReader, VideoWriter
+from vitruvian.pipelines.sources import Failure
 from vitruvian.pipelines.video import loop
 
 POINT, CORRECTION = "1@0:22,12", "1@5:30,20"
@@ -158,6 +161,60 @@ def test_prompts_that_do_not_fit_keep_the_frames_before(
     assert run(["track", "clip.mp4", *MODEL, *arguments]) == 1
     assert message in capsys.readouterr().err
     assert records(tmp_path) == records(want)[:complete]
+
+
+def test_a_folder_of_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one video, in the order of the numbers in the names; a frame that cannot be read does not end it."""
+    images = [np.roll(sample_image(4, SIZE), 2 * number, 1) for number in range(12)]
+    for name in ("frames", "numbered"):
+        (tmp_path / name).mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / "frames" / f"{number}.png")
+        Image.fromarray(image).save(tmp_path / "numbered" / f"f_{number + 7:04d}.png")
+    assert command("track", tmp_path / "frames", "--save", "json", "-o", tmp_path / "out") == 0
+    lines = json_lines((tmp_path / "out" / "frames_track.jsonl").read_text())
+    assert command("track", tmp_path / "numbered" / "f_%04d.png", "--save", "json", "-o", tmp_path / "out") == 0
+    other = json_lines((tmp_path / "out" / "f_track.jsonl").read_text())
+    assert [line["objects"] for line in lines] == [line["objects"] for line in other]
+    assert [line["frame"] for line in lines] == list(range(12))
+    for source in (tmp_path / "frames", tmp_path / "numbered" / "f_%04d.png"):
+        python = list(pipeline("track", MODEL[1])(source, prompts=TrackPrompt(object_id=1, points=[[22, 12]])))
+        assert [result.frame for result in python] == list(range(12))
+        assert [dict(rle) for result in python for rle in result.rles] == [line["objects"][0]["rle"] for line in lines]
+    (tmp_path / "frames" / "5.png").write_bytes(b"no image")
+    (tmp_path / "frames" / "0.png").write_bytes(b"no image")
+    capsys.readouterr()
+    arguments = ("track", tmp_path / "frames", "--points", "1@1:22,12", "--save", "json,mp4", "-o", tmp_path / "bad")
+    assert run([*map(str, arguments), *MODEL]) == 1
+    assert "2 of 12 frames failed" in capsys.readouterr().err
+    lines = json_lines((tmp_path / "bad" / "frames_track.jsonl").read_text())
+    assert [line["frame"] for line in lines if "error" in line] == [0, 5]
+    assert "5.png: expected an image" in lines[5]["error"]
+    python = list(
+        pipeline("track", MODEL[1])(tmp_path / "frames", prompts=TrackPrompt(object_id=1, frame=1, box=[4, 6, 40, 30]))
+    )
+    assert [isinstance(result, Failure) for result in python] == [number in (0, 5) for number in range(12)]
+    assert command("track", tmp_path / "frames" / "1.png", "-o", tmp_path / "out") == 1
+    assert "got an image. Pass its folder" in capsys.readouterr().err
+
+
+def test_a_video_that_breaks_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise = [np.random.default_rng(number).integers(0, 255, (*SIZE, 3), np.uint8) for number in range(24)]
+    with VideoWriter(tmp_path / "cut.mp4", 1, SIZE) as writer:
+        for image in noise:
+            writer.write(image)
+    data = (tmp_path / "cut.mp4").read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(data[: len(data) * 2 // 3])
+    for _ in range(2):
+        assert command("track", tmp_path / "cut.mp4", "-o", tmp_path) == 1
+        message = re.search(r"cut.mp4: breaks off after frame (\d+) of 24. Get the", capsys.readouterr().err)
+        assert message is not None
+        assert 10 < int(message[1]) < 24
+        assert len(json_lines((tmp_path / "cut_track.jsonl").read_text())) == int(message[1])
+        assert sum(1 for _ in VideoReader(tmp_path / "cut_track.mp4")) == int(message[1])
+    *_, last = pipeline("track", MODEL[1])(tmp_path / "cut.mp4", prompts=TrackPrompt(object_id=1, points=[[22, 12]]))
+    assert isinstance(last, Failure)
+    assert "breaks off after frame" in last.message
 
 
 def test_no_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

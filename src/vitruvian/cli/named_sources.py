@@ -15,7 +15,7 @@ import hashlib
 import os
 import posixpath
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from vitruvian.cli.option_groups import STDIO
 from vitruvian.errors import InputError, VitruvianError
-from vitruvian.files.video import numbered_files
+from vitruvian.files.video import sequence_files
 from vitruvian.filesystem.json_files import read_json_object
 from vitruvian.filesystem.media_files import (
     FRAME_PATTERN,
@@ -80,7 +80,11 @@ class NamedSource:
 
 
 def find_sources(
-    sources: Sequence[str], *, recursive: bool = False, sequences_are_videos: bool = False
+    sources: Sequence[str],
+    *,
+    recursive: bool = False,
+    sequences_are_videos: bool = False,
+    folders_are_videos: bool = False,
 ) -> list[NamedSource]:
     """List everything that the sources name, in their order, each once, with distinct names for results.
 
@@ -88,11 +92,17 @@ def find_sources(
         sources: What the user names.
         recursive: Whether to search folders inside folders.
         sequences_are_videos: Whether numbered images (frame_%04d.png) are one video rather than many images.
+        folders_are_videos: Whether the same holds for a folder that has images and no videos.
     """
     items: dict[str, NamedSource] = {}
     for text in sources:
         try:
-            for item in _sources_of(text, recursive=recursive, sequences_are_videos=sequences_are_videos):
+            path = Path(text).expanduser()
+            if folders_are_videos and path.is_dir() and not recursive and _holds_images_only(path):
+                found: Iterable[NamedSource] = [_sequence_source(path, text)]
+            else:
+                found = _sources_of(text, recursive=recursive, sequences_are_videos=sequences_are_videos)
+            for item in found:
                 items.setdefault(item.identity, item)
         except VitruvianError as error:
             items.setdefault(text, NamedSource(identity=text, name=text, kind="image", error=error))
@@ -135,10 +145,7 @@ def _sources_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> It
         yield from _files_in(path, recursive=recursive)
     elif kind == "sequence":
         if sequences_are_videos:
-            frames = tuple(file for _, file in numbered_files(path))
-            identity = os.path.join(_real_path(path.parent), path.name)
-            stem = safe_name(FRAME_PATTERN.sub("", path.stem).strip("_- .") or path.absolute().parent.name)
-            yield NamedSource(identity=identity, name=text, kind="video", source=str(path), frames=frames, stem=stem)
+            yield _sequence_source(path, text)
             return
         for loader in open_source(text).loaders():
             if loader.path is not None:
@@ -147,6 +154,27 @@ def _sources_of(text: str, *, recursive: bool, sequences_are_videos: bool) -> It
         yield from map(_file_source, glob_files(str(path)))
     else:
         yield _file_source(path)
+
+
+def _sequence_source(path: Path, text: str) -> NamedSource:
+    """Make the source of numbered images, or of a folder of images, as one video."""
+    folder = Path(os.path.realpath(path)) if path.is_dir() else None
+    identity = os.path.join(_real_path(path.parent), path.name) if folder is None else str(folder)
+    stem = FRAME_PATTERN.sub("", path.stem).strip("_- .") or path.absolute().parent.name
+    return NamedSource(
+        identity=identity,
+        name=text,
+        kind="video",
+        source=str(path),
+        frames=tuple(sequence_files(path)),
+        stem=safe_name(stem if folder is None else folder.name),
+    )
+
+
+def _holds_images_only(folder: Path) -> bool:
+    """Return whether a folder has images and no videos."""
+    suffixes = {Path(entry.path).suffix.lower() for entry in walk_files(folder, ordered=False)}
+    return not suffixes.isdisjoint(IMAGE_SUFFIXES) and suffixes.isdisjoint(VIDEO_SUFFIXES)
 
 
 def _file_source(path: Path, *, folder: Path | None = None) -> NamedSource:

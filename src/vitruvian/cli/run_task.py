@@ -32,6 +32,7 @@ from vitruvian.cli.run_video import Preview, run_camera, run_video_file
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.watch import complete_sources
 from vitruvian.errors import InputError
+from vitruvian.files.video import FRAME_FORMAT
 from vitruvian.filesystem.atomic import check_writable, find_temporary_files, remove_temporary_files, sync_to_disk
 from vitruvian.filesystem.locks import OutputLock, remove_unused_locks
 from vitruvian.filesystem.output_paths import name_key
@@ -167,7 +168,10 @@ class TaskRun:
         """List the sources that the command names."""
         command = self.command
         return find_sources(
-            command.sources, recursive=command.recursive, sequences_are_videos=self.plan.sequences_are_videos
+            command.sources,
+            recursive=command.recursive,
+            sequences_are_videos=self.plan.sequences_are_videos,
+            folders_are_videos=not command.task.takes_images and not command.watch,  # which waits for videos
         )
 
     def watch(self) -> None:
@@ -261,7 +265,10 @@ class TaskRun:
         if item.error is not None:
             raise item.error
         if item.kind in ("image", "stdin") and not self.command.task.takes_images:
-            raise InputError(f"{item.name}: expected a video or a camera for {self.command.name}, got an image.")
+            raise InputError(
+                f"{item.name}: expected a video or a camera for {self.command.name}, got an image. Pass its folder, or "
+                f"all frames as {FRAME_FORMAT}.png."
+            )
         if self.plan.stdout_format is not None:
             return "new"
         self._files[item.identity] = files = self.plan.files(item)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vitruvian.errors import ImageError, InputError, import_extra, near_matches, one_line
 from vitruvian.files.images import write_image
 from vitruvian.filesystem.atomic import Writer, temporary_path, write_errors
-from vitruvian.filesystem.media_files import FRAME_PATTERN
+from vitruvian.filesystem.media_files import FRAME_PATTERN, IMAGE_SUFFIXES, walk_files
 from vitruvian.images import load_image
 from vitruvian.images.types import RgbImage
 from vitruvian.limits import get_limits
@@ -34,6 +34,7 @@ _TimedFrame = tuple[Fraction | None, _Frame]  # seconds since the start of the s
 
 FRAME_FORMAT = "%05d"  # the number of a frame in file names that commands choose
 _SEQUENCE_RATE = Fraction(25)  # frames per second of numbered images
+_END_TOLERANCE = 2.5  # frames between the last one and the end that a header states, which may be rounded
 _MAX_SD_HEIGHT = 576  # taller video without a stated color space is BT.709, as players assume
 
 
@@ -54,12 +55,12 @@ def open_container(path: str | Path, mode: str = "r", **options: Any) -> _Contai
 
 
 def open_video(path: str | Path) -> VideoReader | SequenceReader:
-    """Open a video file or numbered images (``name_%05d.png``).
+    """Open a video file, numbered images (``name_%05d.png``) or a folder of images.
 
     Raises:
         ImageError: No frame can be decoded.
     """
-    if FRAME_PATTERN.search(Path(path).name) and not Path(path).exists():
+    if Path(path).is_dir() or (FRAME_PATTERN.search(Path(path).name) and not Path(path).exists()):
         return SequenceReader(path)
     return VideoReader(path)
 
@@ -104,6 +105,8 @@ class VideoReader:
         self.path = Path(path)
         self.damaged = 0
         self._times: list[int] | None = None
+        self._frames_read = 0  # number of the next frame in the latest iteration
+        self._end_read = -math.inf  # of the last packet, in seconds of the stream
         if not self.path.is_file():
             raise ImageError(f"{self.path}: file not found. Check the path.")
         with self._open() as (container, stream):
@@ -122,6 +125,7 @@ class VideoReader:
             self.duration = _duration(container, stream)
             guess = None if self.duration is None else round(self.duration * self.rate)
             self.count: int | None = stream.frames or guess
+            self._stated_end, self._stated_count = _stated_end(container, stream), stream.frames
 
     def __iter__(self) -> Iterator[tuple[int, float, RgbImage]]:
         return self.frames()
@@ -149,11 +153,22 @@ class VideoReader:
         """Yield the frames that `frames` yields before their conversion to RGB, which other threads may do."""
         if start < 0:
             raise InputError(f"start: expected a frame number of at least 0, got {start}.")
-        self.damaged = 0
+        self.damaged, self._frames_read = 0, start
         frames = self._seek(start) if start else None
         for index, (time, frame) in enumerate(frames or itertools.islice(self._timed(), start, None), start):
+            self._frames_read = index + 1
             seconds = float(time) if time is not None else float(index / self.rate)
             yield DecodedFrame(index, seconds, 3 * frame.height * frame.width, partial(self._to_rgb, frame))
+
+    def check_end(self) -> None:
+        """Raise `ImageError` if the file ends before the time that its header states. Call it after the last frame."""
+        if self._stated_end is None or self._stated_end - self._end_read <= _END_TOLERANCE / self.rate:
+            return
+        if self._stated_count and self.has_more_frames_than(self._stated_count - 1):
+            return
+        raise ImageError(
+            f"{self.path}: breaks off after frame {self._frames_read} of {self.count}. Get the complete file."
+        )
 
     @contextmanager
     def _open(self) -> Iterator[tuple[_Container, _Stream]]:
@@ -179,7 +194,11 @@ class VideoReader:
     def _packets(self, container: _Container, stream: _Stream) -> Iterator[_Packet]:
         """Yield the packets of the video; a truncated file ends early."""
         try:
-            yield from container.demux(stream)
+            for packet in container.demux(stream):
+                if packet.pts is not None:
+                    end = float((packet.pts + (packet.duration or 0)) * stream.time_base)
+                    self._end_read = max(self._end_read, end)
+                yield packet
         except (import_av().error.FFmpegError, EOFError):
             self.damaged += 1
 
@@ -242,10 +261,24 @@ def _duration(container: _Container, stream: _Stream) -> float | None:
     """Return the length in seconds: from the header of the stream, its tags (Matroska), or the container."""
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
+    tagged = _tagged_end(stream)
+    return container.duration / 1_000_000 if tagged is None and container.duration else tagged
+
+
+def _tagged_end(stream: _Stream) -> float | None:
+    """Return the end of a stream in seconds by its tags, as Matroska has them."""
     tag = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))
-    if tag:
-        return int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3])
-    return container.duration / 1_000_000 if container.duration else None
+    return int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3]) if tag else None
+
+
+def _stated_end(container: _Container, stream: _Stream) -> float | None:
+    """Return the end of a stream in seconds by its header; None where FFmpeg only estimates it, or there is none."""
+    start = float((stream.start_time or 0) * stream.time_base)
+    if container.format.name == "avi":  # the length of a truncated file is estimated from its size
+        return start + float(stream.frames / stream.average_rate) if stream.frames and stream.average_rate else None
+    if stream.duration and stream.frames:
+        return start + float(stream.duration * stream.time_base)
+    return _tagged_end(stream)
 
 
 # ---------------------------------------------------------------------------------------------------------- sound
@@ -542,13 +575,25 @@ def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
     return [(one, path.parent / name) for one, name in numbered]
 
 
+def sequence_files(path: str | Path) -> list[Path]:
+    """List the images of a sequence in order: numbered images (``name_%05d.png``), or those of a folder."""
+    if not Path(path).is_dir():
+        return [file for _, file in numbered_files(path)]
+    files = [Path(entry.path) for entry in walk_files(path)]
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    if not images:
+        raise InputError(f"{path}: expected images in the folder, got none. Check the path.")
+    return images
+
+
 class SequenceReader:
-    """Iterate over numbered images (``name_%05d.png``) as over the frames of a video, numbered from 0.
+    """Images as the frames of a video, numbered from 0: numbered ones (``name_%05d.png``), or all of a folder.
 
     Attributes:
-        path: The pattern.
+        path: The pattern, or the folder.
+        files: The images in order: by their numbers, those of a folder by name, where 2 comes before 10.
         rate: Frames per second: 25.
-        size_hw: Height and width of the first image.
+        size_hw: Height and width of the first image that can be read.
         count: Number of images.
         has_sound: False.
     """
@@ -557,21 +602,26 @@ class SequenceReader:
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.rate = Path(path), _SEQUENCE_RATE
-        self._files = [file for _, file in numbered_files(path)]
-        self.count: int | None = len(self._files)
-        first = load_image(self._files[0])
-        self.size_hw = first.height, first.width
+        self.files = sequence_files(path)
+        self.count: int | None = len(self.files)
+        self.size_hw = self._find_size()
 
     def version(self) -> list[object]:
         """Return what changes with the content: path, total size and latest modification time."""
-        stats = [file.stat() for file in self._files]
+        stats = [file.stat() for file in self.files]
         latest = max(stat.st_mtime_ns for stat in stats)
         return [str(self.path.resolve()), sum(stat.st_size for stat in stats), latest]
 
-    def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
-        """Yield (number, seconds, image uint8 [H, W, 3]) from frame `start` on."""
-        for index, file in enumerate(self._files[start:], start):
-            yield index, float(index / self.rate), np.array(load_image(file))
+    def _find_size(self) -> tuple[int, int]:
+        """Return the height and width of the first image that can be read; the error of the first if none can."""
+        errors: list[InputError] = []
+        for file in self.files:
+            try:
+                image = load_image(file)
+                return image.height, image.width
+            except InputError as error:
+                errors.append(error)
+        raise errors[0]
 
 
 class SequenceWriter(Writer):

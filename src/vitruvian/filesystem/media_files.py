@@ -52,8 +52,14 @@ def is_url(text: str) -> bool:
     return text[:16].lstrip().lower().startswith(("http://", "https://"))
 
 
+def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a key that sorts names as people do: 2.png before 10.png."""
+    parts = re.findall(r"(\d+)|(\D+)", name)
+    return [(int(digits), "") if digits else (-1, text) for digits, text in parts], name
+
+
 def walk_files(folder: str | Path, *, recursive: bool = False, ordered: bool = True) -> Iterator[os.DirEntry[str]]:
-    """Yield the files in a folder without hidden ones, by name or as the disk has them, which takes no memory.
+    """Yield the files in a folder, without hidden ones: by name (`natural_key`), or unordered, which takes no memory.
 
     Hidden folders, and links to folders, are not searched.
 
@@ -63,7 +69,7 @@ def walk_files(folder: str | Path, *, recursive: bool = False, ordered: bool = T
     folders: list[str] = []  # searched after the files, unless ordered
     try:
         with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda one: one.name) if ordered else entries:
+            for entry in sorted(entries, key=lambda one: natural_key(one.name)) if ordered else entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_file():

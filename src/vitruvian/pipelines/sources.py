@@ -25,8 +25,15 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianError, one_line
-from vitruvian.files.video import DecodedFrame, VideoReader, import_av, numbered_files
-from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_url, source_kind, walk_files
+from vitruvian.files.video import DecodedFrame, SequenceReader, VideoReader, import_av, sequence_files
+from vitruvian.filesystem.media_files import (
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    is_url,
+    natural_key,
+    source_kind,
+    walk_files,
+)
 from vitruvian.images.download import download, redacted_url
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.read import load_rgb
@@ -95,6 +102,7 @@ class FrameLoader:
         name: File name or URL, or the kind of the source.
         load: Reads the image.
         path: The file, if it is one.
+        number: Number of the frame in a video or an image sequence.
         remote: Whether it is downloaded, which may take long.
         decoded_bytes: Bytes that a frame of a video takes already.
     """
@@ -102,6 +110,7 @@ class FrameLoader:
     name: str
     load: Callable[[], Frame]
     path: Path | None = None
+    number: int | None = None
     remote: bool = False
     decoded_bytes: int = 0
 
@@ -110,7 +119,7 @@ class FrameLoader:
         try:
             return replace(self.load(), index=index)
         except Exception as error:  # noqa: BLE001 - one image must not stop the others; the error is passed on
-            return Failure(name=self.name, error=error, index=index)
+            return Failure(name=self.name, error=error, index=index, frame=self.number)
 
 
 @dataclass(frozen=True)
@@ -212,7 +221,9 @@ def _images_in(folder: Path) -> list[Path]:
 
 def glob_files(pattern: str) -> list[Path]:
     """List the files that match a glob, by name; only images and videos if it has no fixed suffix."""
-    paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(name)]
+    paths = [
+        Path(name) for name in sorted(glob.glob(pattern, recursive=True), key=natural_key) if not os.path.isdir(name)
+    ]
     if glob.has_magic(Path(pattern).suffix) or not Path(pattern).suffix:
         paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES]
     if not paths:
@@ -225,9 +236,9 @@ def _from_files(paths: list[Path]) -> Source:
 
 
 def _from_sequence(pattern: Path) -> Source:
-    """Open ``name_%04d.png``: the matching files in the order of their numbers, with or without gaps."""
-    files = numbered_files(pattern)
-    return Source(lambda: (_file_loader(path, number=number) for number, path in files), count=len(files))
+    """Open ``name_%04d.png``: the matching files in the order of their numbers, counted from 0."""
+    files = sequence_files(pattern)
+    return Source(lambda: (_file_loader(path, number=number) for number, path in enumerate(files)), count=len(files))
 
 
 def _each(items: Iterable[object], *, copy: bool) -> Iterator[FrameLoader]:
@@ -283,7 +294,7 @@ def _file_loader(path: Path, *, text: str | None = None, number: int | None = No
         image = load_rgb(text if text is not None and not os.path.exists(path) else path)
         return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=exif_focal(path, image.shape[:2]))
 
-    return FrameLoader(name=name, load=load, path=path)
+    return FrameLoader(name=name, load=load, path=path, number=number)
 
 
 def _url_loader(url: str) -> FrameLoader:
@@ -315,11 +326,32 @@ def _memory_loader(item: object) -> FrameLoader:
 
 def _from_video(path: Path) -> Source:
     reader = VideoReader(path)
+    return replace(video_source(reader), count=reader.count, video=reader)
+
+
+def video_source(reader: VideoReader | SequenceReader, start: int = 0) -> Source:
+    """Return the frames of a video from a frame on; the source fails at the end of a file that breaks off."""
 
     def loaders() -> Iterator[FrameLoader]:
-        return (_video_loader(path, decoded) for decoded in reader.decoded_frames())
+        if isinstance(reader, SequenceReader):
+            for number, path in enumerate(reader.files[start:], start):
+                yield _sequence_loader(reader, path, number)
+        else:
+            for decoded in reader.decoded_frames(start):
+                yield _video_loader(reader.path, decoded)
+            reader.check_end()
 
-    return Source(loaders, count=reader.count, video=reader)
+    return Source(loaders)
+
+
+def _sequence_loader(reader: SequenceReader, path: Path, number: int) -> FrameLoader:
+    """Return the loader of an image as a frame of a video, whose name it gets."""
+
+    def load() -> Frame:
+        time = float(number / reader.rate)
+        return Frame(image=load_rgb(path), name=str(reader.path), path=reader.path, frame=number, time=time)
+
+    return FrameLoader(name=one_line(path), load=load, path=path, number=number)
 
 
 def _video_loader(path: Path, decoded: DecodedFrame) -> FrameLoader:
@@ -328,7 +360,7 @@ def _video_loader(path: Path, decoded: DecodedFrame) -> FrameLoader:
     def load() -> Frame:
         return Frame(image=decoded.to_rgb(), name=str(path), path=path, frame=decoded.number, time=decoded.time)
 
-    return FrameLoader(name=str(path), path=path, load=load, decoded_bytes=decoded.nbytes)
+    return FrameLoader(name=str(path), load=load, path=path, number=decoded.number, decoded_bytes=decoded.nbytes)
 
 
 def _from_camera(number: int) -> Source:

@@ -166,6 +166,28 @@ def test_a_clip_that_breaks_off(tmp_path: Path) -> None:
     np.testing.assert_allclose([mean for _, mean in actual], [time * 25 * 4 for time, _ in actual], atol=2)
 
 
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.mov", "a.avi"])
+@pytest.mark.parametrize("start", [0, 2])
+def test_the_end_of_a_file_is_checked(name: str, start: int, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with av.open(str(path), "w", options={"movflags": "+faststart"} if name in ("a.mp4", "a.mov") else {}) as out:
+        stream = out.add_stream("libx264", rate=25, options={"g": "10"})
+        stream.height, stream.width = SIZE
+        for index in range(60):
+            noise = np.random.default_rng(index).integers(0, 255, (*SIZE, 3), dtype=np.uint8)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(noise)))
+        out.mux(stream.encode())
+    reader = VideoReader(path)
+    assert len(list(reader.frames(start))) == 60 - start
+    reader.check_end()
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 2 // 3])
+    reader = VideoReader(path)
+    count = start + len(list(reader.frames(start)))
+    with pytest.raises(ImageError, match=rf"breaks off after frame {count} of 60\. Get the complete file"):
+        reader.check_end()
+
+
 # ---------------------------------------------------------------------------------------------- hostile files
 
 

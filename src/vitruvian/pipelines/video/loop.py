@@ -28,7 +28,7 @@ from vitruvian.files.video import SequenceReader, VideoReader, open_video
 from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.output_options import VideoOutput
 from vitruvian.pipelines.people.detectors import PeopleDetector
-from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
+from vitruvian.pipelines.sources import Failure, Frame, Source, open_source, video_source
 from vitruvian.pipelines.video.people_tracking import TrackedDetector
 from vitruvian.pipelines.video.resume_folder import ResumeFolder, SegmentFiles, VideoSegment
 from vitruvian.pipelines.video.smoothing import ResultSmoother
@@ -179,7 +179,7 @@ def run_video(
     writer = _SegmentWriter(folder, options, start)
     if state is not None:
         writer.restore(state)
-    results = process_frames(open_source(source) if reader is None else _read_frames(reader, start), writer.detector)
+    results = process_frames(open_source(source) if reader is None else video_source(reader, start), writer.detector)
     if isinstance(results, _ResumableResults):
         writer.store_states_of(results, state)
     ending = _consume(results, writer, live=live, total=None if reader is None else reader.count)
@@ -234,7 +234,8 @@ def run_video_range(
     if stop is not None and start >= stop:
         return
     writer = _SegmentWriter(folder, options, start)
-    frames = islice(_read_frames(reader, start), None if stop is None else stop - start)
+    part_source = video_source(reader, start)
+    frames = replace(part_source, loaders=lambda: islice(part_source.loaders(), None if stop is None else stop - start))
     _consume(process_frames(frames, writer.detector), writer, live=False, total=None)
     if isinstance(reader, VideoReader) and reader.damaged:
         raise InputError(
@@ -275,7 +276,7 @@ def _consume(results: Iterable[Result | Failure], writer: _SegmentWriter, *, liv
     try:
         try:
             for result in results:
-                if live and isinstance(result, Failure) and result.frame is None:  # the camera failed, not a frame
+                if isinstance(result, Failure) and result.frame is None:  # the source failed, not a frame
                     ending = _Ending(error=result.error)
                     break
                 writer.add(result)
@@ -296,12 +297,6 @@ def _consume(results: Iterable[Result | Failure], writer: _SegmentWriter, *, liv
         if close is not None:
             close()
     return ending
-
-
-def _read_frames(reader: VideoReader | SequenceReader, start: int) -> Iterator[Frame]:
-    """Read a video from a frame on."""
-    for number, time, image in reader.frames(start):
-        yield Frame(image=image, name=str(reader.path), path=reader.path, frame=number, time=time)
 
 
 def _plot(result: Result) -> RgbImage:

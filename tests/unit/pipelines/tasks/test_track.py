@@ -212,10 +212,12 @@ class TestBadInput:
         content = clip.read_bytes()
         clip.write_bytes(content[: len(content) * 2 // 3])
         results = track(clip, prompts=[POINT, dataclasses.replace(POINT, frame=23)])
-        complete: list[Track] = []
+        outcomes: list[Any] = []
         with pytest.raises(PromptError, match="got 23 for object 7"):
-            complete.extend(results)
+            outcomes.extend(results)
+        *complete, failure = outcomes
         assert 4 < len(complete) < 24
+        assert f"breaks off after frame {len(complete)} of 24" in failure.message
         assert all(result.object_ids.tolist() == [7] for result in complete)
 
     def test_a_size_that_changes_midway(self, track: Any) -> None:
