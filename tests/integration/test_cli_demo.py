@@ -11,7 +11,7 @@ import vitruvian.cli as cli
 from tests.helpers.tiny_multitask import install
 from tests.integration.cli_case import pixels, save_images
 from vitruvian import hub
-from vitruvian.pipelines.demo import DEMO_TASKS
+from vitruvian.cli.demo_sheet import DEMO_TASKS
 
 pytestmark = pytest.mark.usefixtures("workspace")
 

@@ -41,8 +41,8 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Detect people in images, run the people tasks on them, and draw all results on one sheet, OUT/sheet.png."""
+    from vitruvian.cli.demo_sheet import run_demo
     from vitruvian.cli.report import RunReport, format_seconds, printable
-    from vitruvian.pipelines.demo import run_demo
 
     report = RunReport(MessageGroup(quiet=quiet, debug=debug))
     with report.busy("processing images"):

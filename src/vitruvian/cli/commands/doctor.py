@@ -160,8 +160,8 @@ def _tiny_run(problems: list[str]) -> JsonObject | None:
     try:
         import torch
 
+        from vitruvian.cli.demo_sheet import random_pipeline
         from vitruvian.devices import default_placement
-        from vitruvian.pipelines.demo import random_pipeline
 
         kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         device = next((kind for kind, there in kinds.items() if there), "cpu")
