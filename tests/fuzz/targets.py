@@ -433,9 +433,9 @@ def journals(folder: Path) -> list[Seed]:
     def read(path: Path) -> None:
         opened = Journal(path.parent)
         opened.wrote(paths[0])
-        opened.state(one, paths, "settings")
+        opened.status(one, paths, "settings")
         opened.done(opened.begin(one, paths, "other"), paths)
-        assert Journal(path.parent).state(one, paths, "other") == "done"
+        assert Journal(path.parent).status(one, paths, "other") == "done"
 
     content = (out / JOURNAL).read_bytes()
     return [Seed(f"out/{JOURNAL}", content, read), Seed(f"out/{JOURNAL}", content, read, _mutate_lines)]

@@ -197,10 +197,10 @@ class JournalMachine(RuleBasedStateMachine):
             return
         for source, file, option in ((s, f, o) for s in (0, 1) for f in (0, 1) for o in "st"):
             try:
-                state = self.journal.state(self.source(source), [self.path(file)], option)
+                status = self.journal.status(self.source(source), [self.path(file)], option)
             except InputError:
-                state = "refused"
-            assert state == self._expected(source, file, option)
+                status = "refused"
+            assert status == self._expected(source, file, option)
 
     def _expected(self, source: int, file: int, option: str) -> str:
         if file not in self.sizes:

@@ -215,7 +215,7 @@ class TaskRun:
         planned: dict[str, NamedSource] = {}
         for item in sources:
             with self.attempt(item):
-                if self._state(item, planned) == "changed":
+                if self._status(item, planned) == "changed":
                     changed.add(item.identity)
                 remaining.append(item)
         if remaining and self.plan.stdout_format is None:
@@ -229,7 +229,7 @@ class TaskRun:
             if item.kind != "video" or item.path is None or records is None or not records.is_file():
                 continue
             commands = self.command.following_commands(str(item.path), records)
-            if commands and self.journal.state(item, [records], self.digest) == "done":
+            if commands and self.journal.status(item, [records], self.digest) == "done":
                 self.following += commands
 
     @contextmanager
@@ -260,7 +260,7 @@ class TaskRun:
                 return True
         return False
 
-    def _state(self, item: NamedSource, planned: dict[str, NamedSource]) -> str:
+    def _status(self, item: NamedSource, planned: dict[str, NamedSource]) -> str:
         """Plan the files of a source, and return "new" or "changed"; raise `InputError` if it cannot be processed."""
         if item.error is not None:
             raise item.error
@@ -279,15 +279,15 @@ class TaskRun:
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
                 raise InputError(f"{path}: is also the result of {other.name}. Rename one of the two sources.")
-        return self._journal_state(item, result_paths(files))
+        return self._journal_status(item, result_paths(files))
 
-    def _journal_state(self, item: NamedSource, paths: Sequence[Path]) -> str:
+    def _journal_status(self, item: NamedSource, paths: Sequence[Path]) -> str:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
-        state = self.journal.state(item, paths, self.digest)
-        if state != "done":
-            return state
+        status = self.journal.status(item, paths, self.digest)
+        if status != "done":
+            return status
         if item.kind == "stdin" or (self.dataset is not None and not self.dataset.has(item.file_name, self.digest)):
             return "new"
         if self.command.lacks_state(self._files[item.identity], self.digest):
@@ -308,7 +308,7 @@ class TaskRun:
         lock = OutputLock(self.plan.folder, {self.journal.name_of(path): path for path in paths})
         try:
             self.journal.refresh()
-            self._journal_state(item, paths)
+            self._journal_status(item, paths)
             origin = self.journal.begin(item, paths, self.digest)
             self._remove_temporary_files(paths)
         except BaseException:

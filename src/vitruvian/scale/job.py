@@ -231,7 +231,7 @@ def remaining_sources(
         if not len(index):
             yield item
             continue
-        done, shards = index.state(item, retry_failed=retry_failed)
+        done, shards = index.lookup(item, retry_failed=retry_failed)
         for name in shards:
             if not name.endswith(".parquet"):
                 raise InputError(

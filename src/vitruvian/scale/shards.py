@@ -194,7 +194,7 @@ class ShardIndex:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def state(self, item: SourceItem, *, retry_failed: bool) -> tuple[bool, list[str]]:
+    def lookup(self, item: SourceItem, *, retry_failed: bool) -> tuple[bool, list[str]]:
         """Return whether a source is done, and the shards with outdated rows of it."""
         key, current = np.uint64(_source_key(item.name)), _version_key(item.name, item.size, item.mtime_ns)
         begin, end = (int(np.searchsorted(self.sources, key, side=side)) for side in ("left", "right"))

@@ -32,33 +32,33 @@ def finish(folder: Path, one: NamedSource, *paths: Path, settings: str = "s") ->
     journal.done(origin, paths)
 
 
-def state(folder: Path, one: NamedSource, *paths: Path, settings: str = "s") -> str:
-    return Journal(folder).state(one, paths, settings)
+def status(folder: Path, one: NamedSource, *paths: Path, settings: str = "s") -> str:
+    return Journal(folder).status(one, paths, settings)
 
 
-def test_states_of_a_job(tmp_path: Path, source: NamedSource) -> None:
+def test_statuses_of_a_job(tmp_path: Path, source: NamedSource) -> None:
     out = tmp_path / "out"
     one, two = out / "a.json", out / "b" / "a.png"
-    assert state(out, source, one) == "new"
+    assert status(out, source, one) == "new"
     finish(out, source, one)
-    assert state(out, source, one) == "done"
-    assert state(out, source, one, two) == "new"  # one is missing
+    assert status(out, source, one) == "done"
+    assert status(out, source, one, two) == "new"  # one is missing
     finish(out, source, one, two)
-    assert state(out, source, one, two) == "done"
-    assert state(out, source, one, settings="t") == "changed"
+    assert status(out, source, one, two) == "done"
+    assert status(out, source, one, settings="t") == "changed"
     make_input(Path(source.name), b"other")
-    assert state(out, source, one) == "changed"
+    assert status(out, source, one) == "changed"
 
 
 def test_a_started_job_is_not_done(tmp_path: Path, source: NamedSource) -> None:
     out, path = tmp_path / "out", tmp_path / "out" / "a.json"
     Journal(out).begin(source, [path], "s")
     path.write_text("half")
-    assert state(out, source, path) == "new"
+    assert status(out, source, path) == "new"
     finish(out, source, path, settings="t")
     Journal(out).begin(source, [path], "s")  # killed before or after the file was replaced
-    assert state(out, source, path, settings="t") == "changed"
-    assert state(out, source, path) == "new"
+    assert status(out, source, path, settings="t") == "changed"
+    assert status(out, source, path) == "new"
 
 
 def test_large_sources_are_compared_by_time(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_large_sources_are_compared_by_time(tmp_path: Path) -> None:
     one = make_input(tmp_path / "in" / "large.jpg", bytes(_DIGEST_BYTES + 1))
     path = tmp_path / "out" / "large.json"
     finish(tmp_path / "out", one, path)
-    assert state(tmp_path / "out", one, path) == "done"
+    assert status(tmp_path / "out", one, path) == "done"
     os.utime(one.name, ns=(1, 1))
-    assert state(tmp_path / "out", one, path) == "changed"
+    assert status(tmp_path / "out", one, path) == "changed"
 
 
 def test_results_of_other_sources(tmp_path: Path, source: NamedSource) -> None:
@@ -77,9 +77,9 @@ def test_results_of_other_sources(tmp_path: Path, source: NamedSource) -> None:
     finish(out, source, path)
     other = make_input(tmp_path / "else" / "a.jpg", b"another image")
     with pytest.raises(InputError, match="holds the result of"):
-        state(out, other, path)
+        status(out, other, path)
     moved = make_input(tmp_path / "moved" / "a.jpg", b"image")
-    assert state(out, moved, path) == "done"
+    assert status(out, moved, path) == "done"
 
 
 @pytest.mark.parametrize("damage", ["no journal", "no record", "other size", "version 1"])
@@ -98,23 +98,23 @@ def test_unknown_files(damage: str, tmp_path: Path, source: NamedSource) -> None
         (out / JOURNAL).write_text(json.dumps(line) + "\n")
         assert Journal(out).wrote(path)  # still no source
     with pytest.raises(InputError, match="--overwrite"):
-        state(out, source, path)
+        status(out, source, path)
 
 
 def test_folders_of_frames(tmp_path: Path, source: NamedSource) -> None:
     out, folder = tmp_path / "out", tmp_path / "out" / "a_pose"
     folder.mkdir(parents=True)
-    assert state(out, source, folder) == "new"
+    assert status(out, source, folder) == "new"
     journal = Journal(out)
     origin = journal.begin(source, [folder], "s")
     for number in range(3):
         (folder / f"{number}.npz").write_text("frame")
     journal.done(origin, [folder])
-    assert state(out, source, folder) == "done"
+    assert status(out, source, folder) == "done"
     assert journal.wrote(folder / "1.npz")
     (folder / "1.npz").unlink()
     with pytest.raises(InputError, match="changed since"):
-        state(out, source, folder)
+        status(out, source, folder)
 
 
 def test_missing_and_empty_files_are_not_done(tmp_path: Path, source: NamedSource) -> None:
@@ -134,7 +134,7 @@ def test_yolo_labels_may_be_empty(tmp_path: Path, source: NamedSource) -> None:
         journal.done(origin, [path])
     path.touch()
     journal.done(origin, [path])
-    assert state(tmp_path, source, path) == "done"
+    assert status(tmp_path, source, path) == "done"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_damaged_lines_are_skipped(garbage: bytes, tmp_path: Path, source: Named
     finish(out, source, path)
     journal = out / JOURNAL
     journal.write_bytes(garbage + journal.read_bytes() if garbage.endswith(b"\n") else journal.read_bytes() + garbage)
-    assert state(out, source, path) == "done"
+    assert status(out, source, path) == "done"
     finish(out, source, out / "b.json")
-    assert state(out, source, out / "b.json") == "done"
+    assert status(out, source, out / "b.json") == "done"
 
 
 def test_two_processes_share_a_journal(tmp_path: Path, source: NamedSource) -> None:
@@ -156,4 +156,4 @@ def test_two_processes_share_a_journal(tmp_path: Path, source: NamedSource) -> N
     (tmp_path / "a.json").write_text("result")
     one.done(one.begin(source, [tmp_path / "a.json"], "s"), [tmp_path / "a.json"])
     two.refresh()
-    assert two.state(source, [tmp_path / "a.json"], "s") == "done"
+    assert two.status(source, [tmp_path / "a.json"], "s") == "done"

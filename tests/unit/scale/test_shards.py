@@ -43,7 +43,7 @@ def test_what_a_shard_holds_is_done(tmp_path: Path, form: ShardFormat) -> None:
     write(tmp_path, ITEMS[:2], form=form)
     index = ShardIndex.read(str(tmp_path), settings="s")
     assert len(index) == 3
-    assert [index.state(item, retry_failed=False) for item in ITEMS] == [(True, []), (True, []), (False, [])]
+    assert [index.lookup(item, retry_failed=False) for item in ITEMS] == [(True, []), (True, []), (False, [])]
 
 
 def test_tar_members_have_the_bytes_of_files(tmp_path: Path) -> None:
@@ -57,15 +57,15 @@ def test_changed_sources_and_retried_failures_are_outdated(tmp_path: Path) -> No
     name = write(tmp_path, ITEMS)
     index = ShardIndex.read(str(tmp_path), settings="s")
     changed = dataclasses.replace(ITEMS[0], mtime_ns=21)
-    assert index.state(changed, retry_failed=False) == (False, [name])
+    assert index.lookup(changed, retry_failed=False) == (False, [name])
     failed = SourceItem("bad.jpg", "bad.jpg", 1, 2)
-    assert index.state(failed, retry_failed=False) == (True, [])
-    assert index.state(failed, retry_failed=True) == (False, [name])
+    assert index.lookup(failed, retry_failed=False) == (True, [])
+    assert index.lookup(failed, retry_failed=True) == (False, [name])
 
 
 def test_a_row_that_exists_twice_is_outdated_once(tmp_path: Path) -> None:
     first, second = write(tmp_path, ITEMS[:1]), write(tmp_path, ITEMS[:1], number=1)
-    done, outdated = ShardIndex.read(str(tmp_path), settings="s").state(ITEMS[0], retry_failed=False)
+    done, outdated = ShardIndex.read(str(tmp_path), settings="s").lookup(ITEMS[0], retry_failed=False)
     assert done
     assert len(outdated) == 1
     assert outdated[0] in (first, second)
@@ -79,13 +79,13 @@ def test_a_result_counts_before_a_failure_of_the_same_source(tmp_path: Path) -> 
         [rows_to_table([Row(source="bad.jpg", source_size=1, source_mtime_ns=2, status="done")], KINDS)],
         str(tmp_path), "part-000001-0", settings="s", shard_format="parquet",
     )  # fmt: skip
-    assert ShardIndex.read(str(tmp_path), settings="s").state(bad, retry_failed=False) == (True, [failed])
+    assert ShardIndex.read(str(tmp_path), settings="s").lookup(bad, retry_failed=False) == (True, [failed])
     assert failed != done
 
 
 def test_a_source_that_is_twice_in_a_shard_keeps_its_row(tmp_path: Path) -> None:
     write(tmp_path, [ITEMS[0], ITEMS[0]])
-    assert ShardIndex.read(str(tmp_path), settings="s").state(ITEMS[0], retry_failed=False) == (True, [])
+    assert ShardIndex.read(str(tmp_path), settings="s").lookup(ITEMS[0], retry_failed=False) == (True, [])
 
 
 def test_removed_rows_are_gone_and_empty_shards_too(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_rows_of_names_that_are_no_utf8_are_removed(tmp_path: Path) -> None:
         [rows_to_table(rows, [])], str(tmp_path), "part-0", settings="s", shard_format="parquet",
     )  # fmt: skip
     changed = dataclasses.replace(items[0], mtime_ns=21)
-    assert ShardIndex.read(str(tmp_path), settings="s").state(changed, retry_failed=False) == (False, [name])
+    assert ShardIndex.read(str(tmp_path), settings="s").lookup(changed, retry_failed=False) == (False, [name])
     remove_rows(str(tmp_path), name, {changed.name}, settings="s")
     assert pq.read_table(tmp_path / name).column("source").to_pylist() == ["\\udcfe.jpg"]
 

@@ -179,7 +179,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     assert isinstance(error, InputError)
     table = rows_to_table([Row(source=items[0].name, status="done")], [])
     write_shard([table], str(tmp_path / "out"), "part-0", settings="s", shard_format="parquet")
-    assert ShardIndex.read(str(tmp_path / "out"), settings="s").state(items[0], retry_failed=False) == (True, [])
+    assert ShardIndex.read(str(tmp_path / "out"), settings="s").lookup(items[0], retry_failed=False) == (True, [])
 
 
 def test_lines_of_lists_are_limited(tmp_path: Path) -> None:
