@@ -34,10 +34,10 @@ import vitruvian
 from vitruvian.bench.timing import describe_machine
 from vitruvian.export.comparison import compare_outputs, task_errors
 from vitruvian.export.int8 import calibration_samples
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "people"}
+CLASSES = {task: cls.__name__ for task, cls in HEAD_CLASSES.items() if task != "people"}
 LAYERS = 24  # of 0.4b
 GOALS = {"float32": 0.85, "int8": 0.45}  # shares of the reference's time, for poses with all of 0.4b
 REFERENCE = "reference"

@@ -30,9 +30,9 @@ from vitruvian.bench.timing import describe_machine, time_interleaved  # noqa: E
 from vitruvian.export.comparison import task_errors  # noqa: E402
 from vitruvian.export.int8 import calibration_samples  # noqa: E402
 from vitruvian.models.sapiens2.configuration import VARIANTS  # noqa: E402
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES  # noqa: E402
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES  # noqa: E402
 
-CLASSES = {task: cls.__name__ for task, cls in TASK_CLASSES.items() if task != "people"}
+CLASSES = {task: cls.__name__ for task, cls in HEAD_CLASSES.items() if task != "people"}
 
 
 def build(task: str, source: str, *, device: str = "cuda") -> Any:

@@ -39,7 +39,7 @@ def small_sapiens2(
     import torch
 
     from vitruvian import Sapiens2Config
-    from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+    from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
     from vitruvian.tasks import find_task
 
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def small_sapiens2(
         num_labels=_LABELS[task],
         head_config=head,
     )
-    return TASK_CLASSES[str(find_task(task).sapiens2_head)](config)
+    return HEAD_CLASSES[str(find_task(task).sapiens2_head)](config)
 
 
 def save_checkpoint(model: Any, folder: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.families.case import FamilyCase
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2Backbone, Sapiens2Model
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
 from vitruvian.models.sapiens2.pretraining import Sapiens2ForPreTraining
 
 HEIGHT, WIDTH = 64, 48
@@ -83,7 +83,7 @@ SIZES = ((96, 48), (32, 80))
 
 def task_case(task: str, output: str, labels: Any, **fields: Any) -> FamilyCase:
     return FamilyCase(
-        f"sapiens2-{task}", TASK_CLASSES[task], lambda: tiny(**fields), images, labels, output=output, sizes=SIZES
+        f"sapiens2-{task}", HEAD_CLASSES[task], lambda: tiny(**fields), images, labels, output=output, sizes=SIZES
     )
 
 
@@ -103,7 +103,7 @@ CASES = [
     task_case("pose", "heatmaps", heatmaps, num_labels=5, head_config=DECONVOLUTION, flip_pairs=[[1, 2]]),
     FamilyCase(
         "sapiens2-pose-recipe",
-        TASK_CLASSES["pose"],
+        HEAD_CLASSES["pose"],
         lambda: tiny(num_labels=5, head_config=DECONVOLUTION, use_loss_recipe=True),
         images,
         heatmaps,

@@ -8,7 +8,7 @@ import torch
 
 from vitruvian import Sapiens2Config
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
 
 SIZE_HW = (48, 32)
 DECONVOLUTION = {"upsample_out_channels": [24, 16], "conv_out_channels": [16, 12]}
@@ -26,12 +26,12 @@ SCALE = {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [8, 4]}
 
 # task -> class, number of labels, head
 TASKS: dict[str, tuple[type[Sapiens2TaskModel], int, dict[str, Any]]] = {
-    "pose": (TASK_CLASSES["pose"], 5, DECONVOLUTION),
-    "semantic": (TASK_CLASSES["seg"], 4, DECONVOLUTION),
-    "normal": (TASK_CLASSES["normal"], 3, SHUFFLE),
-    "pointmap": (TASK_CLASSES["pointmap"], 3, SHUFFLE | SCALE),
-    "matting": (TASK_CLASSES["matting"], 4, SHUFFLE),
-    "albedo": (TASK_CLASSES["albedo"], 3, SHUFFLE | {"norm": "rms"}),
+    "pose": (HEAD_CLASSES["pose"], 5, DECONVOLUTION),
+    "semantic": (HEAD_CLASSES["seg"], 4, DECONVOLUTION),
+    "normal": (HEAD_CLASSES["normal"], 3, SHUFFLE),
+    "pointmap": (HEAD_CLASSES["pointmap"], 3, SHUFFLE | SCALE),
+    "matting": (HEAD_CLASSES["matting"], 4, SHUFFLE),
+    "albedo": (HEAD_CLASSES["albedo"], 3, SHUFFLE | {"norm": "rms"}),
 }
 
 

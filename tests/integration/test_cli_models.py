@@ -21,7 +21,7 @@ from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENSES, known_che
 from vitruvian.cli.output_plan import _save_formats
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def test_listed_parameter_counts_are_those_of_the_models() -> None:
         for variant in sizes if task != "pretrain" else ():
             config = vitruvian.Sapiens2Config.variant(variant, task=task)
             with torch.device("meta"):
-                model = TASK_CLASSES[task](config)
+                model = HEAD_CLASSES[task](config)
             assert round(model.num_parameters() / 1e6) == sizes[variant], (task, variant)
 
 

@@ -26,11 +26,11 @@ from vitruvian.errors import InputError, check_choice
 from vitruvian.hub import BUILTIN, has_builtin
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.configuration import ALL_STAGES
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
 from vitruvian.ops.dispatch import disable_triton
 
 # Output field of each head.
-_SAPIENS_HEADS = {"pose": "heatmaps", "seg": "logits", "normal": "normals", "pointmap": "pointmaps"}
+_SAPIENS_HEADS = ("pose", "seg", "normal", "pointmap")
 _SAPIENS_SIZES = ("0.1b", "0.4b", "0.8b", "1b", "5b")
 _SAM_SIZES = ("tiny", "small", "base-plus", "large")
 # Channels, layers and heads of the stages of Swin, and the side of its windows.
@@ -93,11 +93,11 @@ def benchmark_model(name: str) -> BenchmarkModel:
     family, rest = name.split("-", 1)
     if family == BUILTIN:
         size_hw = vitruvian.Sapiens2Config.from_pretrained(BUILTIN).image_hw
-        build, output = partial(_build_builtin, rest), _SAPIENS_HEADS[rest]
+        build, output = partial(_build_builtin, rest), HEAD_CLASSES[rest].output_name
         return BenchmarkModel(name, build, lambda model, inputs: model(**inputs)[output], size_hw)
     middle, last = rest.rsplit("-", 1)
     if family == "sapiens2":
-        build, output = partial(_build_sapiens2, middle, last), _SAPIENS_HEADS[middle]
+        build, output = partial(_build_sapiens2, middle, last), HEAD_CLASSES[middle].output_name
         return BenchmarkModel(name, build, lambda model, inputs: model(**inputs)[output], (1024, 768))
     if family == "sam2":
         build = partial(_build_sam2, middle)
@@ -113,12 +113,12 @@ def benchmark_model(name: str) -> BenchmarkModel:
 
 def _build_sapiens2(task: str, size: str, workload: Workload) -> Model:
     config = vitruvian.Sapiens2Config.variant(size, task=task, image_size=list(workload.size_hw))
-    return random_model(TASK_CLASSES[task], config, workload)
+    return random_model(HEAD_CLASSES[task], config, workload)
 
 
 def _build_builtin(task: str, workload: Workload) -> Model:
     """Open the packaged model for one task, with its own weights."""
-    return TASK_CLASSES[task].from_pretrained(BUILTIN, dtype=workload.dtype, device=workload.device).eval()
+    return HEAD_CLASSES[task].from_pretrained(BUILTIN, dtype=workload.dtype, device=workload.device).eval()
 
 
 def _build_sam2(size: str, workload: Workload) -> Model:

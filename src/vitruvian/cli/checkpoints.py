@@ -18,7 +18,7 @@ from vitruvian.export.runtime import SIGNATURE_FILE
 from vitruvian.hub import WEIGHT_ENDINGS, HubOptions, is_builtin, is_local, local_folder
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks, read_multitask
+from vitruvian.models.sapiens2.multitask_checkpoint import local_heads, read_multitask
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, Task
 from vitruvian.weights import open_weights
 
@@ -36,7 +36,7 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
     """Return what configuration and local files say about a checkpoint; of one on the Hub, no weights are loaded."""
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     values = config.to_dict()
-    tasks = local_checkpoint_tasks(name)
+    tasks = local_heads(name)
     with no_init_weights():
         if tasks:
             encoder, heads, _ = read_multitask(name, HubOptions(), heads=None)
@@ -82,7 +82,7 @@ def _accepts(task: Task, class_name: str) -> bool:
 
 def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     """Raise `InputError` for a checkpoint of another task: its head would be initialized at random."""
-    if local_checkpoint_tasks(name) or Path(name).expanduser().is_file() or is_exported(name):
+    if local_heads(name) or Path(name).expanduser().is_file() or is_exported(name):
         return
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
     named = [str(one) for one in config.to_dict().get("architectures") or []]

@@ -26,7 +26,7 @@ from vitruvian.errors import InputError, VitruvianWarning, check_names
 from vitruvian.files import write_image
 from vitruvian.filesystem.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.images.types import RgbImage
-from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.saving import save_as
@@ -88,9 +88,7 @@ def run_demo(
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
     models = _choose_models(model)
     if detect is None:
-        detect = next(
-            (name for name in models.values() if name is not None and "people" in local_checkpoint_tasks(name)), None
-        )
+        detect = next((name for name in models.values() if name is not None and "people" in local_heads(name)), None)
     if detect is None and hub.has_builtin():
         detect = hub.BUILTIN
     detector = None if detect is None else open_detector(detect, device=device, dtype=dtype)
@@ -176,7 +174,7 @@ def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Chec
     if isinstance(model, Mapping):
         models: dict[str, Checkpoint] = dict(model)
         check_names("model", models, DEMO_TASKS)
-    elif heads := local_checkpoint_tasks(hub.local_path(model) if hub.is_builtin(model) else model):
+    elif heads := local_heads(hub.local_path(model) if hub.is_builtin(model) else model):
         models = {task: model for task in DEMO_TASKS if TASKS[task].sapiens2_head in heads}
     else:
         models = _models_of_run(model) or dict.fromkeys(_tasks_of_checkpoint(model), model)

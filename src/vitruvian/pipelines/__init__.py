@@ -71,10 +71,10 @@ def default_model(task: str) -> str | None:
     row = find_task(task)
     if row.group != "people" or not has_builtin():
         return None
-    from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+    from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 
     # Features need the encoder alone.
-    return BUILTIN if row.sapiens2_head is None or row.sapiens2_head in local_checkpoint_tasks(BUILTIN) else None
+    return BUILTIN if row.sapiens2_head is None or row.sapiens2_head in local_heads(BUILTIN) else None
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from vitruvian.hub import BUILTIN, HUB_KEYWORDS
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.types import RgbImage
 from vitruvian.model import Model
-from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput
@@ -142,10 +142,10 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         return torch.device(self.model.device)
 
     @functools.cached_property
-    def checkpoint_tasks(self) -> tuple[str, ...]:
-        """The tasks of the model's checkpoint under their Sapiens2 names, if it has several. Read once."""
+    def checkpoint_heads(self) -> tuple[str, ...]:
+        """The heads of the model's checkpoint, if it has several. Read once."""
         source = self.model.config.name_or_path
-        return local_checkpoint_tasks(source) if source else ()
+        return local_heads(source) if source else ()
 
     @property
     def name(self) -> str:
@@ -265,7 +265,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         """Return the people detector for these options; None if the options need no detector."""
         if not isinstance(options, PeopleOptions):
             return None
-        own = self.model.config.name_or_path if "people" in self.checkpoint_tasks else None
+        own = self.model.config.name_or_path if "people" in self.checkpoint_heads else None
         spec = detector_spec(options, own)
         return None if spec is None else self.detector_for(spec, threshold=options.detect_threshold)
 

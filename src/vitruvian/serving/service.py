@@ -19,7 +19,7 @@ from fastapi import Request
 from vitruvian.errors import InputError
 from vitruvian.images.read import load_rgb
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
-from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.options import PeopleOptions
@@ -149,7 +149,7 @@ class Service:
         options: dict[str, Any] = {}
         with self._open_lock:
             if issubclass(TASKS[task].options_class(), PeopleOptions):
-                own = checkpoint if "people" in local_checkpoint_tasks(checkpoint) else None
+                own = checkpoint if "people" in local_heads(checkpoint) else None
                 detector = detector_spec(PeopleOptions(detect=settings.detector), own)
                 if isinstance(detector, str):
                     if detector not in self._detectors:
@@ -160,11 +160,7 @@ class Service:
                 return cls(*self._loaded[checkpoint, TASKS[task].auto], **options)  # type: ignore[no-any-return]
             opened = pipeline(task, checkpoint, device=settings.device, dtype=settings.dtype, **options)
             self._loaded[checkpoint, TASKS[task].auto] = opened.model, opened.processor
-            if (
-                local_checkpoint_tasks(checkpoint)
-                and isinstance(opened.model, Sapiens2TaskModel)
-                and opened.device.type == "cpu"
-            ):
+            if local_heads(checkpoint) and isinstance(opened.model, Sapiens2TaskModel) and opened.device.type == "cpu":
                 opened.model.model = self._encoders.setdefault(checkpoint, opened.model.model)
             return opened
 

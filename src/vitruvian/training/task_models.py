@@ -19,18 +19,17 @@ from torch import Tensor, nn
 from vitruvian.config import ConfigBase
 from vitruvian.errors import CheckpointError, ConfigError, check_names
 from vitruvian.hub import CONFIG_FILE, HubOptions
-from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, task_fields
+from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, head_fields
 from vitruvian.models.sapiens2.encoder import Sapiens2Layer
 from vitruvian.models.sapiens2.heads import DecodeHead
 from vitruvian.models.sapiens2.modeling import Sapiens2Model, Sapiens2TaskModel
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES, Sapiens2MultiTask
 from vitruvian.models.sapiens2.multitask_checkpoint import read_heads
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.tasks import TASKS, task_of_head
 from vitruvian.training.config import ModelConfig
 
 HEADS = {task.name: task.sapiens2_head for task in TASKS.values() if task.sapiens2_head is not None}
-_PEOPLE_HEAD = {"upsample_out_channels": [256], "conv_out_channels": [128]}
 
 
 def build_model(settings: ModelConfig) -> Sapiens2MultiTask:
@@ -80,7 +79,7 @@ def _open_pretrained(
         encoder = Sapiens2Model.from_pretrained(folder, config=config, strict=True, dtype=torch.float32)
         task = _stored_task(config)
         if task is not None and task in tasks:
-            stored[task] = TASK_CLASSES[HEADS[task]].from_pretrained(folder, strict=True, dtype=torch.float32)
+            stored[task] = HEAD_CLASSES[HEADS[task]].from_pretrained(folder, strict=True, dtype=torch.float32)
     return config, encoder, stored
 
 
@@ -110,7 +109,7 @@ def _task_folders(source: str | Path) -> dict[str, Path]:
 def _stored_task(config: Sapiens2Config) -> str | None:
     """Return the task of a checkpoint; None for an encoder."""
     names = config.architectures or []
-    return next((task_of_head(head).name for head, cls in TASK_CLASSES.items() if cls.__name__ in names), None)
+    return next((task_of_head(head).name for head, cls in HEAD_CLASSES.items() if cls.__name__ in names), None)
 
 
 def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def _head_fields(settings: ModelConfig, task: str, stored: Sapiens2Config | None
     if stored is not None and stored.head_config is not None:
         base = stored.head_config.to_dict()
     else:
-        base = dict(_PEOPLE_HEAD if task == "people" else task_fields(HEADS[task], settings.variant)["head_config"])
+        base = dict(head_fields(HEADS[task], settings.variant)["head_config"])
     base.pop("model_type", None)
     changes = settings.heads.get(task, {})
     _check_names(changes, Sapiens2HeadConfig)
@@ -196,5 +195,5 @@ def open_models(source: str | Path) -> dict[str, Sapiens2TaskModel]:
             raise ConfigError(
                 f"{path}: expected a Sapiens2 checkpoint of a task, got {', '.join(config.architectures or ['none'])}."
             )
-        models[task] = TASK_CLASSES[HEADS[task]].from_pretrained(path, strict=True)
+        models[task] = HEAD_CLASSES[HEADS[task]].from_pretrained(path, strict=True)
     return models

@@ -187,7 +187,7 @@ def _resolve_models(texts: Sequence[str]) -> dict[str, str]:
     """Return the checkpoint of each task, in the order of the table of tasks."""
     from vitruvian.cli.checkpoints import check_model
     from vitruvian.hub import BUILTIN, has_builtin
-    from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+    from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 
     models: dict[str, str] = {}
     for text in texts or ([BUILTIN] if has_builtin() else []):
@@ -199,7 +199,7 @@ def _resolve_models(texts: Sequence[str]) -> dict[str, str]:
             check_model(_absolute(checkpoint), TASKS[_task(name)])
             continue
         checkpoint = _absolute(text)
-        heads = local_checkpoint_tasks(checkpoint)
+        heads = local_heads(checkpoint)
         served = [
             row.name
             for row in TASKS.values()

@@ -301,8 +301,8 @@ class Sapiens2Config(BackboneConfig):
             overrides: Fields to change.
         """
         check_choice("variant", name, VARIANTS)
-        check_choice("task", task, CHECKPOINT_TASKS)
-        return cls(**({"image_size": [1024, 768]} | VARIANTS[name] | task_fields(task, name) | overrides))
+        check_choice("task", task, CHECKPOINT_HEADS)
+        return cls(**({"image_size": [1024, 768]} | VARIANTS[name] | head_fields(task, name) | overrides))
 
 
 def _encoder_fields(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -325,11 +325,11 @@ VARIANTS: dict[str, JsonObject] = {
     "1b-4k": _encoder_fields(1536, 40, 24, num_tokenizer_layers=4, use_tokenizer=True, image_size=[4096, 3072]),
     "5b": _encoder_fields(2432, 56, 32, num_tokenizer_layers=6),
 }
-CHECKPOINT_TASKS = ("pretrain", "pose", "seg", "normal", "pointmap", "matting", "albedo")
+CHECKPOINT_HEADS = ("pretrain", "pose", "seg", "normal", "pointmap", "matting", "albedo")
 
 
-def task_fields(task: str, name: str) -> JsonObject:
-    """Return the fields that a task adds to an encoder: labels, flips and the head."""
+def head_fields(task: str, name: str) -> JsonObject:
+    """Return the fields that a task of a published model, or "people", adds to an encoder: labels, flips, the head."""
     from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES, PART_NAMES
 
     large = name == "5b"
@@ -348,6 +348,8 @@ def task_fields(task: str, name: str) -> JsonObject:
             "id2label": dict(enumerate(PART_NAMES)),
             "head_config": _deconvolution_head([512, 256, 128, 64], [64, 64]),
         }
+    if task == "people":
+        return {"num_labels": 5, "head_config": _deconvolution_head([256], [128])}
     if task == "pointmap":
         head = _shuffle_head([1536, 768, 768, 768] if large else wide, [128, 64, 32] if large else [64, 32, 16])
         scale = {"scale_conv_out_channels": [1536, 512, 128], "scale_final_hidden_sizes": [512, 128]}

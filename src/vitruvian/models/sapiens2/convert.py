@@ -18,15 +18,14 @@ from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.layers.init import no_init_weights
 from vitruvian.limits import get_limits
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names
-from vitruvian.models.sapiens2.configuration import Sapiens2Config, task_fields
+from vitruvian.models.sapiens2.configuration import Sapiens2Config, head_fields
 from vitruvian.models.sapiens2.modeling import Sapiens2Model
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.weights import check_state_dict, join_names, read_original_weights, split_evenly
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_PADDED = ("normal", "pointmap", "albedo")  # tasks whose images keep their aspect ratio
 _REQUIRED = ("cls_token", "storage_tokens", "patch_embed.projection.weight", "ln1.weight")
 
 
@@ -91,11 +90,11 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
     config, task = infer_config({name: tuple(tensor.shape) for name, tensor in original.items()}, image_hw)
     _check_scale_branch(config)
     with no_init_weights():
-        model = (Sapiens2Model if task == "pretrain" else TASK_CLASSES[task])(config)
+        model = (Sapiens2Model if task == "pretrain" else HEAD_CLASSES[task])(config)
     check_state_dict(model.state_dict(), state, str(source))
     model.load_state_dict(state, strict=True, assign=True)
     height, width = config.image_hw
-    processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task in _PADDED)
+    processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=model.padded)
     written: list[Path] = model.save_pretrained(out) + processor.save_pretrained(out)
     return written
 
@@ -176,7 +175,7 @@ def _head_fields(shapes: Shapes, task: str) -> JsonObject:
             "scale_final_input_size": head["scale_final_layer.1.weight"][1],
         }
     count = head[f"conv_{task}.weight"][0]
-    known = {key: value for key, value in task_fields(task, "0.4b").items() if key in ("id2label", "flip_pairs")}
+    known = {key: value for key, value in head_fields(task, "0.4b").items() if key in ("id2label", "flip_pairs")}
     named = known if len(known.get("id2label", ())) == count else {"num_labels": count}
     return named | {"head_config": config}
 

@@ -56,7 +56,8 @@ class Sapiens2PreTrainedModel(Model):
     no_split_modules: ClassVar[tuple[str, ...]] = ("Sapiens2Embeddings", "Sapiens2Layer")
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)periods$",)
     optional_keys: ClassVar[tuple[str, ...]] = ("mask_token",)
-    checkpoint_head: ClassVar[str | None] = None  # name of the head in multi-task checkpoints
+    checkpoint_head: ClassVar[str | None] = None  # name of the head in checkpoints
+    padded: ClassVar[bool] = False  # whether images are padded, so that they keep their aspect ratio
 
     @classmethod
     def read_config(
@@ -211,6 +212,8 @@ class ForwardOptions(OutputKwargs, total=False):
 class Sapiens2TaskModel(Sapiens2PreTrainedModel):
     """The encoder and a decode head. Subclasses name the prediction and define its loss."""
 
+    output_name: ClassVar[str]  # field of the output with the prediction
+
     def __init__(self, config: Sapiens2Config) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
@@ -252,6 +255,7 @@ class Sapiens2ForPoseEstimation(Sapiens2TaskModel):
     """Heatmaps of keypoints."""
 
     checkpoint_head = "pose"
+    output_name = "heatmaps"
 
     def forward(
         self,
@@ -287,6 +291,7 @@ class Sapiens2ForSemanticSegmentation(Sapiens2TaskModel):
     """Scores of body parts for each pixel."""
 
     checkpoint_head = "seg"
+    output_name = "logits"
 
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[ForwardOptions]
@@ -368,6 +373,8 @@ class Sapiens2ForNormalEstimation(Sapiens2DenseModel):
     """
 
     checkpoint_head = "normal"
+    output_name = "normals"
+    padded = True
     pixel_loss = staticmethod(normal_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2NormalEstimatorOutput:
@@ -379,6 +386,8 @@ class Sapiens2ForAlbedoEstimation(Sapiens2DenseModel):
     """Color without light and shadow. Labels are albedo [B, 3, H, W] in [0, 1]."""
 
     checkpoint_head = "albedo"
+    output_name = "albedos"
+    padded = True
     pixel_loss = staticmethod(albedo_loss)
 
     def to_output(self, maps: Tensor) -> Sapiens2AlbedoEstimatorOutput:
@@ -390,6 +399,7 @@ class Sapiens2ForImageMatting(Sapiens2DenseModel):
     """Alpha and premultiplied foreground color. Labels are premultiplied RGB, then alpha [B, 4, H, W], in [0, 1]."""
 
     checkpoint_head = "matting"
+    output_name = "alphas"
     pixel_loss = staticmethod(matting_loss)
 
     def activate(self, maps: Tensor) -> Tensor:
@@ -405,6 +415,8 @@ class Sapiens2ForPointmapEstimation(Sapiens2TaskModel):
     """A point in space for each pixel, and the scale that makes it metric."""
 
     checkpoint_head = "pointmap"
+    output_name = "pointmaps"
+    padded = True
     scale_head: ScaleHead | None
 
     def build_other_heads(self) -> None:

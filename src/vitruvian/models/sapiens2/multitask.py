@@ -19,7 +19,7 @@ from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, pin_revision
 from vitruvian.layers.init import no_init_weights
 from vitruvian.model.loading import fill_model
-from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig
+from vitruvian.models.sapiens2.configuration import Sapiens2Config, Sapiens2HeadConfig, head_fields
 from vitruvian.models.sapiens2.modeling import (
     Sapiens2ForAlbedoEstimation,
     Sapiens2ForImageMatting,
@@ -36,8 +36,8 @@ from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.outputs import BaseModelOutputWithPooling, ModelOutput
 from vitruvian.weights import describe_mismatch, match_keys
 
-# Name of a head in checkpoints -> the class of its task.
-TASK_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
+# Name of a head in checkpoints -> its class.
+HEAD_CLASSES: dict[str, type[Sapiens2TaskModel]] = {
     str(cls.checkpoint_head): cls
     for cls in (
         Sapiens2ForPoseEstimation,
@@ -64,13 +64,13 @@ class Sapiens2MultiTask(nn.Module):
         self, encoder: Sapiens2Config, heads: Mapping[str, Sapiens2HeadConfig | Sapiens2Config | JsonObject]
     ) -> None:
         super().__init__()
-        check_names("heads", heads, TASK_CLASSES)
+        check_names("heads", heads, HEAD_CLASSES)
         self.config = encoder
         self.encoder = Sapiens2Model(encoder)
         self.tasks = nn.ModuleDict()
         for task, head in heads.items():
             config = head if isinstance(head, Sapiens2Config) else _task_config(encoder, task, head)
-            model = TASK_CLASSES[task](config)
+            model = HEAD_CLASSES[task](config)
             model.model = self.encoder
             self.tasks[task] = model
 
@@ -170,14 +170,6 @@ def _is_shared(name: str) -> bool:
 
 def _task_config(encoder: Sapiens2Config, task: str, head: Sapiens2HeadConfig | JsonObject) -> Sapiens2Config:
     """Return the configuration of an encoder with the labels of a task and a head."""
-    published = Sapiens2Config.variant("0.1b", task=task) if task != "people" else None
-    fields: JsonObject = {"head_config": head}
-    if published is None:
-        fields["num_labels"] = 5
-    elif task in ("pose", "seg"):
-        fields |= {"id2label": published.id2label, "label2id": published.label2id, "flip_pairs": published.flip_pairs}
-    else:
-        fields["num_labels"] = published.num_labels
-    known = {field.name for field in dataclasses.fields(encoder)}
-    values = {k: v for k, v in encoder.to_dict().items() if k in known and k not in ("id2label", "label2id")}
-    return Sapiens2Config(**(values | fields))
+    own = {field.name for field in dataclasses.fields(encoder)} - {"id2label", "label2id", "flip_pairs"}
+    values = {name: value for name, value in encoder.to_dict().items() if name in own}
+    return Sapiens2Config(**(values | head_fields(task, "0.1b") | {"head_config": head}))

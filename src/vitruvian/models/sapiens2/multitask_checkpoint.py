@@ -160,7 +160,7 @@ class _Int8File(SafetensorsFile):
                 yield full_name, value
 
 
-def local_checkpoint_tasks(source: str | Path) -> tuple[str, ...]:
+def local_heads(source: str | Path) -> tuple[str, ...]:
     """Return the heads of a multi-task checkpoint on this machine, such as ``"builtin"``.
 
     Empty for checkpoints of one task, and for those that are not on this machine: it does not use the network.

@@ -40,6 +40,7 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
     """Boxes of people."""
 
     checkpoint_head = "people"
+    output_name = "logits"
 
     def forward(
         self, pixel_values: Tensor, labels: PeopleTarget | None = None, **kwargs: Unpack[ForwardOptions]

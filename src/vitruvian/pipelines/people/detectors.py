@@ -126,9 +126,9 @@ def open_detector(
         from vitruvian.pipelines.people.track_file import TrackFile
 
         return TrackFile(spec, **options)
-    from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+    from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 
-    if is_builtin(spec) or local_checkpoint_tasks(spec):
+    if is_builtin(spec) or local_heads(spec):
         from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 
         return Sapiens2Detector.open(spec, device=device, dtype=dtype, **options)

@@ -30,7 +30,7 @@ from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
-from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection, decode_people
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.pipelines.regions import Region, plan_tiles
@@ -81,7 +81,7 @@ class Sapiens2Detector:
             source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
         )
         name = str(source) if source == BUILTIN else Path(source).name
-        if is_builtin(source) or "seg" in local_checkpoint_tasks(source):
+        if is_builtin(source) or "seg" in local_heads(source):
             parts = Sapiens2ForSemanticSegmentation.from_pretrained(source, dtype=model.dtype, device=model.device)
             parts.model = model.model  # one encoder for both
             options = {"parts": parts, **options}

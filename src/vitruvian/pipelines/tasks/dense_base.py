@@ -29,7 +29,7 @@ from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.images.types import BoolArray, Float32Array
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
-from vitruvian.models.sapiens2.multitask_checkpoint import local_checkpoint_tasks
+from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor, crop_padding
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.base import ResultFields, TaskPipeline
@@ -84,7 +84,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     def load_processor(cls, source: str | Path, **hub: object) -> Sapiens2ImageProcessor:
         """Load the processor. The one of multi-task checkpoints is shared, and padding is up to the task."""
         processor: Sapiens2ImageProcessor = super().load_processor(source, **hub)
-        return processor.with_options(do_pad=True) if local_checkpoint_tasks(source) else processor
+        return processor.with_options(do_pad=True) if local_heads(source) else processor
 
     def for_call(self, changes: Mapping[str, object]) -> Self:
         """Return a copy with the options of one call, and with a matting head if it masks the background."""
@@ -97,7 +97,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
 
     def _load_matting(self) -> Sapiens2TaskModel | None:
         """Load the matting head of a multi-task checkpoint; None if it has none."""
-        if "matting" not in self.checkpoint_tasks:
+        if "matting" not in self.checkpoint_heads:
             return None
         source = self.model.config.name_or_path
         loaded = Sapiens2ForImageMatting.from_pretrained(source, dtype=self.model.dtype, device=self.device)

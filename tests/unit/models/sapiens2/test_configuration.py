@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vitruvian.errors import ConfigError, InputError
-from vitruvian.models.sapiens2.configuration import CHECKPOINT_TASKS, VARIANTS, Sapiens2Config, Sapiens2HeadConfig
+from vitruvian.models.sapiens2.configuration import CHECKPOINT_HEADS, VARIANTS, Sapiens2Config, Sapiens2HeadConfig
 
 
 def test_defaults_follow_the_published_model() -> None:
@@ -24,7 +24,7 @@ def test_twelve_layers_are_all_full() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("task", CHECKPOINT_TASKS)
+@pytest.mark.parametrize("task", CHECKPOINT_HEADS)
 def test_every_variant_survives_json(name: str, task: str) -> None:
     config = Sapiens2Config.variant(name, task=task)
     again = Sapiens2Config.from_dict(json.loads(config.to_json_string()))

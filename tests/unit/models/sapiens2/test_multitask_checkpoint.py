@@ -33,12 +33,12 @@ from vitruvian import (
     hub,
 )
 from vitruvian.hub import HubOptions
-from vitruvian.models.sapiens2.multitask import TASK_CLASSES, Sapiens2MultiTask, save_multitask
+from vitruvian.models.sapiens2.multitask import HEAD_CLASSES, Sapiens2MultiTask, save_multitask
 from vitruvian.models.sapiens2.multitask_checkpoint import (
     _Int8File,
     _kernel_axes,
     _quantize,
-    local_checkpoint_tasks,
+    local_heads,
     read_heads,
 )
 
@@ -150,7 +150,7 @@ class TestFiles:
     def test_packing_again_replaces(self, tmp_path: Path) -> None:
         save_multitask(tiny_multitask("pose"), tmp_path)
         save_multitask(tiny_multitask("seg"), tmp_path)
-        assert local_checkpoint_tasks(tmp_path) == ("seg",)
+        assert local_heads(tmp_path) == ("seg",)
 
     def test_weights_that_cannot_be_kept(self, tmp_path: Path) -> None:
         broken = tiny_multitask("pose")
@@ -180,9 +180,9 @@ class TestOpening:
         wanted = model.task_model(task)
         with torch.inference_mode():
             want = wanted(pixels(), return_dict=True)
-            for cls in (TASK_CLASSES[task], getattr(auto, AUTO[task])):
+            for cls in (HEAD_CLASSES[task], getattr(auto, AUTO[task])):
                 opened = cls.from_pretrained(packed)
-                assert type(opened) is TASK_CLASSES[task]
+                assert type(opened) is HEAD_CLASSES[task]
                 assert opened.dtype == torch.float32
                 assert not opened.training
                 assert opened.config.num_labels == wanted.config.num_labels
@@ -238,13 +238,13 @@ class TestOpening:
         assert "packed" not in AutoConfig.from_pretrained(packed).to_dict()
 
     def test_tasks_of_a_folder(self, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert local_checkpoint_tasks(packed) == tuple(HEADS)
+        assert local_heads(packed) == tuple(HEADS)
         tiny_task("pose").save_pretrained(tmp_path)
-        assert local_checkpoint_tasks(tmp_path) == ()
+        assert local_heads(tmp_path) == ()
         assert read_heads(tmp_path / "model.safetensors", HubOptions()) is None
-        assert local_checkpoint_tasks("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
+        assert local_heads("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
         monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
-        assert local_checkpoint_tasks("builtin") == ()
+        assert local_heads("builtin") == ()
 
 
 class TestBuiltin:
