@@ -17,7 +17,7 @@ from vitruvian.config import Config, read_config_dict
 from vitruvian.errors import CheckpointError, ConfigError, InputError, check_choice
 from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.hub import CONFIG_FILE, HubOptions, json_file, pin_revision, split_hub_options
-from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE
+from vitruvian.processor import IMAGE_PROCESSOR_FILE, VIDEO_PROCESSOR_FILE, read_settings
 
 if TYPE_CHECKING:
     from vitruvian.model import Model
@@ -198,10 +198,7 @@ def _load_processor(source: str | Path, task: str, keywords: Mapping[str, Any]) 
     """Load the processor that a checkpoint's files name, or the one of its model type."""
     options, overrides = split_hub_options(keywords)
     options = pin_revision(source, options, first_file=IMAGE_PROCESSOR_FILE)
-    stated = read_config_dict(source, options, IMAGE_PROCESSOR_FILE)
-    if stated is None:  # a processor saved as one file has the options of the image processor inside
-        combined = read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}
-        stated = combined | combined.get("image_processor", {})
+    stated = read_settings(source, options, IMAGE_PROCESSOR_FILE, "image_processor") or {}
     names = [stated.get(key) for key in ("processor_class", "image_processor_type", "feature_extractor_type")]
     processor_class = _first_class(names[1:]) if task == "image-processor" else None
     if processor_class is None:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import ConfigBase, config_dataclass
+from vitruvian.config import ConfigBase, config_dataclass, read_config_dict
 from vitruvian.errors import ConfigError, InputError
 from vitruvian.filesystem.json_files import JsonObject
+from vitruvian.hub import HubOptions
 from vitruvian.images import (
     center_on_canvas,
     fit_inside_hw,
@@ -230,6 +231,17 @@ class ImageProcessor(ConfigBase):
     def channels(self) -> int:
         """Number of channels of the images that `image_mean` is for."""
         return len(self.image_mean) if self.do_normalize and isinstance(self.image_mean, Sequence) else 3
+
+
+def read_settings(source: str | Path, options: HubOptions, file_name: str, *keys: str) -> JsonObject | None:
+    """Return the settings in a file of a checkpoint, or under the first of `keys` in that of a combined processor."""
+    settings = read_config_dict(source, options, file_name)
+    if settings is not None:
+        return settings
+    combined = read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}
+    inner = next((combined[key] for key in keys if isinstance(combined.get(key), dict)), None)
+    shared = {key: value for key, value in combined.items() if key == "processor_class"}
+    return None if inner is None else shared | inner
 
 
 def size_table(size: object) -> dict[str, int]:

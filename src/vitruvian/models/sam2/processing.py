@@ -50,6 +50,7 @@ from vitruvian.processor import (
     as_pixels,
     check_count,
     height_width,
+    read_settings,
     size_list,
     size_table,
     use_legacy,
@@ -134,15 +135,13 @@ class FixedSizeProcessor(ImageProcessor):
     @classmethod
     def read_settings(cls, source: str | Path, options: HubOptions) -> JsonObject:
         """Read the settings from their own file or from that of the processor."""
-        settings = read_config_dict(source, options, IMAGE_PROCESSOR_FILE)
+        settings = read_settings(source, options, IMAGE_PROCESSOR_FILE, "image_processor")
         if settings is None:
-            settings = (read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}).get("image_processor")
-        if not isinstance(settings, dict):
             raise CheckpointError(
                 f"{source}: expected {IMAGE_PROCESSOR_FILE} or {COMBINED_PROCESSOR_FILE}, found neither. "
                 "Is it a checkpoint?"
             )
-        return dict(settings)
+        return settings
 
     def prepare_image(self, pixels: Tensor) -> Tensor:
         """Resize and normalize one image [3, H, W]."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitruvian.config import config_dataclass, nested, read_config_dict
 from vitruvian.errors import InputError
+from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.layers.backbone_stages import as_hw
 from vitruvian.models.sam2.configuration import positional_fields
@@ -28,12 +29,12 @@ from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
-    COMBINED_PROCESSOR_FILE,
     IMAGE_PROCESSOR_FILE,
     VIDEO_PROCESSOR_FILE,
     ImageOptions,
     as_pixels,
     height_width,
+    read_settings,
     size_list,
 )
 
@@ -50,13 +51,10 @@ class Sam2VideoVideoProcessor(FixedSizeProcessor):
     type_key: ClassVar[str] = "video_processor_type"
 
     @classmethod
-    def read_settings(cls, source: str | Path, options: HubOptions) -> dict[str, Any]:
+    def read_settings(cls, source: str | Path, options: HubOptions) -> JsonObject:
         """Read the settings from their own file, from that of the processor or from those for images."""
-        settings = read_config_dict(source, options, VIDEO_PROCESSOR_FILE)
-        if settings is None:
-            joint = read_config_dict(source, options, COMBINED_PROCESSOR_FILE) or {}
-            settings = joint.get("video_processor") or joint.get("image_processor")
-        return dict(settings or read_config_dict(source, options, IMAGE_PROCESSOR_FILE) or {})
+        settings = read_settings(source, options, VIDEO_PROCESSOR_FILE, "video_processor", "image_processor")
+        return settings or read_config_dict(source, options, IMAGE_PROCESSOR_FILE) or {}
 
     def __call__(self, videos: Any, *args: Any, **kwargs: Any) -> BatchFeature:  # type: ignore[override]
         """Same as `preprocess`."""
