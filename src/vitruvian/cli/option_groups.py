@@ -237,8 +237,8 @@ class ClusterGroup(OptionGroup):
     split_seconds: Annotated[
         float | None,
         Option(
-            help="Divide videos into parts of this length for several workers: whole segments of 10 seconds. For tasks "
-            "without tracking.",
+            help="Divide videos into ranges of frames of this length, in steps of 10 seconds, for several workers. For "
+            "tasks without tracking.",
             min=1,
         ),
     ] = None

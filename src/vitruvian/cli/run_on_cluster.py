@@ -1,6 +1,6 @@
 """`--ray`: a task's command on a Ray cluster.
 
-Up to 10,000 sources give the files of one machine: every worker is a `TaskRun` of its own on a part of the sources,
+Up to 10,000 sources give the files of one machine: every worker is a `TaskRun` of its own on some of the sources,
 with the same journal and locks. More give shards, see `vitruvian.scale`.
 """
 
@@ -22,7 +22,7 @@ from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.option_groups import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_task import TaskRun
-from vitruvian.cli.run_video import prepare_parts, run_part, run_video_file
+from vitruvian.cli.run_video import prepare_ranges, run_range, run_video_file
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
@@ -77,7 +77,7 @@ def _check(command: TaskCommand, sources: Sequence[str], addresses: Sequence[str
     if command.split_seconds is not None and (isinstance(command, PeopleGroup) or not command.task.takes_images):
         raise InputError(
             f"--split-seconds: expected a task without tracking, such as semantic, got {command.name}: what it tracks "
-            "through a video would start anew in each part. Leave it out."
+            "through a video would start anew in each range. Leave it out."
         )
     for text in sources:
         if text == STDIO or text.startswith("camera:"):
@@ -220,11 +220,11 @@ class _RecordingReport(RunReport):
 
 @dataclass(frozen=True)
 class _VideoStep:
-    """A step of a video that several workers process: it is split, its parts are processed, and they are joined."""
+    """A step of a video that several workers process: it is split, its ranges are processed, and they are joined."""
 
     source: NamedSource
-    step: Literal["split", "part", "join"]
-    part: tuple[int, int | None] = (0, None)
+    step: Literal["split", "range", "join"]
+    frame_range: tuple[int, int | None] = (0, None)
 
     @property
     def name(self) -> str:
@@ -233,7 +233,7 @@ class _VideoStep:
 
 
 class _CommandActor(ChunkActor):
-    """An actor that runs the command on a part of its sources."""
+    """An actor that runs the command on some of its sources."""
 
     def __init__(self, command: TaskCommand, limits: Limits) -> None:
         self._command, self._limits = command, limits
@@ -261,11 +261,11 @@ class _CommandActor(ChunkActor):
         if remaining:
             with run.attempt(item):
                 if step.step == "split":
-                    parts = prepare_parts(run, item, seconds=self._command.split_seconds or 0)
-                    self._report.calls.append(("split", (item, parts), {}))
-                elif step.step == "part":
-                    run_part(run, run.pipe, item, step.part)
-                    self._report.calls.append(("part", (item,), {}))
+                    ranges = prepare_ranges(run, item, seconds=self._command.split_seconds or 0)
+                    self._report.calls.append(("split", (item, ranges), {}))
+                elif step.step == "range":
+                    run_range(run, run.pipe, item, step.frame_range)
+                    self._report.calls.append(("range", (item,), {}))
                 else:
                     run_video_file(run, run.pipe, item, changed=item.identity in changed, join=True)
 
@@ -279,23 +279,23 @@ class _Splits:
 
     def __init__(self, runner: ChunkRunner) -> None:
         self._runner = runner
-        self._missing: dict[str, int] = {}  # parts that are not done, by the name of the video
+        self._missing: dict[str, int] = {}  # ranges that are not done, by the name of the video
         self._failed: set[str] = set()
 
     def follow(self, method: str, args: tuple[Any, ...]) -> bool:
         """Handle the report of a worker. Return True if it concerns a step of a video, False if it ends a source."""
         if method == "split":
-            item, parts = args
-            self._missing[item.name] = len(parts)
-            for part in parts:
-                self._runner.add([_VideoStep(item, "part", part)])
-        elif method == "part":
+            item, ranges = args
+            self._missing[item.name] = len(ranges)
+            for frame_range in ranges:
+                self._runner.add([_VideoStep(item, "range", frame_range)])
+        elif method == "range":
             (item,) = args
             self._missing[item.name] -= 1
             if not self._missing[item.name]:
                 self._runner.add([_VideoStep(item, "join")])
         elif method == "failed" and args[0] in self._missing:
-            already_failed = args[0] in self._failed  # by another part of the video
+            already_failed = args[0] in self._failed  # in another range of the video
             self._failed.add(args[0])
             return already_failed
         else:

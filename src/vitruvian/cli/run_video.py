@@ -39,7 +39,7 @@ _PREVIEW_SECONDS = 1.0
 
 
 def run_video_file(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool, join: bool = False) -> None:
-    """Process a video, or resume one that was interrupted; with `join` one whose parts are all done."""
+    """Process a video, or resume one that was interrupted; with `join` one whose ranges are all done."""
     if run.dataset is not None:
         raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(item)
@@ -60,22 +60,22 @@ def _restarts(command: TaskCommand, files: Mapping[str, Path]) -> bool:
     return command.overwrite or not any(resume_path(path).is_dir() for path in result_paths(files))
 
 
-def prepare_parts(run: TaskRun, item: NamedSource, *, seconds: float) -> list[tuple[int, int | None]]:
-    """Divide a video into parts for `run_part`."""
+def prepare_ranges(run: TaskRun, item: NamedSource, *, seconds: float) -> list[tuple[int, int | None]]:
+    """Divide a video into ranges of frames for `run_range`."""
     files = run.claim(item)
     frames = _FrameWriter(run.command, files, item.name)
     restart = _restarts(run.command, files)
     return split_video(str(item.source), _video_options(run, frames, restart=restart), seconds=seconds)
 
 
-def run_part(run: TaskRun, pipe: Any, item: NamedSource, part: tuple[int, int | None]) -> None:
-    """Process a part of a video. Other workers process others, so only the part is locked."""
+def run_range(run: TaskRun, pipe: Any, item: NamedSource, frame_range: tuple[int, int | None]) -> None:
+    """Process a range of frames of a video. Other workers process others, so only the range is locked."""
     files = run.planned_files(item)
     path = result_paths(files)[0]
-    lock = OutputLock(run.plan.folder, {f"{run.journal.name_of(path)}@{part[0]}": path})
+    lock = OutputLock(run.plan.folder, {f"{run.journal.name_of(path)}@{frame_range[0]}": path})
     try:
         options = _video_options(run, _FrameWriter(run.command, files, item.name), restart=False)
-        run_video_range(str(item.source), frame_processor(pipe, **run.call_options), options, part)
+        run_video_range(str(item.source), frame_processor(pipe, **run.call_options), options, frame_range)
     finally:
         lock.release()
 

@@ -84,12 +84,12 @@ class TrackResults(Results[Track]):
         """Stop tracking an object, from the next frame on."""
         self._tracker.remove(object_id)
 
-    def checkpoint(self, every: int) -> None:
+    def snapshot(self, every: int) -> None:
         """Store the state before each frame whose number is a multiple of `every`, for `state_before`."""
-        self._tracker.checkpoint_every = every
+        self._tracker.snapshot_every = every
 
     def state_before(self, frame: int) -> State:
-        """Return the state before a frame with a checkpoint, or after the last one; drop older checkpoints."""
+        """Return the state before a frame with a snapshot, or after the last one; drop older snapshots."""
         return self._tracker.state_before(frame)
 
     def restore(self, state: State, frame: int) -> None:

@@ -46,7 +46,7 @@ _MAX_QUEUED = 4  # frames that wait to be drawn and written
 class _ResumableResults(Protocol):
     """Results of a task with a state of its own, such as objects that are tracked."""
 
-    def checkpoint(self, every: int) -> None:
+    def snapshot(self, every: int) -> None:
         """Store the state before each frame whose number is a multiple of `every`."""
         ...
 
@@ -204,13 +204,13 @@ def run_video(
 
 
 def split_video(source: str | Path, options: VideoOptions, *, seconds: float) -> list[tuple[int, int | None]]:
-    """Divide a video into parts for `run_video_range`, and prepare their common folder.
+    """Divide a video into ranges of frames for `run_video_range`, and prepare their common folder.
 
-    Parts are whole segments, about as long as `seconds`. Once all are done, `run_video` joins them. Only for tasks
+    Ranges are whole segments, about as long as `seconds`. Once all are done, `run_video` joins them. Only for tasks
     whose results do not depend on other frames: without tracking and smoothing.
 
     Returns:
-        The first frame of each part, and that after its last one; None for the end of the video.
+        The first frame of each range, and that after its last one; None for the end of the video.
     """
     reader = open_video(str(source))
     folder = _open_folder(options, reader)
@@ -225,17 +225,17 @@ def split_video(source: str | Path, options: VideoOptions, *, seconds: float) ->
 
 
 def run_video_range(
-    source: str | Path, process_frames: FrameProcessor, options: VideoOptions, part: tuple[int, int | None]
+    source: str | Path, process_frames: FrameProcessor, options: VideoOptions, frame_range: tuple[int, int | None]
 ) -> None:
-    """Process a part of a video that `split_video` returned; what was completed before is kept."""
+    """Process a range of frames that `split_video` returned; what was completed before is kept."""
     reader = open_video(str(source))
     folder = _open_folder(options, reader)
-    start, stop = folder.first_missing(part[0]), part[1]
+    start, stop = folder.first_missing(frame_range[0]), frame_range[1]
     if stop is not None and start >= stop:
         return
     writer = _SegmentWriter(folder, options, start)
-    part_source = video_source(reader, start)
-    frames = replace(part_source, loaders=lambda: islice(part_source.loaders(), None if stop is None else stop - start))
+    rest = video_source(reader, start)
+    frames = replace(rest, loaders=lambda: islice(rest.loaders(), None if stop is None else stop - start))
     _consume(process_frames(frames, writer.detector), writer, live=False, total=None)
     if isinstance(reader, VideoReader) and reader.damaged:
         raise InputError(
@@ -319,7 +319,7 @@ class _SegmentWriter:
         self.detector: TrackedDetector | None = None
         if options.detector is not None:
             every = options.detect_every
-            self.detector = TrackedDetector(options.detector, every=every, checkpoint_every=folder.length)
+            self.detector = TrackedDetector(options.detector, every=every, snapshot_every=folder.length)
         self._smoother = ResultSmoother() if options.smooth else None
         self._draw, self._record = options.draw or _plot, options.record or methodcaller("to_dict")
         self._preview = options.preview
@@ -342,7 +342,7 @@ class _SegmentWriter:
     def store_states_of(self, results: _ResumableResults, state: State | None) -> None:
         """Store the state of results with each segment; they continue from `state`, if there is one."""
         self._resumable = results
-        results.checkpoint(self._folder.length)
+        results.snapshot(self._folder.length)
         if state is not None:
             results.restore(substate("task.", state), self._start)
 

@@ -43,7 +43,7 @@ class ObjectTracker:
         number: Its number; -1 before the first.
         pending: Prompts of later frames, by frame.
         people_found: Whether people were detected in a frame so far.
-        checkpoint_every: Store the state before each frame whose number is a multiple of this; 0 for none.
+        snapshot_every: Store the state before each frame whose number is a multiple of this; 0 for none.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class ObjectTracker:
         self.number = -1
         self.pending: dict[int, list[TrackPrompt]] = {}
         self.people_found = False
-        self.checkpoint_every = 0
-        self._checkpoints: dict[int, State] = {}
+        self.snapshot_every = 0
+        self._snapshots: dict[int, State] = {}
         self.add(prompts)
         self._size_hw: tuple[int, int] | None = None
         self._pixels: Tensor | None = None  # of the last frame [3, H, W]
@@ -95,9 +95,9 @@ class ObjectTracker:
             raise InputError(
                 f"frame {number}: expected {expected} pixels as in the frames before, got {got}. Resize the frames."
             )
-        if self.checkpoint_every and number // self.checkpoint_every != self.number // self.checkpoint_every:
+        if self.snapshot_every and number // self.snapshot_every != self.number // self.snapshot_every:
             # Frames before this one may have failed.
-            self._checkpoints[number - number % self.checkpoint_every] = self.state()
+            self._snapshots[number - number % self.snapshot_every] = self.state()
         self.frame, self.number = frame, number
         self.people_found = self.people_found or (people is not None and len(people) > 0)
         prompts = self.pending.pop(number, [])
@@ -113,9 +113,9 @@ class ObjectTracker:
         return state if self._size_hw is None else state | {"size_hw": np.array(self._size_hw)}
 
     def state_before(self, frame: int) -> State:
-        """Return the state before a frame, and drop older checkpoints."""
-        state = self._checkpoints.get(frame) or self.state()
-        self._checkpoints = {number: state for number, state in self._checkpoints.items() if number > frame}
+        """Return the state before a frame, and drop older snapshots."""
+        state = self._snapshots.get(frame) or self.state()
+        self._snapshots = {number: state for number, state in self._snapshots.items() if number > frame}
         return state
 
     def restore(self, state: State, frame: int) -> None:

@@ -183,22 +183,22 @@ class TrackedDetector(Stateful):
         detector: The detector. Give it a low threshold: the tracker handles low scores. Identities that it knows, such
             as those of a `TrackFile`, are kept.
         every: Run the detector every N frames, and after a scene cut; in between, tracks are predicted.
-        checkpoint_every: Store the state before each frame whose number is a multiple of this, for `state_before`; 0
+        snapshot_every: Store the state before each frame whose number is a multiple of this, for `state_before`; 0
             for none.
     """
 
     state_fields = ("_tracker", "_cuts", "_since", "_number")
 
-    def __init__(self, detector: PeopleDetector, *, every: int = 1, checkpoint_every: int = 0) -> None:
-        if every < 1 or checkpoint_every < 0:
-            raise InputError(f"every, checkpoint_every: expected at least 1 and 0, got {every} and {checkpoint_every}.")
-        self._detector, self._every, self._checkpoint_every = detector, every, checkpoint_every
+    def __init__(self, detector: PeopleDetector, *, every: int = 1, snapshot_every: int = 0) -> None:
+        if every < 1 or snapshot_every < 0:
+            raise InputError(f"every, snapshot_every: expected at least 1 and 0, got {every} and {snapshot_every}.")
+        self._detector, self._every, self._snapshot_every = detector, every, snapshot_every
         self.name = detector.name
         self._tracker = PersonTracker()
         self._cuts = SceneCuts()
         self._since = every  # frames since the last detection
         self._number = 0
-        self._checkpoints: dict[int, State] = {}
+        self._snapshots: dict[int, State] = {}
 
     def detect(self, image: RgbImage, /) -> People:
         """Return the people in the next frame."""
@@ -207,8 +207,8 @@ class TrackedDetector(Stateful):
     def detect_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in a frame, which must be the next one."""
         self._number = self._number if frame is None else frame
-        if self._checkpoint_every and self._number % self._checkpoint_every == 0:
-            self._checkpoints[self._number] = self.state()
+        if self._snapshot_every and self._number % self._snapshot_every == 0:
+            self._snapshots[self._number] = self.state()
         if self._cuts(image):
             self._tracker.reset()
             self._since = self._every
@@ -244,9 +244,9 @@ class TrackedDetector(Stateful):
         )
 
     def state_before(self, frame: int) -> State:
-        """Return the state before a frame, and drop older checkpoints."""
-        state = self._checkpoints.get(frame, self.state())
-        self._checkpoints = {number: state for number, state in self._checkpoints.items() if number > frame}
+        """Return the state before a frame, and drop older snapshots."""
+        state = self._snapshots.get(frame, self.state())
+        self._snapshots = {number: state for number, state in self._snapshots.items() if number > frame}
         return state
 
 

@@ -326,12 +326,12 @@ class TestTrackedDetector:
         assert people.ids.tolist() == [3]
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 20, 64]])
 
-    def test_checkpoints(self) -> None:
-        detector = TrackedDetector(DETECTOR, checkpoint_every=4)
+    def test_snapshots(self) -> None:
+        detector = TrackedDetector(DETECTOR, snapshot_every=4)
         for number in range(10):
             detector.detect_in(scene(number), source="", frame=number)
         assert int(detector.state_before(4)["_number"]) == 4
-        assert list(detector._checkpoints) == [8]
+        assert list(detector._snapshots) == [8]
 
     def test_bad_options_are_refused(self) -> None:
         with pytest.raises(InputError, match="at least 1"):
