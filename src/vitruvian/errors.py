@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sized
 from typing import Any
 
 # `boxes`, `K and fov`, `boxes[0]`: a subject that names arguments, not a file
@@ -181,3 +181,9 @@ def check_names(
     """Raise `error` unless each of `names` is one of `known`; see `check_choice`."""
     for name in names:
         check_choice(subject, name, known, expected=expected, error=error)
+
+
+def check_count(subject: str, entries: Sized | None, count: int) -> None:
+    """Raise `InputError` unless `entries` is None or has one entry for each of `count` images."""
+    if entries is not None and len(entries) != count:
+        raise InputError(f"{subject}: expected one entry for each of the {count} images, got {len(entries)}.")

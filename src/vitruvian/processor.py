@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import ConfigBase, config_dataclass, read_config_dict
-from vitruvian.errors import ConfigError, InputError
+from vitruvian.errors import ConfigError, InputError, check_count
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions
 from vitruvian.images import (
@@ -318,12 +318,6 @@ def _apply_to_pixels(
     result = in_data_format(result, data_format or ("channels_last" if last else "channels_first"))
     converted: ArrayT = result if isinstance(image, Tensor) else result.numpy()
     return converted
-
-
-def check_count(name: str, entries: Sequence[Any] | Tensor | None, count: int) -> None:
-    """Raise `InputError` unless `entries` is None or has one entry for each of `count` images."""
-    if entries is not None and len(entries) != count:
-        raise InputError(f"{name}: expected one entry for each of the {count} images, got {len(entries)}.")
 
 
 def size_list(name: str, sizes: Any, count: int) -> list[tuple[int, int]] | None:

@@ -1,6 +1,8 @@
-"""Label maps: the best class of each pixel from scores of another size, and the number of pixels of each class."""
+"""Label maps: reading, the best class of each pixel from scores of another size, and the pixels of each class."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,9 +10,59 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vitruvian.errors import InputError, check_count
+from vitruvian.images.types import SizeHW
 from vitruvian.ops.interpolate import bilinear
 
 _MAX_BINS = 1 << 20
+_NUMBER_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")  # modes of PIL with one number per pixel
+
+
+def read_label_maps(maps: object, sizes_hw: Sequence[SizeHW], *, planes: bool = False) -> list[Tensor]:
+    """Read segmentation maps: one, a list or a stack of them, one for each image and of its size.
+
+    Args:
+        maps: PIL (gray, palette or 16/32-bit), numpy or torch; integers, or floating-point numbers that are whole.
+        sizes_hw: Heights and widths of the images.
+        planes: Whether an image may have several planes [P, H, W].
+
+    Returns:
+        Maps [H, W], or [P, H, W] where there are planes: uint8 where they were bool or uint8, otherwise int64.
+    """
+    stacked = isinstance(maps, np.ndarray | Tensor) and maps.ndim > 2 and len(maps) == len(sizes_hw)
+    listed = list(maps) if stacked or isinstance(maps, list | tuple) else [maps]  # type: ignore[call-overload]
+    check_count("segmentation_maps", listed, len(sizes_hw))
+    read = [_read_numbers(one, planes=planes) for one in listed]
+    for one, size_hw in zip(read, sizes_hw, strict=True):
+        if tuple(one.shape[-2:]) != tuple(size_hw):
+            raise InputError(
+                f"segmentation_maps: expected the size of the image, {list(size_hw)}, got {list(one.shape[-2:])}."
+            )
+    return read
+
+
+def _read_numbers(source: object, *, planes: bool) -> Tensor:
+    """Read a map as integers [H, W], or [P, H, W] with `planes`."""
+    if isinstance(source, Image.Image):
+        if source.mode not in _NUMBER_MODES:
+            raise InputError(
+                f"segmentation_maps: expected one number per pixel, got an image of mode {source.mode}. "
+                "Turn colors into class or object numbers first."
+            )
+        source = np.array(source)
+    if isinstance(source, np.ndarray) and source.dtype.kind in "ui" and source.dtype.itemsize > 1:
+        source = source.astype(np.int64)  # torch lacks some unsigned and all foreign-endian types
+    if not isinstance(source, np.ndarray | Tensor):
+        raise InputError(f"segmentation_maps: expected PIL, numpy or torch, got {type(source).__name__}.")
+    values = torch.as_tensor(source)
+    if values.ndim == 3 and not planes and 1 in (values.shape[0], values.shape[2]):
+        values = values[0] if values.shape[0] == 1 else values[..., 0]  # [H, W]
+    if values.ndim not in ((2, 3) if planes else (2,)) or 0 in values.shape:
+        shapes = "[H, W] or [P, H, W]" if planes else "[H, W]"
+        raise InputError(f"segmentation_maps: expected the shape {shapes}, got {list(values.shape)}.")
+    if values.is_complex() or (values.is_floating_point() and values.frac().any()):
+        raise InputError("segmentation_maps: expected integers, got fractions. Resize them without smoothing.")
+    return values.to(torch.uint8 if values.dtype in (torch.bool, torch.uint8) else torch.int64)
 
 
 def count_labels(labels: NDArray[np.integer]) -> dict[int, int]:

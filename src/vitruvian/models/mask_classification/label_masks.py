@@ -5,36 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianWarning
-
-
-def read_label_map(source: object) -> Tensor:
-    """Read a map from PIL (gray, palette or 16/32-bit), numpy or torch as int64 [H, W]."""
-    if isinstance(source, Image.Image):
-        if source.mode not in ("1", "L", "P", "I", "I;16", "I;16B", "I;16L"):
-            raise InputError(
-                f"segmentation map: expected one number per pixel, got an image of mode {source.mode}. "
-                "Turn colors into class or object numbers first."
-            )
-        source = np.array(source)
-    if isinstance(source, np.ndarray) and source.dtype.kind in "ui" and source.dtype.itemsize > 1:
-        source = source.astype(np.int64)  # torch lacks some unsigned and all foreign-endian types
-    if not isinstance(source, (np.ndarray, Tensor)):
-        raise InputError(f"segmentation map: expected PIL, numpy or torch, got {type(source).__name__}.")
-    values = torch.as_tensor(source)
-    if values.ndim == 3 and 1 in (values.shape[0], values.shape[2]):
-        values = values[0] if values.shape[0] == 1 else values[..., 0]  # [H, W]
-    if values.ndim != 2 or 0 in values.shape:
-        raise InputError(f"segmentation map: expected the shape [H, W], got {list(values.shape)}.")
-    whole = values.long()
-    if values.is_floating_point() and not torch.equal(whole.to(values.dtype), values):
-        raise InputError("segmentation map: expected integers, got fractions. Resize it without smoothing.")
-    return whole
 
 
 def masks_from_map(

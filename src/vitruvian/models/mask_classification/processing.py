@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.config import bounded, config_dataclass
-from vitruvian.errors import ConfigError, InputError
+from vitruvian.errors import ConfigError, InputError, check_count
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images import (
     ResizeMode,
@@ -32,10 +32,11 @@ from vitruvian.images import (
     round_up_hw,
 )
 from vitruvian.images.data_format import in_data_format, is_channels_last, size_of
+from vitruvian.images.label_maps import read_label_maps
 from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
-from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
+from vitruvian.models.mask_classification.label_masks import masks_from_map
 from vitruvian.models.mask_classification.legacy_results import (
     InstanceKind,
     legacy_instances,
@@ -61,7 +62,6 @@ from vitruvian.processor import (
     SizeOption,
     as_list,
     as_pixels,
-    check_count,
     height_width,
     scaled_hw,
     size_list,
@@ -203,7 +203,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         convert_rgb = bool(used.do_convert_rgb)
         arrays = [_as_rgb_array(image, input_data_format, convert_rgb, used.channels) for image in as_list(images)]
         pixels = as_pixels(arrays, input_data_format=input_data_format, device=device, channels=used.channels)
-        maps = _read_maps(segmentation_maps, pixels)
+        maps = None if segmentation_maps is None else read_label_maps(segmentation_maps, [*map(size_of, pixels)])
         sizes = [used.scaled_hw(size_of(image)) for image in pixels]
         group = pixels[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
         scaled = _resize_all(pixels, sizes, resample_mode(used.resample), group=group)
@@ -261,12 +261,13 @@ class MaskClassificationImageProcessor(ImageProcessor):
         """
         options = self.with_options(ignore_index=ignore_index, do_reduce_labels=do_reduce_labels, pad_size=pad_size)
         images = [_channels_first(image, input_data_format) for image in as_list(pixel_values_list)]
-        maps = _read_maps(segmentation_maps, images)
         batch = options.pad(images, return_tensors=return_tensors, input_data_format="channels_first")
         batch["pixel_values"] = in_data_format(batch["pixel_values"], data_format)
-        if maps is None:
+        if segmentation_maps is None:
             return batch
-        padded_hw = options.padded_hw([size_of(image) for image in images])
+        sizes = [size_of(image) for image in images]
+        maps = [labels.long() for labels in read_label_maps(segmentation_maps, sizes)]
+        padded_hw = options.padded_hw(sizes)
         tables = _tables(instance_id_to_semantic_id, len(maps))
         batch["mask_labels"], batch["class_labels"] = [], []
         for image, labels, table in zip(images, maps, tables, strict=True):
@@ -571,22 +572,6 @@ def _channels_first(image: Array, input_data_format: str | None) -> Tensor:
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise InputError(f"pixel values: expected the shape [C, H, W], got {list(pixels.shape)}.")
     return pixels.permute(2, 0, 1) if is_channels_last(pixels, input_data_format or "channels_first") else pixels
-
-
-def _read_maps(maps: object, images: Sequence[Tensor]) -> list[Tensor] | None:
-    """Read one int64 map [H, W] for each image, of its size."""
-    if maps is None:
-        return None
-    stacked = isinstance(maps, Tensor | np.ndarray) and maps.ndim == 3 and len(maps) == len(images)
-    sources = list(maps) if stacked or isinstance(maps, list | tuple) else [maps]  # type: ignore[call-overload]
-    labels = [read_label_map(source) for source in sources]
-    check_count("segmentation_maps", labels, len(images))
-    for one, image in zip(labels, images, strict=True):
-        if size_of(one) != size_of(image):
-            raise InputError(
-                f"segmentation_maps: expected the size of the image, {size_of(image)}, got {size_of(one)}."
-            )
-    return labels
 
 
 def _tables(table: InstanceTable | None, count: int) -> list[Mapping[int, int] | None]:

@@ -17,17 +17,17 @@ from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.config import ConfigBase, config_dataclass, nested, read_config_dict
-from vitruvian.errors import CheckpointError, InputError, InputTypeError
+from vitruvian.errors import CheckpointError, InputError, InputTypeError, check_count
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, split_hub_options
 from vitruvian.images import resample_mode, resize
 from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.data_format import in_data_format, size_of
+from vitruvian.images.label_maps import read_label_maps
 from vitruvian.images.nms import box_nms
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
@@ -48,7 +48,6 @@ from vitruvian.processor import (
     ImageProcessor,
     SizeOption,
     as_pixels,
-    check_count,
     height_width,
     read_settings,
     size_list,
@@ -206,7 +205,7 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
             "original_sizes": [size_of(pixels) for pixels in tensors],
         }
         if segmentation_maps is not None:
-            label_maps = _label_maps(segmentation_maps, len(tensors))
+            label_maps = read_label_maps(segmentation_maps, [size_of(pixels) for pixels in tensors], planes=True)
             data["labels"] = [used._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
 
@@ -484,20 +483,3 @@ def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:
             f"masks: expected [P, K, h, w] for each image, got {list(logits.shape)}. Pass pred_masks as it is."
         )
     return bilinear(logits.float(), size_hw)  # [P, K, H, W]
-
-
-def _label_maps(maps: object, count: int) -> list[Tensor]:
-    """Read label masks, one [H, W] or [P, H, W] for each of `count` images, as PIL, numpy or torch."""
-    if isinstance(maps, (list, tuple)) or (isinstance(maps, (np.ndarray, Tensor)) and maps.ndim > 2):
-        listed = list(maps)
-    else:
-        listed = [maps]
-    check_count("segmentation_maps", listed, count)
-    tensors = [torch.as_tensor(np.array(item) if isinstance(item, Image.Image) else item) for item in listed]
-    for labels in tensors:
-        if labels.ndim not in (2, 3) or labels.is_floating_point():
-            raise InputError(
-                "segmentation_maps: expected integers of shape [H, W] or [P, H, W], got "
-                f"{labels.dtype} {list(labels.shape)}."
-            )
-    return tensors

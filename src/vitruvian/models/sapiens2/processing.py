@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.config import config_dataclass
-from vitruvian.errors import InputError, VitruvianWarning
+from vitruvian.errors import InputError, VitruvianWarning, check_count
 from vitruvian.images import (
     ResizeMode,
     center_on_canvas,
@@ -25,8 +25,9 @@ from vitruvian.images import (
     resample_mode,
     resize,
 )
-from vitruvian.images.data_format import channels_first, in_data_format
-from vitruvian.images.label_maps import resized_argmax
+from vitruvian.images.data_format import channels_first, in_data_format, size_of
+from vitruvian.images.label_maps import read_label_maps, resized_argmax
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.ops.crop import Float32Array
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
@@ -38,7 +39,6 @@ from vitruvian.processor import (
     SegmentationImageOptions,
     as_list,
     as_pixels,
-    check_count,
     height_width,
     size_list,
     size_table,
@@ -137,7 +137,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         if people is not None and return_tensors is None:
             data["pixel_values"] = list(data["pixel_values"])
         if segmentation_maps is not None:
-            data["labels"] = used._prepare_maps(segmentation_maps, [p.shape for p in pixels], people, device)
+            data["labels"] = used._prepare_maps(segmentation_maps, [size_of(p) for p in pixels], people, device)
         if keypoints is not None and people is not None:
             data["labels"], data["label_weights"] = used._draw_targets(keypoints, people, device)
         return BatchFeature(data, return_tensors)
@@ -179,17 +179,10 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return center_on_canvas(pixels, height_width(self.crop_size, "Sapiens2ImageProcessor.crop_size"))
 
     def _prepare_maps(
-        self, maps: ImageInput, shapes: list[torch.Size], people: list[Tensor] | None, device: str | torch.device | None
+        self, maps: ImageInput, sizes_hw: list[SizeHW], people: list[Tensor] | None, device: str | torch.device | None
     ) -> list[Tensor]:
         """Resize segmentation maps to the input size: a list of int64 [h, w]."""
-        read = [_read_map(one, device) for one in _as_map_list(maps)]
-        check_count("segmentation_maps", read, len(shapes))
-        for one, shape in zip(read, shapes, strict=True):
-            if one.shape[-2:] != shape[-2:]:
-                raise InputError(
-                    f"segmentation_maps: expected the size of the image, {list(shape[-2:])}, "
-                    f"got {list(one.shape[-2:])}."
-                )
+        read = [one[None].to(device or one.device) for one in read_label_maps(maps, sizes_hw)]  # [1, H, W] each
         if self.do_reduce_labels:
             read = [_reduce_labels(one) for one in read]
         filter_number = self.resample if self.label_resample is None else self.label_resample
@@ -474,25 +467,6 @@ def _read_keypoints(points: Any, device: str | torch.device | None) -> Tensor:
     if table.shape[-1] == 2:
         table = F.pad(table, (0, 1), value=1.0)  # [n, J, 3]
     return table
-
-
-def _as_map_list(maps: ImageInput) -> list[Any]:
-    """Return segmentation maps one by one: a single one, a list, or a stack [B, H, W]."""
-    if isinstance(maps, np.ndarray | Tensor) and maps.ndim == 3 and maps.shape[0] != 1:
-        return list(maps)
-    return list(maps) if isinstance(maps, list | tuple) else [maps]
-
-
-def _read_map(one: Any, device: str | torch.device | None) -> Tensor:
-    """Read a segmentation map as integers [1, H, W]; palette indices or gray values of an image are labels."""
-    if not isinstance(one, Tensor):
-        one = torch.as_tensor(np.array(one))
-    if one.ndim == 3 and 1 in (one.shape[0], one.shape[-1]):
-        one = one.squeeze(0 if one.shape[0] == 1 else -1)
-    found: Tensor = one
-    if found.ndim != 2 or found.is_floating_point() or found.is_complex():
-        raise InputError(f"segmentation_maps: expected integers [H, W], got {found.dtype} {list(found.shape)}.")
-    return found[None] if device is None else found[None].to(device)
 
 
 def _reduce_labels(labels: Tensor) -> Tensor:

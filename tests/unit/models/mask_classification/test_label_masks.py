@@ -1,62 +1,10 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from vitruvian.errors import InputError, VitruvianWarning
-from vitruvian.models.mask_classification.label_masks import masks_from_map, read_label_map
-
-NUMBERS = np.array([[0, 1, 255], [7, 0, 3]], dtype=np.uint8)
-
-
-def palette() -> Image.Image:
-    image = Image.fromarray(NUMBERS).convert("L")
-    image.putpalette([channel for i in range(256) for channel in (i, 255 - i, 0)])
-    return image
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        Image.fromarray(NUMBERS),
-        palette(),
-        Image.fromarray(NUMBERS.astype(np.int32)),
-        Image.fromarray(NUMBERS.astype(np.uint16)),
-        NUMBERS,
-        NUMBERS.astype(">u2"),
-        NUMBERS.astype(np.uint32),
-        NUMBERS.astype(np.float32),
-        NUMBERS[None],
-        NUMBERS[..., None],
-        torch.from_numpy(NUMBERS),
-        torch.from_numpy(NUMBERS)[None].float(),
-    ],
-)
-def test_any_kind_of_map(source: object) -> None:
-    labels = read_label_map(source)
-    assert labels.dtype == torch.int64
-    assert labels.tolist() == NUMBERS.tolist()
-
-
-def test_black_and_white() -> None:
-    assert read_label_map(Image.fromarray(NUMBERS > 0)).tolist() == (NUMBERS > 0).tolist()
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (Image.new("RGB", (3, 2)), "mode RGB"),
-        (np.zeros((2, 3, 3)), r"\[H, W\]"),
-        (np.zeros((0, 3)), r"\[H, W\]"),
-        (np.array([[0.5]]), "fractions"),
-        ([[1, 2]], "got list"),
-    ],
-)
-def test_maps_that_are_none(source: object, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_label_map(source)
+from vitruvian.models.mask_classification.label_masks import masks_from_map
 
 
 def split(labels: list[list[int]], **options) -> tuple[list, list]:

@@ -122,7 +122,7 @@ def test_label_masks() -> None:
     with pytest.raises(InputError, match="one entry for each of the 1 images"):
         processor()(images=gradient_image(), segmentation_maps=[mask, mask])
     with pytest.raises(InputError, match="integers"):
-        processor()(images=gradient_image(), segmentation_maps=[mask.astype(float)])
+        processor()(images=gradient_image(), segmentation_maps=[mask * 0.5])
 
 
 def test_saved_and_read_again(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"boxes": [[[1, 1, 5, 5]]], "keypoints": [[]]}, "each of the 1 boxes"),
     ({"boxes": [[[1, 1, 5, 5]]], "keypoints": [[[[1]]]]}, "visibility"),
     ({"segmentation_maps": np.zeros((5, 5), np.uint8)}, "size of the image"),
-    ({"segmentation_maps": np.zeros((40, 60), np.float32)}, "integers"),
+    ({"segmentation_maps": np.full((40, 60), 0.5)}, "integers"),
     ({"segmentation_maps": [np.zeros((40, 60), np.uint8)] * 2}, "each of the 1 images"),
     ({"return_tensors": "tf"}, "return_tensors"),
     ({"resample": 1}, "resample"),
