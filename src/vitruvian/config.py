@@ -72,7 +72,7 @@ class Range:
 
     def __str__(self) -> str:
         bounds = (("at least", self.ge), ("above", self.gt), ("at most", self.le), ("below", self.lt))
-        return " and ".join(f"{word} {limit:g}" for word, limit in bounds if math.isfinite(limit))
+        return " and ".join(f"{word} {limit:g}" for word, limit in bounds if math.isfinite(limit)) or "a number"
 
 
 def bounded(

@@ -38,14 +38,15 @@ def box_nms(boxes_xyxy: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 def mask_nms(masks: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Return the indices of masks [N, H, W] to keep, best first; arguments as for `box_nms`, overlap in pixels."""
     order = scores.sort(descending=True, stable=True).indices
-    shared = _shared_areas(masks[order])  # [N, N]
+    overlaps = mask_iou(masks[order])
+    return order[_suppress(lambda best: overlaps[best, best + 1 :], len(masks), iou_threshold).to(order.device)]
+
+
+def mask_iou(masks: Tensor) -> Tensor:
+    """Return the intersection over union of every two masks [N, H, W]: float32 [N, N] on the CPU."""
+    shared = _shared_areas(masks)
     areas = shared.diagonal()
-
-    def iou(best: int) -> Tensor:
-        both = shared[best, best + 1 :]
-        return both / (areas[best] + areas[best + 1 :] - both).clamp(min=1)
-
-    return order[_suppress(iou, len(masks), iou_threshold).to(order.device)]
+    return shared / (areas[:, None] + areas - shared).clamp(min=1)
 
 
 def _suppress(iou: Callable[[int], Tensor], count: int, threshold: float) -> Tensor:

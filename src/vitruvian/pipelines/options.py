@@ -434,9 +434,11 @@ class TrackOptions(Options, Sam2SessionOptions):
         prompts: Prompts of objects; more can be added while the video runs, see `TrackResults`. An empty list starts
             without objects.
         detect: A people detector, whatever `vitruvian.pipelines.people.open_detector` takes. Each person that it
-            detects is tracked, with the next free id.
-        detect_every: Run detection every N frames and add people that do not overlap a tracked object. 0 detects
-            until a frame has people, and then no more.
+            detects is tracked, with an id that no object had before.
+        detect_every: Run detection every N frames and add people whose box or mask is not that of a tracked object. 0
+            detects until a frame has people, and then no more.
+        forget_after: With `detect_every`, forget a detected person who is not visible for this many frames; 0 never
+            does. People with prompts are not forgotten.
         max_people: Maximum number of people that are detected in a frame, by score.
         interactive: Whether the model waits until a result is taken before it processes the next frame, so that
             prompts can be added for the frame of that result. Without it the model runs ahead, which is faster.
@@ -449,6 +451,9 @@ class TrackOptions(Options, Sam2SessionOptions):
     detect: "DetectorSpec | None" = None
     detect_every: int = option(
         0, "With everyone: detect new people every N frames; 0 stops after the first frame with people.", ge=0
+    )
+    forget_after: int = option(
+        300, "With detect-every: forget a person who is not visible for this many frames; 0 never does.", ge=0
     )
     max_people: int | None = option(None, "Maximum number of detected people, by score.", ge=1)
     interactive: bool = True

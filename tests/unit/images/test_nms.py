@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.images.boxes import mask_boxes
-from vitruvian.images.nms import _shared_areas, box_nms, mask_nms
+from vitruvian.images.nms import _shared_areas, box_nms, mask_iou, mask_nms
 
 
 def iou(a: list[float], b: list[float]) -> float:
@@ -46,6 +46,12 @@ def test_masks_compete_by_pixels_not_by_boxes() -> None:
     masks, scores = torch.stack((ring, core, core)), torch.tensor([0.9, 0.5, 0.8])
     assert mask_nms(masks, scores, 0.5).tolist() == [0, 2]
     assert box_nms(mask_boxes(masks), scores, 0.45).tolist() == [0]
+
+
+def test_overlap_of_every_two_masks() -> None:
+    masks = torch.zeros(3, 2, 4, dtype=torch.bool)
+    masks[0, 0], masks[1, 0, :2] = True, True
+    assert mask_iou(masks).tolist() == [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 0]]
 
 
 def test_shared_areas_in_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def _to_lists(value: object, name: str) -> tuple[object, int]:
     """Convert tensors, arrays, tuples and lists, also mixed, to nested lists of numbers, with their depth."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and (name == "input_labels" or not isinstance(value, bool)):
         return value, 0
     if not isinstance(value, (list, tuple)):
         raise InputError(f"{name}: expected numbers in nested lists, an array or a tensor, got {value!r}.")

@@ -229,7 +229,7 @@ class Sam2VideoProcessor(Sam2Processor):
             original_size: Height and width of a frame; required once where frames are streamed.
             clear_old_inputs: Replace earlier points of the object in this frame, rather than adding to them.
         """
-        ids = [obj_ids] if isinstance(obj_ids, int) else list(obj_ids)
+        ids = _object_ids(obj_ids)
         if (input_points is None) != (input_labels is None):
             raise InputError("input_points and input_labels: expected both or neither. Add the missing one.")
         if input_points is None and input_boxes is None and input_masks is None:
@@ -254,7 +254,7 @@ class Sam2VideoProcessor(Sam2Processor):
         clear_old_inputs: bool = True,
     ) -> Sam2VideoInferenceSession:
         """Add points or boxes of objects in a frame; see `add_inputs_to_inference_session`."""
-        session = inference_session
+        session, obj_ids = inference_session, _object_ids(obj_ids)
         _check_frame(session, frame_idx)
         forms = (("input_points", input_points, 4), ("input_labels", input_labels, 3), ("input_boxes", input_boxes, 3))
         for name, value, levels in forms:
@@ -282,7 +282,7 @@ class Sam2VideoProcessor(Sam2Processor):
                 own = {name: torch.cat((earlier[name].to(value), value), dim=2) for name, value in own.items()}
             session.add_point_inputs(obj_idx, frame_idx, own)
             session.remove_mask_inputs(obj_idx, frame_idx)
-        session.mark_new_inputs(list(obj_ids), frame_idx)
+        session.mark_new_inputs(obj_ids, frame_idx)
         return session
 
     def process_new_mask_for_video_frame(
@@ -293,6 +293,7 @@ class Sam2VideoProcessor(Sam2Processor):
         input_masks: object,
     ) -> Sam2VideoInferenceSession:
         """Add masks of objects in a frame; see `add_inputs_to_inference_session`."""
+        obj_ids = _object_ids(obj_ids)
         _check_frame(inference_session, frame_idx)
         listed = input_masks if isinstance(input_masks, (list, tuple)) else [input_masks]
         if len(listed) != len(obj_ids):
@@ -302,7 +303,7 @@ class Sam2VideoProcessor(Sam2Processor):
             obj_idx = inference_session.obj_id_to_idx(obj_id)
             inference_session.add_mask_inputs(obj_idx, frame_idx, mask)
             inference_session.remove_point_inputs(obj_idx, frame_idx)
-        inference_session.mark_new_inputs(list(obj_ids), frame_idx)
+        inference_session.mark_new_inputs(obj_ids, frame_idx)
         return inference_session
 
     def _mask_prompt(self, mask: object) -> Tensor:
@@ -316,6 +317,13 @@ class Sam2VideoProcessor(Sam2Processor):
             return tensor
         resized = bilinear(tensor, target_hw, antialias=True)
         return (resized >= 0.5).float()
+
+
+def _object_ids(obj_ids: Any) -> list[int]:
+    """Return one id or several, which may be of NumPy or torch, as a list of numbers."""
+    listed: Any = obj_ids.tolist() if isinstance(obj_ids, (Tensor, np.ndarray, np.generic)) else obj_ids
+    several = [listed] if isinstance(listed, int) else listed
+    return [int(one) if isinstance(one, (Tensor, np.integer)) else one for one in several]
 
 
 def _as_points(prompts: BatchFeature, objects: int) -> tuple[Tensor, Tensor]:

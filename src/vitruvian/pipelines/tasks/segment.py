@@ -133,6 +133,20 @@ def upsampled_masks(processor: Sam2Processor, logits: Tensor, size_hw: tuple[int
     return torch.cat([pack_masks(masks[:, 0]) for masks in parts])
 
 
+def disjoint_masks(
+    processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], *, mask_threshold: float = 0.0
+) -> Tensor:
+    """Same as `upsampled_masks`, for masks of which each pixel is only in that with the highest logit."""
+    highest = torch.full(size_hw, -torch.inf, device=logits.device)
+    owner = torch.zeros(size_hw, dtype=torch.int64, device=logits.device)
+    for number, part in enumerate(logits):
+        large = processor.post_process_masks([part[None, None]], [size_hw], binarize=False)[0][0, 0]
+        owner = owner.masked_fill(large > highest, number)
+        highest = torch.maximum(highest, large)
+    on_object = highest > mask_threshold
+    return torch.cat([pack_masks((on_object & (owner == number))[None]) for number in range(len(logits))])
+
+
 def _nest(prompt: ArrayLike | None, levels: int) -> Any:
     """Return a prompt as nested lists [object][point]…, with missing outer levels added."""
     if prompt is None:

@@ -28,10 +28,10 @@ from vitruvian.pipelines.engine.steps import ModelInput, Prepared
 from vitruvian.pipelines.options import TrackOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
-from vitruvian.pipelines.tasks.segment import upsampled_masks
+from vitruvian.pipelines.tasks.segment import disjoint_masks, upsampled_masks
 from vitruvian.pipelines.video.object_tracker import FrameMasks, ObjectTracker, frame_number
 from vitruvian.pipelines.video.state import State
-from vitruvian.pipelines.video.track_prompt import TrackPrompt
+from vitruvian.pipelines.video.track_prompt import TrackPrompt, check_together
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track
 
@@ -39,8 +39,8 @@ from vitruvian.results import People, Track
 class TrackResults(Results[Track]):
     """Iterator over the results of a video. Objects can be added, corrected and removed on the way.
 
-    Prompts that do not fit end the iteration with a `PromptError`, as do prompts of frames that the video does not
-    have, after its last frame. Other errors of frames are returned as `Failure`, as by all pipelines.
+    Prompts that do not fit end the iteration with a `PromptError`, as do those of frames that fail and, after the last
+    frame, those of frames that the video does not have. Other errors are returned as `Failure`, as by all pipelines.
 
     Attributes:
         session: The session of the model; with `keep_history` it has all frames and masks.
@@ -49,6 +49,7 @@ class TrackResults(Results[Track]):
     def __init__(self, results: ResultGenerator[Track], source: Source, pipe: TrackPipeline) -> None:
         super().__init__(results, count=source.count, video=source.video)
         self._pipe, self._tracker = pipe, pipe.tracker
+        self._passed = -1  # number of the frame of the last result or failure
         self.session = self._tracker.session
 
     @property
@@ -62,8 +63,10 @@ class TrackResults(Results[Track]):
         Returns:
             The new result of the last frame if some prompts are for it.
         """
-        tracker, now = self._tracker, self._tracker.number
-        first = now if self._pipe.options.interactive and tracker.frame is not None else now + 1
+        tracker = self._tracker
+        now = max(tracker.number, self._passed)
+        can_segment = self._pipe.options.interactive and tracker.frame is not None and tracker.number == now
+        first = now if can_segment else now + 1
         for prompt in prompts:
             if prompt.frame < first:
                 hint = "" if self._pipe.options.interactive else " With interactive=True the model does not run ahead."
@@ -71,6 +74,7 @@ class TrackResults(Results[Track]):
                     f"prompts: expected frames from {first} on, since the model has processed those before, got "
                     f"{prompt.frame} for object {prompt.object_id}.{hint}"
                 )
+        check_together(prompts)
         tracker.add([prompt for prompt in prompts if prompt.frame > now])
         current = [prompt for prompt in prompts if prompt.frame == now]
         if not current or tracker.frame is None:
@@ -101,18 +105,34 @@ class TrackResults(Results[Track]):
         try:
             outcome = super().__next__()
         except StopIteration:
-            pending, self._tracker.pending = self._tracker.pending, {}
-            if pending:
-                unused = [prompt for prompts in pending.values() for prompt in prompts]
-                got = ", ".join(f"{prompt.frame} for object {prompt.object_id}" for prompt in unused)
-                raise PromptError(
-                    f"prompts: expected frames of the video, which ends with frame {self._tracker.number}, got {got}."
-                ) from None
+            self._check_all_used()
             raise
-        if isinstance(outcome, Failure) and isinstance(outcome.error, PromptError):
-            self.close()
-            raise outcome.error
+        if not isinstance(outcome, Failure):
+            self._passed = outcome.frame or 0
+        else:
+            self._passed = frame_number(outcome)
+            error, prompts = outcome.error, self._tracker.pending.get(self._passed)
+            if prompts and not isinstance(error, PromptError):
+                names = " and ".join(prompt.name for prompt in prompts)
+                error = PromptError(
+                    f"prompts: expected a frame to segment for {names}, got an error: {outcome.message}"
+                )
+                error.__cause__ = outcome.error
+            if isinstance(error, PromptError):
+                self._tracker.pending = {}
+                self.close()
+                raise error
         return outcome
+
+    def _check_all_used(self) -> None:
+        """Raise `PromptError` for prompts of frames that the video does not have."""
+        pending, self._tracker.pending = self._tracker.pending, {}
+        if pending:
+            unused = [prompt for prompts in pending.values() for prompt in prompts]
+            got = ", ".join(f"{prompt.frame} for object {prompt.object_id}" for prompt in unused)
+            raise PromptError(
+                f"prompts: expected frames of the video, which ends with frame {self._tracker.number}, got {got}."
+            ) from None
 
 
 class TrackPipeline(TaskPipeline[Track, TrackOptions]):
@@ -143,7 +163,14 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
                 "prompts: expected prompts or a people detector. Pass, for example, prompts=TrackPrompt(…)."
             )
         call.max_ahead = 0 if call.options.interactive else None
-        call.tracker = ObjectTracker(self.model, self.processor, call.options, call.options.prompt_list)
+        options = call.options
+        call.tracker = ObjectTracker(
+            self.model,
+            self.processor,
+            replace(options, non_overlapping_masks=False),  # `decode` does it in the size of frames
+            options.prompt_list,
+            forget_after=options.forget_after if options.detect_every else 0,
+        )
         call._people_found = False
         return call
 
@@ -191,9 +218,9 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         (masks,) = outputs
         if masks is None:
             return [], torch.zeros(0, 1, 1, dtype=torch.uint8), torch.zeros(0), torch.zeros(0)
-        bits = upsampled_masks(
-            self.processor, masks.logits, prepared.frame.size_hw, mask_threshold=self.options.mask_threshold
-        )
+        upsample = disjoint_masks if self.options.non_overlapping_masks else upsampled_masks
+        threshold = self.options.mask_threshold
+        bits = upsample(self.processor, masks.logits, prepared.frame.size_hw, mask_threshold=threshold)
         return masks.ids, bits, masks.ious, masks.presence.sigmoid()
 
     def finish(self, prepared: Prepared, decoded: tuple[list[int], Tensor, Tensor, Tensor]) -> Track:

@@ -381,6 +381,17 @@ def test_prompts_can_be_removed() -> None:
         state.remove_prompts(7, 0)
 
 
+@pytest.mark.parametrize("ids", [np.int64(4), np.array([4]), [np.int32(4)], torch.tensor(4), torch.tensor([4]), (4,)])
+def test_ids_and_labels_of_any_integer_type(ids: Any) -> None:
+    state, plain = session(), session()
+    add(state, 0, ids, POINT_A, [[[True]]])
+    add(plain, 0, 4, POINT_A, ONE)
+    assert [(one, type(one)) for one in state.obj_ids] == [(4, int)]
+    close(masks(MODEL(state, frame_idx=0)), masks(MODEL(plain, frame_idx=0)))
+    add(state, 1, ids, input_masks=torch.ones(SIDE, SIDE))
+    assert state.obj_ids == [4]
+
+
 def test_the_list_of_the_caller_is_not_changed() -> None:
     state, ids = session(), [4, 2]
     add(state, 0, ids, [[POINT_A[0][0], POINT_B[0][0]]], [[[1], [1]]])

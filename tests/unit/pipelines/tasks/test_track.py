@@ -16,12 +16,27 @@ from vitruvian import PromptError, Sam2SessionOptions, Sam2VideoModel, Sam2Video
 from vitruvian.errors import InputError
 from vitruvian.pipelines import Failure
 from vitruvian.pipelines.tasks.track import TrackOptions
+from vitruvian.pipelines.video import object_tracker
 from vitruvian.results import Track
 
+DATA = Path(__file__).parents[3] / "data"
 HW = (40, 56)
 FRAMES = [sample_image(number, HW) for number in range(6)]
 POINT = TrackPrompt(object_id=7, points=[[20, 15]])
 BOX = TrackPrompt(object_id=2, frame=2, box=[5, 6, 40, 30])
+
+
+class Finder:
+    """A detector that finds these boxes in one frame after another, and then those of the last."""
+
+    def __init__(self, *boxes: list[list[float]]) -> None:
+        self.boxes = list(boxes)
+
+    def __call__(self, _: np.ndarray) -> list[list[float]]:
+        return self.boxes.pop(0) if len(self.boxes) > 1 else self.boxes[0]
+
+
+LEFT, RIGHT = [4.0, 5.0, 20.0, 35.0], [35.0, 5.0, 50.0, 35.0]
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +137,33 @@ def test_people_are_tracked_from_a_detector(track: Any, every: int, counts: list
 def test_a_tracked_person_is_not_added_again(track: Any) -> None:
     box = list(track(FRAMES, prompts=POINT))[2].boxes_xyxy[0].tolist()
     assert box[2] - box[0] > 10
-    for boxes, ids in (([box], [7]), ([box, [0, 0, 6, 6]], [7, 8])):
-        found = iter([[], boxes, []])
-        results = list(track(FRAMES, prompts=POINT, detect=lambda _, found=found: next(found), detect_every=2))
-        assert results[-1].object_ids.tolist() == ids
+    results = list(track(FRAMES, prompts=POINT, detect=Finder([], [box], []), detect_every=2))
+    assert results[-1].object_ids.tolist() == [7]
+
+
+def test_prompts_of_any_integer_and_array_type(track: Any) -> None:
+    points = np.array([[20, 15], [50, 35]], np.float32)
+    plain = TrackPrompt(object_id=7, frame=1, points=points.tolist(), labels=[1, 0])
+    wanted = list(track(FRAMES, prompts=plain))
+    for integer, array in ((np.int64, np.asarray), (np.uint8, torch.tensor), (torch.tensor, tuple)):
+        prompt = TrackPrompt(object_id=integer(7), frame=integer(1), points=array(points), labels=[True, False])
+        for one, other in zip(track(FRAMES, prompts=prompt), wanted, strict=True):
+            same(one, other)
+    changed = TrackPrompt(object_id=7, frame=1, points=points, labels=[1, 0])
+    points += 5
+    same(list(track(FRAMES, prompts=changed))[1], wanted[1])
+
+
+def test_an_id_is_never_used_again(track: Any) -> None:
+    results = track(FRAMES, prompts=[], detect=Finder([LEFT, RIGHT]), detect_every=1)
+    assert next(results).object_ids.tolist() == [1, 2]
+    results.remove(2)
+    results.remove(1)
+    assert next(results).object_ids.tolist() == [3, 4]
+    results.add(TrackPrompt(object_id=65535, frame=2, mask=np.arange(HW[1]) < np.full(HW, 3)))
+    results.remove(3)
+    results.remove(4)
+    assert next(results).object_ids.tolist() == [65535, 5, 6]
 
 
 def test_points_are_added_to_those_of_the_frame(track: Any) -> None:
@@ -137,6 +175,18 @@ def test_points_are_added_to_those_of_the_frame(track: Any) -> None:
     assert (first.masks != both.masks).any()
     replaced = results.add(dataclasses.replace(POINT, points=None, box=[5, 6, 40, 30]))
     same(replaced, next(track(FRAMES, prompts=dataclasses.replace(POINT, points=None, box=[5, 6, 40, 30]))))
+
+
+def test_masks_without_overlap_have_none_in_the_size_of_frames(track: Any) -> None:
+    mask = np.arange(HW[1]) < np.full(HW, 20)
+    touching = [TrackPrompt(object_id=1, mask=mask), TrackPrompt(object_id=2, mask=~mask), POINT]
+    for result in track(FRAMES, prompts=touching, non_overlapping_masks=True):
+        assert (result.masks.sum(0) <= 1).all()
+    overlapping = next(track(FRAMES, prompts=touching)).masks
+    disjoint = next(track(FRAMES, prompts=touching, non_overlapping_masks=True)).masks
+    assert (overlapping.sum(0) > 1).any()
+    assert (disjoint.any(0) == overlapping.any(0)).all()
+    assert (disjoint <= overlapping).all()
 
 
 def test_memory_is_constant_without_history(track: Any) -> None:
@@ -159,6 +209,66 @@ def test_memory_is_constant_without_history(track: Any) -> None:
     assert stored(results.session) == 80
 
 
+class TestPeopleWhoComeAndGo:
+    """With the model that tracks drawn shapes. It knows clicks, so people are marked by the middle of their boxes."""
+
+    HIDDEN = range(8, 26)  # frames without the second person
+    FRAMES = 40
+
+    @pytest.fixture
+    def track(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        def click(box: np.ndarray, **fields: Any) -> TrackPrompt:
+            return TrackPrompt(points=box.reshape(2, 2).mean(0), **fields)
+
+        monkeypatch.setattr(object_tracker, "TrackPrompt", click)
+        return pipeline("track", str(DATA / "moving-shapes"), dtype="float32", device="cpu")
+
+    def people(self, number: int) -> list[list[float]]:
+        """Center and radius of people in a frame."""
+        first, second = [34.0 + number % 8, 64.0, 18.0], [92.0, 64.0 - number % 8, 18.0]
+        return [first] if number in self.HIDDEN else [first, second]
+
+    def start(self, track: Any, *, shift: float = 0.0, size: float = 18.0, **options: Any) -> Any:
+        """Results with a detector whose boxes are shifted and have another size."""
+        y, x = np.mgrid[:128, :128] + 0.5
+        frames, found = [], []
+        for number in range(self.FRAMES):
+            image = np.random.default_rng(0).normal(120, 5, (128, 128, 3))
+            for (cx, cy, r), color in zip(self.people(number), ((200, 40, 40), (40, 60, 200)), strict=False):
+                image[np.hypot(x - cx, y - cy) < r] = color
+            frames.append(image.astype(np.uint8))
+            if number % 2 == 0:
+                centers = ((cx + shift, cy) for cx, cy, _ in self.people(number))
+                found.append([[cx - size, cy - size, cx + size, cy + size] for cx, cy in centers])
+        return track(frames, prompts=[], detect=Finder(*found), detect_every=2, **options)
+
+    def ids(self, track: Any, **options: Any) -> list[list[int]]:
+        """Ids in each frame."""
+        return [result.object_ids.tolist() for result in self.start(track, **options)]
+
+    def test_those_who_stay_invisible_are_forgotten(self, track: Any) -> None:
+        ids = self.ids(track, forget_after=6)
+        assert ids == [[1, 2]] * 14 + [[1]] * 12 + [[1, 3]] * 14
+        assert self.ids(track, forget_after=0) == self.ids(track) == [[1, 2]] * self.FRAMES
+
+    def test_a_detection_of_part_of_a_person_is_that_person(self, track: Any) -> None:
+        assert self.ids(track, size=8.0, shift=3.0) == [[1, 2]] * self.FRAMES
+
+    def test_two_objects_with_one_mask_are_one_person(self, track: Any) -> None:
+        found = Finder([[16, 46, 52, 82], [28, 58, 36, 66]], [])
+        y, x = np.mgrid[:128, :128] + 0.5
+        image = np.where((np.hypot(x - 34, y - 64) < 18)[..., None], (200, 40, 40), 120).astype(np.uint8)
+        ids = [result.object_ids.tolist() for result in track([image] * 4, prompts=[], detect=found, detect_every=2)]
+        assert ids == [[1, 2], [1, 2], [1], [1]]
+
+    def test_who_has_a_prompt_is_not_forgotten(self, track: Any) -> None:
+        results = self.start(track, forget_after=6)
+        for result in results:
+            if result.frame == 2:
+                results.add(TrackPrompt(object_id=2, frame=2, points=self.people(2)[1][:2]))
+            assert result.object_ids.tolist() == [1, 2]
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("fields", "message"),
@@ -169,18 +279,48 @@ class TestBadInput:
             ({"object_id": 1, "box": [0, 0, 5, 5], "mask": np.ones(HW)}, "got box and mask"),
             ({"object_id": 1, "labels": [1], "box": [0, 0, 5, 5]}, "labels: expected points too"),
             ({"object_id": 1, "mask": np.zeros(HW)}, "got an empty mask"),
+            ({"object_id": 1.5, "box": [0, 0, 5, 5]}, "object_id: .* got 1.5"),
+            ({"object_id": True, "box": [0, 0, 5, 5]}, "object_id: .* got True"),
+            ({"object_id": 1, "frame": "2", "box": [0, 0, 5, 5]}, "frame: .* got '2' for object 1"),
+            ({"object_id": 1, "points": []}, r"points: expected \[\[x, y\], …\] for object 1 in frame 0, got \[\]"),
+            ({"object_id": 1, "points": [1, 2, 3, 4]}, "points: expected"),
+            ({"object_id": 1, "points": [[1, 2], [3]]}, "points: expected an array of numbers for object 1"),
+            ({"object_id": 1, "points": [["a", "b"]]}, "points: expected finite numbers"),
+            ({"object_id": 1, "points": [[None, 2]]}, "points: expected finite numbers"),
+            ({"object_id": 1, "points": [[1, np.nan]]}, "points: expected finite numbers for object 1 in frame 0"),
+            ({"object_id": 1, "points": [[1, 2]], "labels": [1, 0]}, "labels: expected 0 or 1 for each of 1 points"),
+            ({"object_id": 1, "points": [[1, 2]], "labels": [-1]}, r"labels: expected 0 or 1 .* got \[-1\]"),
+            ({"object_id": 1, "points": [[1, 2]], "labels": [2]}, "labels: expected 0 or 1"),
+            ({"object_id": 1, "box": [9, 9, 5, 5]}, "box: expected x1, y1, x2, y2 with x1 < x2"),
+            ({"object_id": 1, "box": [[0, 0, 5, 5]]}, "box: expected x1, y1"),
+            ({"object_id": 1, "box": [0, 0, 5, np.inf]}, "box: expected finite numbers"),
+            ({"object_id": 1, "mask": np.ones((1, *HW))}, r"mask: expected \[H, W\] .* got \[1, 40, 56\]"),
+            ({"object_id": 1, "mask": np.full(HW, np.nan)}, "mask: expected finite numbers"),
         ],
     )
     def test_invalid_prompts(self, fields: dict[str, Any], message: str) -> None:
         with pytest.raises(PromptError, match=message):
             TrackPrompt(**fields)
 
+    def test_a_mask_is_alone_in_its_frame(self, track: Any) -> None:
+        mask = TrackPrompt(object_id=7, mask=np.ones(HW))
+        with pytest.raises(PromptError, match="expected a mask alone for object 7 in frame 0, got 2 prompts"):
+            track(FRAMES, prompts=[POINT, mask])
+        results = track(FRAMES, prompts=[mask])
+        next(results)
+        with pytest.raises(PromptError, match="expected a mask alone for object 7 in frame 0"):
+            results.add(POINT, mask)
+        results.add(dataclasses.replace(mask, frame=2))
+        with pytest.raises(PromptError, match="expected a mask alone for object 7 in frame 2"):
+            results.add(dataclasses.replace(POINT, frame=2))
+        results.add(POINT)  # refines the result of the mask
+        assert [result.object_ids.tolist() for result in results] == [[7]] * 5
+
     @pytest.mark.parametrize(
         ("prompt", "message"),
         [
             (TrackPrompt(object_id=4, frame=2, points=[[500, 2]]), "object 4 in frame 2.*500"),
-            (TrackPrompt(object_id=4, frame=2, points=[[5, 2]], labels=[1, 0]), "object 4 in frame 2"),
-            (TrackPrompt(object_id=4, frame=2, box=[9, 9, 5, 5]), "x1 < x2"),
+            (TrackPrompt(object_id=4, frame=2, box=[90, 9, 95, 15]), "object 4 in frame 2.*meets"),
             (TrackPrompt(object_id=4, frame=2, mask=np.ones((3, 3))), "40×56 pixels"),
         ],
     )
@@ -191,6 +331,21 @@ class TestBadInput:
         assert [next(results).frame, next(results).frame] == [0, 1]
         with pytest.raises(PromptError, match=message):
             next(results)
+        assert list(results) == []
+
+    @pytest.mark.parametrize("interactive", [True, False])
+    @pytest.mark.parametrize("bad", ["no.png", sample_image(3, (30, 30))])
+    def test_a_prompt_on_a_frame_that_fails(self, track: Any, bad: Any, interactive: bool) -> None:
+        frames = [*FRAMES[:2], bad, *FRAMES[3:]]
+        results = track(frames, prompts=[POINT, BOX], interactive=interactive)
+        assert [next(results).frame, next(results).frame] == [0, 1]
+        with pytest.raises(PromptError, match=r"object 2 in frame 2, got an error: .*(no\.png|30×30)"):
+            next(results)
+        assert list(results) == []
+        results = track(frames, prompts=[POINT])
+        assert isinstance([next(results) for _ in range(3)][-1], Failure)
+        with pytest.raises(PromptError, match="expected frames from 3 on"):
+            results.add(BOX)
 
     def test_a_prompt_on_a_frame_that_does_not_exist(self, track: Any) -> None:
         results = track(FRAMES, prompts=[POINT, TrackPrompt(object_id=5, frame=90, points=[[5, 5]])])
@@ -229,6 +384,10 @@ class TestBadInput:
     def test_a_frame_that_cannot_be_read(self, track: Any, tmp_path: Path) -> None:
         results = list(track([*FRAMES[:2], tmp_path / "no.png", *FRAMES[3:]], prompts=POINT))
         assert [isinstance(result, Failure) for result in results] == [False, False, True, False, False, False]
+
+    def test_a_threshold_that_is_no_number(self, track: Any) -> None:
+        with pytest.raises(InputError, match="mask_threshold: expected a number, got nan"):
+            track(FRAMES, prompts=POINT, mask_threshold=np.nan)
 
     def test_no_prompts(self, track: Any) -> None:
         with pytest.raises(InputError, match="expected prompts or a people detector"):

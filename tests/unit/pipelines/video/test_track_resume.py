@@ -64,7 +64,7 @@ def track(pipe: Any, clip: Path, out: Path, *, stop: int | None = None, **option
     """Track in segments of five frames; with `stop` the process ends while that frame is recorded."""
     chosen = {"prompts": options.pop("prompts", PROMPTS), "interactive": False}
     if "detect" in options:
-        chosen["detect"] = options.pop("detect")
+        chosen |= {"detect": options.pop("detect"), "detect_every": options.pop("every", 0)}
 
     def record(result: Any) -> Any:
         if result.frame == stop:
@@ -86,16 +86,29 @@ def test_a_stopped_video_continues_with_the_same_outcome(pipe: Any, clip: Path, 
     assert len({len(line["objects"]) for line in lines(whole)}) == 2
 
 
-def test_people_that_were_detected_are_not_looked_for_again(pipe: Any, clip: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [0, 2])
+def test_people_that_were_detected_are_not_looked_for_again(pipe: Any, clip: Path, tmp_path: Path, every: int) -> None:
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
-    options = {"detect": OnePerson(), "prompts": []}
+    options = {"detect": OnePerson(), "prompts": [], "every": every}
     track(pipe, clip, whole, **options)
     for stop in (6, 12):
         with pytest.raises(KeyboardInterrupt):
             track(pipe, clip, parts, stop=stop, **options)
     track(pipe, clip, parts, **options)
     assert lines(parts) == lines(whole)
-    assert [len(line["objects"]) for line in lines(whole)] == [0] * 7 + [1] * (COUNT - 7)
+    counts = [len(line["objects"]) for line in lines(whole)]
+    assert counts[:9] == ([0] * 7 + [1] * 2 if every == 0 else [0] * 8 + [1])
+    assert every > 0 or counts[7:] == [1] * (COUNT - 7)
+
+
+def test_ids_of_removed_people_are_part_of_the_state(pipe: Any) -> None:
+    options: dict[str, Any] = {"prompts": [], "detect": lambda _: [[10, 5, 30, 35]], "detect_every": 1}
+    first = pipe([sample_image(0, HW)] * 2, **options)
+    assert next(first).object_ids.tolist() == [1]
+    first.remove(1)
+    restored = pipe([sample_image(0, HW)], **options)
+    restored.restore(first.state_before(1), 0)
+    assert next(restored).object_ids.tolist() == next(first).object_ids.tolist() == [2]
 
 
 def test_kept_segments_before_a_change_are_used_again(pipe: Any, clip: Path, tmp_path: Path) -> None:
