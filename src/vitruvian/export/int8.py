@@ -34,6 +34,7 @@ from vitruvian.model import Model
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE
 
+HELD_OUT = 4  # images that are not calibrated with, to measure the errors on
 _T = TypeVar("_T")
 # Operations of OpenVINO that are called "matmuls" below: matrix products and convolutions.
 _MATMUL_TYPES = ("MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData")
@@ -99,9 +100,6 @@ def _is_cheap(node: Any) -> bool:
         return bool(rank.is_static and rank.get_length() == 2)
     kernel = node.get_input_partial_shape(1)
     return bool(node.get_type_name() == "Convolution" and kernel.is_static and list(kernel.to_shape())[2:] == [1, 1])
-
-
-HELD_OUT = 4  # images that are not calibrated with, to measure the errors on
 
 
 def calibration_samples(

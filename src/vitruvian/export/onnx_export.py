@@ -19,6 +19,10 @@ from vitruvian.export.comparison import compare_outputs
 from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten_outputs
 from vitruvian.model import Model
 
+_OPSET = 20
+_EXTERNAL_DATA_BYTES = 1 << 30  # bytes of weights above which they have their own file; ONNX is limited to 2 GiB
+_SINGLE = ("sam2", "sam2_video")  # model types that are exported for one image
+_TOLERANCE = 1e-3  # largest difference from torch, over the largest value
 # A transposed convolution that doubles the size of its input
 _UPSAMPLING = {"kernel_size": (4, 4), "stride": (2, 2), "padding": (1, 1)}
 _UPSAMPLING |= {"output_padding": (0, 0), "dilation": (1, 1)}
@@ -65,12 +69,6 @@ def _subpixel_convolutions(model: nn.Module) -> Iterator[None]:
     finally:
         for owner, name, child in replaced:
             setattr(owner, name, child)
-
-
-_OPSET = 20
-_EXTERNAL_DATA_BYTES = 1 << 30  # bytes of weights above which they have their own file; ONNX is limited to 2 GiB
-_SINGLE = ("sam2", "sam2_video")  # model types that are exported for one image
-_TOLERANCE = 1e-3  # largest difference from torch, over the largest value
 
 
 def export_onnx(

@@ -230,7 +230,7 @@ def _suits(checkpoint: str, task: str) -> bool:
     from vitruvian.cli.checkpoints import check_model
 
     try:
-        check_model(checkpoint, TASKS[task], revision=None)
+        check_model(checkpoint, TASKS[task])
     except (CheckpointError, InputError):
         return False
     return True
