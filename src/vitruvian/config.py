@@ -18,14 +18,17 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-from vitruvian.errors import ConfigError, InputError, check_names, near_matches
+from vitruvian.errors import ConfigError, InputError, VitruvianError, check_names, near_matches
 from vitruvian.filesystem.atomic import write_text
 from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.hub import CONFIG_FILE, HubOptions, find_file, json_file, require_file, split_hub_options, upload
 from vitruvian.limits import get_limits
 from vitruvian.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 _TYPO_RATIO = 0.85  # similarity from which on an unknown name counts as a misspelled field
 
@@ -305,7 +308,7 @@ class Config(ConfigBase):
         elif self.is_built and name in ("attn_implementation", "_attn_implementation"):
             self._set_attn_implementation(value)
         elif name == "dtype" and value is not None:
-            super().__setattr__(name, _read_dtype(value))
+            super().__setattr__(name, checked_dtype(value, error=ConfigError))
         else:
             super().__setattr__(name, value)
 
@@ -396,13 +399,13 @@ def _with_int_keys(names: Any, owner: str) -> Any:
         raise ConfigError(f"{owner}.id2label: expected class numbers as keys, got {list(names)[:8]}.") from error
 
 
-def _read_dtype(value: Any) -> Any:
-    """Return a torch data type from itself or its name."""
+def checked_dtype(value: torch.dtype | str, *, error: type[VitruvianError] = InputError) -> torch.dtype:
+    """Return a floating-point type from itself or its name; raise `error` for anything else."""
     import torch  # configurations without a data type do not need it
 
-    dtype = getattr(torch, str(value).removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"dtype: expected a type such as 'float32' or 'bfloat16', got {value!r}.")
+    dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise error(f"dtype: expected a floating-point type such as 'float32' or 'bfloat16', got {value!r}.")
     return dtype
 
 

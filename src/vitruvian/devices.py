@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitruvian.config import checked_dtype
 from vitruvian.errors import InputError, WeightsError, check_names, import_extra
 from vitruvian.weights import WeightFiles
 
@@ -23,14 +24,6 @@ def choose_dtype(
     if wanted is not None:
         return checked_dtype(wanted)
     return next((tensor.dtype for _, tensor in files.tensors() if tensor.is_floating_point()), torch.float32)
-
-
-def checked_dtype(value: torch.dtype | str) -> torch.dtype:
-    """Return a floating-point type from itself or its name."""
-    dtype = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError(f"dtype: expected a floating-point type such as 'float32' or 'bfloat16', got {value!r}.")
-    return dtype
 
 
 def default_placement(device: str | torch.device | int | None, dtype: torch.dtype | str | None) -> dict[str, Any]:

@@ -180,7 +180,9 @@ def _download(repository: str, name: str, options: HubOptions) -> Path | None:
 
 
 @contextmanager
-def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[None]:
+def hub_errors(
+    repository: str, action: str, revision: str | None, *, hint: str = "Check the connection and try again."
+) -> Iterator[None]:
     """Raise errors of huggingface_hub as `CheckpointError`; the action is what fails, such as "downloading"."""
     from huggingface_hub import errors as hub
 
@@ -196,7 +198,7 @@ def hub_errors(repository: str, action: str, revision: str | None) -> Iterator[N
         elif isinstance(error, (hub.RepositoryNotFoundError, hub.HFValidationError)):
             reason = "no such repository on the Hub, or it is private. Check the name, or set HF_TOKEN."
         else:
-            reason = f"{action} failed ({one_line(error)}). Check the connection and try again."
+            reason = f"{action} failed ({one_line(error, limit=400)}). {hint}"
         raise CheckpointError(f"{repository}: {reason}") from error
 
 
@@ -253,7 +255,8 @@ def upload(
     from huggingface_hub import HfApi
 
     api = HfApi(token=token, library_name="vitruvian")
-    try:
+    hint = "Check the name, and log in with `hf auth login` or set HF_TOKEN."
+    with hub_errors(repo_id, "uploading", revision, hint=hint):
         name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not create_pr and not revision.startswith("refs/"):
             api.create_branch(name, branch=revision, exist_ok=True)
@@ -266,9 +269,4 @@ def upload(
             commit_message=commit_message,
             create_pr=create_pr,
         )
-    except Exception as error:
-        raise CheckpointError(
-            f"{repo_id}: uploading failed ({one_line(error, limit=400)}). "
-            "Check the name, and log in with `hf auth login` or set HF_TOKEN."
-        ) from error
     return str(done.pr_url or done)

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import IO
+from typing import IO, Any
 
 from vitruvian.errors import ImageError, InputError, VitruvianError, check_names
 
@@ -151,10 +151,11 @@ def _check_names(names: Mapping[str, object], subject: str) -> None:
     check_names(subject, names, known, expected="the name of a limit")
 
 
-def _from_environment() -> Limits:
-    known = {f"{_PREFIX}{field.name.upper()}": field.name for field in dataclasses.fields(Limits)}
-    texts = {name: os.environ[variable] for variable, name in known.items() if os.environ.get(variable)}
-    return Limits(**parse_limits(texts, subject="VITRUVIAN_MAX_…"))
+def limits_from_environment(cls: type[Any]) -> dict[str, int]:
+    """Return the limits of a dataclass that environment variables set, such as VITRUVIAN_MAX_IMAGE_PIXELS."""
+    variables = {field.name: f"{_PREFIX}{field.name.upper()}" for field in dataclasses.fields(cls)}
+    texts = {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
+    return parse_numbers(texts, subject=f"{_PREFIX}…")
 
 
-_current = _from_environment()
+_current = Limits(**limits_from_environment(Limits))

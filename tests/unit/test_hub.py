@@ -302,8 +302,12 @@ class TestUpload:
         assert set(hub.repositories["me/parts"].branches["main"]) == {"config.json", "preprocessor_config.json"}
 
     def test_trouble_is_ours(self, client: HubClient, checkpoint: Path) -> None:
-        for call in ("model.push_to_hub('me/new')", "model.push_to_hub('bad name!', token='hf_me')"):
-            with pytest.raises(HubError, match=r"uploading failed .*hf auth login") as caught:
+        calls = {
+            "model.push_to_hub('me/new')": "uploading failed .*hf auth login",
+            "model.push_to_hub('bad name!', token='hf_me')": "no such repository",
+        }
+        for call, message in calls.items():
+            with pytest.raises(HubError, match=message) as caught:
                 self.push(client, checkpoint, call)
             assert "CheckpointError" in caught.value.kinds
 

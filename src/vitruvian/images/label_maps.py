@@ -18,12 +18,12 @@ _MAX_BINS = 1 << 20
 _NUMBER_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")  # modes of PIL with one number per pixel
 
 
-def read_label_maps(maps: object, sizes_hw: Sequence[SizeHW], *, planes: bool = False) -> list[Tensor]:
-    """Read segmentation maps: one, a list or a stack of them, one for each image and of its size.
+def read_label_maps(maps: object, sizes_hw: Sequence[SizeHW | None], *, planes: bool = False) -> list[Tensor]:
+    """Read segmentation maps: one, a list or a stack of them, one for each image.
 
     Args:
         maps: PIL (gray, palette or 16/32-bit), numpy or torch; integers, or floating-point numbers that are whole.
-        sizes_hw: Heights and widths of the images.
+        sizes_hw: Heights and widths of the images; None where a map may have any size.
         planes: Whether an image may have several planes [P, H, W].
 
     Returns:
@@ -34,7 +34,7 @@ def read_label_maps(maps: object, sizes_hw: Sequence[SizeHW], *, planes: bool = 
     check_count("segmentation_maps", listed, len(sizes_hw))
     read = [_read_numbers(one, planes=planes) for one in listed]
     for one, size_hw in zip(read, sizes_hw, strict=True):
-        if tuple(one.shape[-2:]) != tuple(size_hw):
+        if size_hw is not None and tuple(one.shape[-2:]) != tuple(size_hw):
             raise InputError(
                 f"segmentation_maps: expected the size of the image, {list(size_hw)}, got {list(one.shape[-2:])}."
             )

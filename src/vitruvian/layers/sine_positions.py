@@ -9,7 +9,14 @@ from torch import Tensor
 
 from vitruvian.tensor_cache import cached_tensors
 
-TEMPERATURE = 10000.0
+_TEMPERATURE = 10000.0
+
+
+def sine_periods(channels: int, device: torch.device) -> Tensor:
+    """Return the periods of C channels of sines or cosines, in pairs: [C], float32."""
+    step = torch.arange(channels, dtype=torch.float32, device=device)
+    period: Tensor = _TEMPERATURE ** (2 * torch.div(step, 2, rounding_mode="floor") / channels)
+    return period
 
 
 @cached_tensors
@@ -19,8 +26,7 @@ def sine_positions(grid_hw: tuple[int, int], channels: int, dtype: torch.dtype, 
     Computed in float32 whatever the dtype: bfloat16 cannot represent the steps of a fine grid.
     """
     half = channels // 2
-    step = torch.arange(half, dtype=torch.float32, device=device)
-    period = TEMPERATURE ** (2 * torch.div(step, 2, rounding_mode="floor") / half)  # [C/2]
+    period = sine_periods(half, device)  # [C/2]
     axes = []
     for count in grid_hw:
         position = torch.arange(1, count + 1, dtype=torch.float32, device=device) / (count + 1e-6) * (2 * math.pi)

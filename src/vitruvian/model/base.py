@@ -18,13 +18,12 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, Unpack, runtime_check
 import torch
 from torch import Tensor, nn
 
-from vitruvian.config import Config
+from vitruvian.config import Config, checked_dtype
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.devices import (
     add_device_hooks,
     check_one_device,
     checked_device,
-    checked_dtype,
     choose_devices,
     choose_dtype,
     default_device,

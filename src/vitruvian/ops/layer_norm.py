@@ -26,9 +26,7 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 def add_layer_norm(x: Tensor, branch: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """Return x + branch and its layer norm, both [..., C]; without a branch, x and its norm. For pre-norm blocks."""
     if branch is None:
-        if use_triton("layer_norm", x, norm.weight, dtypes=_DTYPES):
-            return x, _layer_norm_triton(x, None, norm)[0]
-        return x, norm(x)
+        return x, layer_norm(x, norm)
     if use_triton("layer_norm", x, branch, norm.weight, dtypes=_DTYPES):
         total = torch.empty_like(x, memory_format=torch.contiguous_format)
         return total, _layer_norm_triton(x, branch, norm, total=total)[0]

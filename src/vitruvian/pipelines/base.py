@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoProcessor
+from vitruvian.config import checked_dtype
 from vitruvian.cuda.streams import PendingTensors, upload_stream
-from vitruvian.devices import Device, DType, checked_device, checked_dtype, default_placement, devices_of
+from vitruvian.devices import Device, DType, checked_device, default_placement, devices_of
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, HUB_KEYWORDS
 from vitruvian.images.data_format import pixels_of

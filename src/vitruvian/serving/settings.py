@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitruvian.errors import InputError, check_names
-from vitruvian.limits import Limits, check_positive_integers, parse_numbers
+from vitruvian.limits import Limits, check_positive_integers, limits_from_environment, parse_numbers
 from vitruvian.serving.auth import ApiKey
 
 _MIB, _GIB = 2**20, 2**30
-_PREFIX = "VITRUVIAN_MAX_"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +132,7 @@ def read_limits(texts: Mapping[str, str], *, subject: str) -> tuple[dict[str, in
     server = [one.name for one in dataclasses.fields(ServerLimits)]
     shared = [one.name for one in dataclasses.fields(Limits)]
     check_names(subject, texts, [*server, *shared], expected="the name of a limit")
-    variables = {name: os.environ.get(f"{_PREFIX}{name.upper()}") for name in server}
-    found = parse_numbers({name: text for name, text in variables.items() if text}, subject=f"{_PREFIX}…")
+    found = limits_from_environment(ServerLimits)
     numbers = parse_numbers(texts, subject=subject)
     found |= {name: value for name, value in numbers.items() if name in server}
     return {name: value for name, value in numbers.items() if name in shared}, ServerLimits(**found)

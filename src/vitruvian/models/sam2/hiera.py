@@ -19,10 +19,11 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError
 from vitruvian.layers.backbone_stages import as_hw
 from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
+from vitruvian.layers.init import init_layer
+from vitruvian.model import Model
 from vitruvian.models.sam2.checkpoint_keys import HIERA_IGNORED_KEYS, HIERA_RENAMED_KEYS
-from vitruvian.models.sam2.configuration import Sam2HieraDetConfig, check_image_size
+from vitruvian.models.sam2.configuration import Sam2Config, Sam2HieraDetConfig, Sam2VisionConfig, check_image_size
 from vitruvian.models.sam2.layers import Sam2MLP
-from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
 from vitruvian.ops.attention import attention
 from vitruvian.ops.dispatch import is_tracing
 from vitruvian.ops.layer_norm import add_layer_norm
@@ -47,6 +48,17 @@ class Sam2HieraDetModelOutput(ModelOutput):
     intermediate_hidden_states: tuple[Tensor, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+
+
+class Sam2PreTrainedModel(Model):
+    """Base of the SAM 2 models."""
+
+    config: Sam2HieraDetConfig | Sam2VisionConfig | Sam2Config
+
+    def init_module(self, module: nn.Module) -> None:
+        """Initialize the parameters of `module` itself: matrices at random, biases and position tables with zeros."""
+        std = self.config.initializer_range
+        init_layer(module, std=std, bound=2 * std)
 
 
 class Sam2HieraDetModel(Sam2PreTrainedModel):

@@ -19,8 +19,8 @@ from vitruvian.errors import InputError
 from vitruvian.losses.prompted_masks import prompted_mask_loss
 from vitruvian.models.sam2.checkpoint_keys import MEMORY_KEYS
 from vitruvian.models.sam2.configuration import Sam2Config
+from vitruvian.models.sam2.hiera import Sam2PreTrainedModel
 from vitruvian.models.sam2.mask_decoder import ConfidentMasks, MaskDecoder, MaskDecoderOutput
-from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
 from vitruvian.models.sam2.prompt_encoder import (
     NOT_A_POINT,
     PADDING,

@@ -205,7 +205,7 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
             "original_sizes": [size_of(pixels) for pixels in tensors],
         }
         if segmentation_maps is not None:
-            label_maps = read_label_maps(segmentation_maps, [size_of(pixels) for pixels in tensors], planes=True)
+            label_maps = read_label_maps(segmentation_maps, [None] * len(tensors), planes=True)
             data["labels"] = [used._resize_labels(labels) for labels in label_maps]
         return BatchFeature(data, tensor_type=return_tensors)
 

@@ -21,7 +21,7 @@ from torch.nn import init
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
-from vitruvian.layers.sine_positions import TEMPERATURE, sine_positions
+from vitruvian.layers.sine_positions import sine_periods, sine_positions
 from vitruvian.losses.prompted_masks import MaskPrediction
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.layers import Sam2MLP
@@ -597,9 +597,7 @@ def _join_points(points: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] |
 
 def _sine_of_time(time: Tensor, channels: int) -> Tensor:
     """Sines, then cosines of times [...]: [..., C], float32."""
-    step = torch.arange(channels // 2, dtype=torch.float32, device=time.device)
-    period = TEMPERATURE ** (2 * torch.div(step, 2, rounding_mode="floor") / (channels // 2))  # [C/2]
-    angle = time[..., None] / period  # [..., C/2]
+    angle = time[..., None] / sine_periods(channels // 2, time.device)  # [..., C/2]
     return torch.cat((angle.sin(), angle.cos()), dim=-1)
 
 

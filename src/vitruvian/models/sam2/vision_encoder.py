@@ -19,8 +19,7 @@ from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.model import Model
 from vitruvian.models.sam2.checkpoint_keys import VISION_IGNORED_KEYS, VISION_RENAMED_KEYS
 from vitruvian.models.sam2.configuration import Sam2VisionConfig
-from vitruvian.models.sam2.hiera import Sam2HieraDetModel
-from vitruvian.models.sam2.pretrained import Sam2PreTrainedModel
+from vitruvian.models.sam2.hiera import Sam2HieraDetModel, Sam2PreTrainedModel
 from vitruvian.outputs import BaseModelOutputWithPooling, OutputFlags, OutputKwargs
 
 ModelT = TypeVar("ModelT", bound=Model)

@@ -13,7 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from vitruvian.devices import checked_device, checked_dtype
+from vitruvian.config import checked_dtype
+from vitruvian.devices import checked_device
 from vitruvian.errors import WeightsError, check_names
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, pin_revision
