@@ -60,7 +60,7 @@ PRIVATE_NAMES = {
         "GradientCheckpointingLayer",
     ): "vitruvian.layers.gradient_checkpointing.CheckpointedLayer",
     ("transformers.utils", "ModelOutput"): "vitruvian.ModelOutput",
-    ("transformers.backbone_utils", "BackboneType"): "vitruvian.layers.backbone_stages.BackboneType",
+    ("transformers.backbone_utils", "BackboneType"): "vitruvian.layers.backbone.BackboneType",
 } | {
     (
         f"transformers.models.{family}.image_processing_{family}",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _TYPO_RATIO = 0.85  # similarity from which on an unknown name counts as a misspelled field
 
 T = TypeVar("T")
+Size = int | list[int] | tuple[int, int]  # a side, or height and width
 # Words in the names of fields, and their limits.
 _SIZE_LIMITS = (("layers|blocks|depths", "config_layers"), ("label", "config_labels"), ("queries", "config_queries"))
 
@@ -397,6 +398,15 @@ def _with_int_keys(names: Any, owner: str) -> Any:
         return {int(key): name for key, name in names.items()}
     except ValueError as error:
         raise ConfigError(f"{owner}.id2label: expected class numbers as keys, got {list(names)[:8]}.") from error
+
+
+def as_hw(size: Size | None) -> tuple[int, int]:
+    """Return (height, width) of a size that is a number (square) or a pair."""
+    if isinstance(size, int):
+        return size, size
+    if size is None or len(size) != 2:
+        raise ConfigError(f"size: expected a number or (height, width), got {size!r}.")
+    return size[0], size[1]
 
 
 def checked_dtype(value: torch.dtype | str, *, error: type[VitruvianError] = InputError) -> torch.dtype:

@@ -17,8 +17,6 @@ from typing import IO, Any
 
 from vitruvian.errors import ImageError, InputError, VitruvianError, check_names
 
-MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
-MIN_TILE_SIDE = 2  # pixels
 _MIB = 2**20
 _CHUNK_BYTES = _MIB  # bytes that `read_bounded` reads at a time
 _PREFIX = "VITRUVIAN_MAX_"

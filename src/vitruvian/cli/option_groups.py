@@ -16,8 +16,7 @@ from typer import Argument, Context, Option
 
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
-from vitruvian.limits import MIN_TILE_SIDE
-from vitruvian.pipelines.options import OptionRow, option_rows
+from vitruvian.pipelines.options import MIN_TILE_SIDE, OptionRow, option_rows
 from vitruvian.pipelines.output_options import VideoOutput
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def resize(pixels: Tensor, size_hw: SizeHW, *, mode: ResizeMode = "bilinear", an
     does; "nearest" is the older rule of torch. An image of this size is returned unchanged.
     """
     check_choice("mode", mode, _MODES)
-    _check_pixels(pixels)
+    _check_planes(pixels)
     height, width = _check_size(size_hw, "size_hw")
     if tuple(pixels.shape[-2:]) == (height, width):
         return pixels
@@ -107,7 +107,7 @@ def center_on_canvas(pixels: Tensor, size_hw: SizeHW) -> Tensor:
 
     For odd differences the extra row or column is padded or cropped at the bottom or right.
     """
-    _check_pixels(pixels)
+    _check_planes(pixels)
     height, width = _check_size(size_hw, "size_hw")
     source_height, source_width = pixels.shape[-2:]
     top, left = max(0, source_height - height) // 2, max(0, source_width - width) // 2
@@ -122,7 +122,7 @@ def center_on_canvas(pixels: Tensor, size_hw: SizeHW) -> Tensor:
 
 def pad_bottom_right(pixels: Tensor, size_hw: SizeHW, value: float = 0) -> Tensor:
     """Pad [..., C, H, W] to [..., C, h, w] with `value` at the bottom and right."""
-    _check_pixels(pixels)
+    _check_planes(pixels)
     height, width = _check_size(size_hw, "size_hw")
     source_height, source_width = pixels.shape[-2:]
     if height < source_height or width < source_width:
@@ -153,7 +153,7 @@ def _nearest_sources(source: int, target: int, *, mode: str, device: torch.devic
     return F.interpolate(indices, target, mode=mode).view(target).long()  # [target]
 
 
-def _check_pixels(pixels: Tensor) -> None:
+def _check_planes(pixels: Tensor) -> None:
     if pixels.ndim < 3 or 0 in pixels.shape[-3:]:
         raise InputError(
             f"pixels: expected shape [..., C, H, W] with at least one pixel, got {list(pixels.shape)}. "

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from vitruvian.config import Range
 from vitruvian.errors import InputError, check_names
-from vitruvian.limits import MAX_TILE_OVERLAP
 from vitruvian.models.sam2.options import MAX_CROP_LAYERS, AutomaticMaskOptions, Sam2SessionOptions
 from vitruvian.tasks import Convention
 
@@ -33,6 +32,8 @@ Errors = Literal["keep", "raise"]
 BoxFormat = Literal["xyxy", "xywh"]
 OnEmpty = Literal["whole", "none", "error"]
 Background = Literal["mask", "keep"]
+MAX_TILE_OVERLAP = 0.75  # share of a tile's side that it has in common with the next
+MIN_TILE_SIDE = 2  # pixels
 _CONVENTION_HELP = "opencv: x right, y down, z away; opengl: x right, y up, z toward the viewer."
 _HOLE_HELP, _ISLAND_HELP = "Fill holes up to this number of pixels.", "Remove islands up to this number of pixels."
 

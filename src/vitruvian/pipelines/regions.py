@@ -9,8 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.limits import MAX_TILE_OVERLAP, MIN_TILE_SIDE, get_limits
+from vitruvian.limits import get_limits
 from vitruvian.ops.crop import crop_windows_numpy
+from vitruvian.pipelines.options import MAX_TILE_OVERLAP, MIN_TILE_SIDE
 from vitruvian.results.base import People
 
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from vitruvian.limits import MIN_TILE_SIDE
-from vitruvian.pipelines.options import DenseOptions, OptionRow, PeopleOptions, option_rows
+from vitruvian.pipelines.options import MIN_TILE_SIDE, DenseOptions, OptionRow, PeopleOptions, option_rows
 from vitruvian.pipelines.output_options import ALL_MASKS_HELP, MatteOutput, OutputOptions, VideoOutput
 from vitruvian.serving.errors import RequestError, too_large
 from vitruvian.tasks import TASKS, Task

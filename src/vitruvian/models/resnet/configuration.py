@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from vitruvian.config import bounded, config_dataclass
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import BackboneConfig, channels_by_stage
+from vitruvian.layers.backbone import BackboneConfig, channels_by_stage
 from vitruvian.layers.mlp import activation
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Unpack
 from torch import Tensor, nn
 
 from vitruvian.config import Config
-from vitruvian.layers.backbone_stages import BackboneMixin, check_pixels
+from vitruvian.layers.backbone import BackboneMixin, check_pixels
 from vitruvian.layers.init import init_layer, with_init
 from vitruvian.layers.mlp import activation
 from vitruvian.model import Model

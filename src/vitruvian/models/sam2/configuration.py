@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
-from vitruvian.config import Config, ConfigBase, bounded, config_dataclass, nested
+from vitruvian.config import Config, ConfigBase, Size, as_hw, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, check_choice
 from vitruvian.filesystem.json_files import JsonObject
-from vitruvian.layers.backbone_stages import Size, as_hw
 
 ConfigT = TypeVar("ConfigT", bound=ConfigBase)
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from vitruvian.config import Size
 from vitruvian.errors import WeightsError
-from vitruvian.layers.backbone_stages import Size
 from vitruvian.layers.init import no_init_weights
 from vitruvian.models.sam2.checkpoint_keys import (
     IMAGE_KEYS,

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
+from vitruvian.config import as_hw
 from vitruvian.errors import InputError
-from vitruvian.layers.backbone_stages import as_hw
+from vitruvian.layers.backbone import check_pixels
 from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import init_layer
 from vitruvian.model import Model
@@ -90,7 +91,8 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
 
     def forward(self, pixel_values: Tensor, **kwargs: Unpack[OutputKwargs]) -> Sam2HieraDetModelOutput:
         """Encode images [B, 3, H, W]; H and W must be multiples of `config.size_multiple`, 32 as published."""
-        _check_pixels(pixel_values, self.config)
+        check_pixels(pixel_values, self.config.num_channels)
+        check_image_size((pixel_values.shape[2], pixel_values.shape[3]), self.config, "pixel_values", InputError)
         need_states, need_weights, return_dict = self.output_flags(**kwargs)
         x = self.patch_embed(pixel_values)  # [B, h, w, C]
         x = x + self.positions((x.shape[1], x.shape[2])).to(x.dtype)
@@ -266,13 +268,3 @@ def _split_windows(x: Tensor, window: int) -> Tensor:
 def _join_windows(tiles: Tensor) -> Tensor:
     """Join windows [B, rows, columns, n, m, C] to a map [B, rows·n, columns·m, C]."""
     return tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-
-def _check_pixels(pixel_values: Tensor, config: Sam2HieraDetConfig) -> None:
-    """Raise `InputError` unless `pixel_values` is a batch of images of a supported size."""
-    if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels:
-        raise InputError(
-            f"pixel_values: expected the shape [B, {config.num_channels}, H, W], got {list(pixel_values.shape)}. "
-            "Prepare images with Sam2ImageProcessor."
-        )
-    check_image_size((pixel_values.shape[2], pixel_values.shape[3]), config, "pixel_values", InputError)

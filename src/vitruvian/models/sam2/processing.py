@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.config import ConfigBase, config_dataclass, nested, read_config_dict
+from vitruvian.config import ConfigBase, Size, as_hw, config_dataclass, nested, read_config_dict
 from vitruvian.errors import CheckpointError, InputError, InputTypeError, check_count
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, split_hub_options
@@ -31,7 +31,6 @@ from vitruvian.images.label_maps import read_label_maps
 from vitruvian.images.nms import box_nms
 from vitruvian.images.rle import Rle, decode_rle, encode_rles
 from vitruvian.images.types import SizeHW
-from vitruvian.layers.backbone_stages import Size, as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.crops import overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_cleanup import clean_logits, fill_holes_and_remove_islands, without_overlap

@@ -16,11 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import config_dataclass, nested, read_config_dict
+from vitruvian.config import as_hw, config_dataclass, nested, read_config_dict
 from vitruvian.errors import InputError
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.hub import HubOptions, split_hub_options
-from vitruvian.layers.backbone_stages import as_hw
 from vitruvian.models.sam2.configuration import positional_fields
 from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.processing import FixedSizeProcessor, Sam2Processor

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
-from vitruvian.config import ConfigBase, bounded, config_dataclass, nested
+from vitruvian.config import ConfigBase, Size, as_hw, bounded, config_dataclass, nested
 from vitruvian.errors import ConfigError, check_choice
 from vitruvian.filesystem.json_files import JsonObject
-from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
+from vitruvian.layers.backbone import BackboneConfig, channels_by_stage
 
 # Normals have the axes of normal maps: x right, y up, z to the viewer. Multiply by this to convert from or to the axes
 # of pointmaps: x right, y down, z forward.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.layers.backbone_stages import check_pixels
+from vitruvian.layers.backbone import check_pixels
 from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
 from vitruvian.layers.mlp import MLP, GatedMLP

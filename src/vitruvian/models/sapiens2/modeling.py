@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitruvian.config import Config
 from vitruvian.errors import InputError
 from vitruvian.hub import HubOptions
-from vitruvian.layers.backbone_stages import BackboneMixin
+from vitruvian.layers.backbone import BackboneMixin
 from vitruvian.layers.gradient_checkpointing import checkpointed
 from vitruvian.layers.init import init_layer
 from vitruvian.layers.norm import RMSNorm

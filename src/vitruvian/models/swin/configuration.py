@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import ClassVar
 
-from vitruvian.config import bounded, config_dataclass
+from vitruvian.config import Size, as_hw, bounded, config_dataclass
 from vitruvian.errors import ConfigError
 from vitruvian.filesystem.json_files import JsonObject
-from vitruvian.layers.backbone_stages import BackboneConfig, Size, as_hw, channels_by_stage
+from vitruvian.layers.backbone import BackboneConfig, channels_by_stage
 from vitruvian.layers.mlp import activation
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn, unflatten
 
 from vitruvian.config import Config
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import BackboneMixin
+from vitruvian.layers.backbone import BackboneMixin
 from vitruvian.layers.init import init_layer, set_init_std
 from vitruvian.losses.classification import classification_loss
 from vitruvian.model import Model

@@ -1,4 +1,4 @@
-"""What backbones and their configurations share: sizes, images, and the stages that a backbone returns."""
+"""What backbones and their configurations share: images, and the stages that a backbone returns."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitruvian.config import Config, config_dataclass
+from vitruvian.config import Config, Size, as_hw, config_dataclass
 from vitruvian.errors import ConfigError, InputError, check_names
 from vitruvian.filesystem.json_files import JsonObject
 
 if TYPE_CHECKING:  # configurations import no torch
     from torch import Tensor
-
-Size = int | list[int] | tuple[int, int]  # a side, or height and width
-
-
-def as_hw(size: Size | None) -> tuple[int, int]:
-    """Return (height, width) of a size that is a number (square) or a pair."""
-    if isinstance(size, int):
-        return size, size
-    if size is None or len(size) != 2:
-        raise ConfigError(f"size: expected a number or (height, width), got {size!r}.")
-    return size[0], size[1]
 
 
 def check_pixels(pixel_values: Tensor, channels: int) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vitruvian.errors import ConfigError
-from vitruvian.layers.backbone_stages import _align_stages, channels_by_stage
+from vitruvian.layers.backbone import _align_stages, channels_by_stage
 
 NAMES = list(channels_by_stage(1, [2, 4, 8]))
 
