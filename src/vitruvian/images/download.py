@@ -194,7 +194,8 @@ def _is_public(address: str) -> bool:
         if ip in _NAT64:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         ip = inner or ip
-    return ip.is_global and not ip.is_multicast
+    odd = isinstance(ip, ipaddress.IPv6Address) and (ip.is_reserved or ip.is_site_local)  # such as ::127.0.0.1
+    return ip.is_global and not ip.is_multicast and not odd
 
 
 def _authorization(parts: SplitResult, header: str = "Authorization") -> dict[str, str]:

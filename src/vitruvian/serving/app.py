@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from vitruvian.errors import VitruvianError
-from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, error_response, status_of
+from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, error_response, status_of, wrong_value
 from vitruvian.serving.middleware import AccessMiddleware
 from vitruvian.serving.page import add_page
 from vitruvian.serving.routes.images import add_images
@@ -50,6 +52,7 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
         lifespan=lifespan,
         docs_url=None,  # it loads scripts from other sites
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
     add_page(app)
@@ -58,7 +61,7 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
     add_videos(app, service)
     add_jobs(app, service)
     add_tasks(app, service)
-    for kind in (VitruvianError, HTTPException, ClientDisconnect, Exception):
+    for kind in (VitruvianError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
     app.add_middleware(AccessMiddleware, settings=settings, metrics=service.metrics)
     if settings.cors_origins:
@@ -73,13 +76,25 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     """Answer with an error; unexpected ones are logged."""
-    if isinstance(error, HTTPException):
+    if isinstance(error, RequestValidationError):
+        error = wrong_value(error.errors()[0])
+    elif isinstance(error, HTTPException):
         text = {404: "a path of this server", 405: "another method"}.get(error.status_code, "another request")
         got = f"{request.method} {request.url.path[:80]}"
         parts = {"subject": "request", "expected": text, "got": got, "hint": "See /openapi.json."}
-        error = RequestError(error.status_code, headers=dict(error.headers or {}), **parts)
+        headers = {"Allow": _allowed(request)} if error.status_code == 405 else {}
+        if headers and request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+        error = RequestError(error.status_code, headers=headers, **parts)
     elif isinstance(error, ClientDisconnect):
         error = RequestError(CLIENT_CLOSED_REQUEST, subject="client", expected="the whole request", got="a part of it")
     elif status_of(error) == 500:
         _log.error("%s %s", request.method, request.url.path, exc_info=error)
     return error_response(error)
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods of a path: those of all its routes."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
+    return ", ".join(sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())))

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,6 +18,12 @@ from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputErro
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; for the log and the metrics, no client reads it
 _FORM = re.compile(r"expected (?P<expected>.+?), got (?P<got>.+?)\.(?: (?P<hint>.+))?", re.DOTALL)
+_OPTION_NAMES = {  # arguments of pipelines and processors under other names than the options of requests
+    "input_points": "points",
+    "input_labels": "labels",
+    "input_boxes": "boxes",
+    "K": "intrinsics",
+}
 _SUBJECT = re.compile(r"([^:\s][^:]{0,200}): (.+)", re.DOTALL)
 
 
@@ -78,6 +85,31 @@ def too_large(subject: str, limit: int, what: str, got: str = "more") -> Request
     )
 
 
+def wrong_value(error: Mapping[str, Any]) -> RequestError:
+    """Return the error about a value that Pydantic refuses: 404 for a part of the path, 422 for an option."""
+    place, *parts = error["loc"] or ("options",)
+    in_path = place == "path"
+    if place in ("path", "query"):
+        place, *parts = parts
+    subject = str(place) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return RequestError(
+        404 if in_path else 422, subject=subject, expected=_expectation(error), got=repr(error["input"])[:80]
+    )
+
+
+def _expectation(error: Mapping[str, Any]) -> str:
+    """Return what was expected."""
+    kind, limits = error["type"], error.get("ctx", {})
+    if kind in ("too_short", "too_long"):
+        return (
+            f"at least {limits['min_length']} items" if kind == "too_short" else f"at most {limits['max_length']} items"
+        )
+    if kind == "int_parsing_size":
+        return "a smaller integer"
+    text = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
+    return str(text[:1].lower() + text[1:])
+
+
 def status_of(error: BaseException) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, RequestError):
@@ -99,11 +131,17 @@ def _error_parts(error: BaseException) -> ErrorParts:
     subject, detail = error.subject, error.detail
     if subject is None and (found := _SUBJECT.fullmatch(detail)):
         subject, detail = found[1], found[2]
+    message = str(error)
+    if (
+        subject is not None
+        and (name := " and ".join(_OPTION_NAMES.get(one, one) for one in subject.split(" and "))) != subject
+    ):
+        subject, message = name, error.about(name)
     expected, got, hint = error.expected, error.got, error.hint
     form = _FORM.fullmatch(detail) if expected is None else None
     if form is not None:
         expected, got, hint = form["expected"], form["got"], form["hint"]
-    return ErrorParts(message=str(error), subject=subject, expected=expected, got=got, hint=hint)
+    return ErrorParts(message=message, subject=subject, expected=expected, got=got, hint=hint)
 
 
 def error_response(error: BaseException) -> JSONResponse:

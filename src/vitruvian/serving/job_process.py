@@ -16,7 +16,6 @@ from vitruvian.filesystem.json_files import write_json
 
 _NAMES = "names.json"  # in the folder of a job: what the client calls its files
 _CHUNK_BYTES = 1 << 20
-_MAX_LINE = 1 << 20  # bytes of a line of the command
 _TAIL_BYTES = 8192  # of its messages
 _STOP_SECONDS = 15.0  # for a process to end
 
@@ -41,15 +40,19 @@ class JobProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the server
-            limit=_MAX_LINE,
         )
         return cls(process)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Iterate over the lines of its standard output, until it is closed."""
+        """Iterate over the lines of its standard output, of any length, until it is closed."""
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            yield line
+        rest = b""
+        while chunk := await self._process.stdout.read(_CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line
+        if rest:
+            yield rest
 
     async def wait(self) -> tuple[int, str]:
         """Wait for the end; return the exit code and the last messages."""

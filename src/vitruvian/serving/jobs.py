@@ -24,7 +24,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vitruvian.errors import one_line
@@ -52,6 +52,7 @@ class Jobs:
         self._store = JobStore(settings.data / "jobs.sqlite")
         self._jobs = {job.id: job for job in self._store.all()}
         self._processes: dict[str, JobProcess] = {}
+        self._uploads: dict[str, int] = {}  # bytes of uploads that have not ended, by the id of the job or video
         self._tasks: list[asyncio.Task[None]] = []
         self._wakeup = asyncio.Event()
         self._stopping = False
@@ -81,8 +82,9 @@ class Jobs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all jobs."""
-        return sum(job.bytes for job in self._jobs.values())
+        """Bytes of all jobs, and of files that are uploaded now."""
+        jobs = list(self._jobs.values())  # called in threads that unpack archives too
+        return sum(job.bytes for job in jobs) + sum(list(self._uploads.values()))
 
     def files(self, job: Job) -> dict[str, Path]:
         """Return the results of a job by their names for clients."""
@@ -102,25 +104,40 @@ class Jobs:
     async def new_folder(self) -> AsyncIterator[UploadFolder]:
         """Yield the folder of a new job to upload to; without `create` it is removed at the end."""
         limits = self._limits
-        if self.count("queued") >= limits.queued_jobs:
+        if self.count("queued") + len(self._uploads) >= limits.queued_jobs:
             raise too_many("jobs", limits.queued_jobs, "jobs that wait", retry_seconds=30)
-        if len(self._jobs) >= limits.jobs:
+        if len(self._jobs) + len(self._uploads) >= limits.jobs:
             raise RequestError(
                 507, subject="jobs", expected=f"at most {limits.jobs:,}", got="more", hint="Delete finished ones."
             )
-        self.check_disk()
         job_id = secrets.token_urlsafe(16)
         folder = self._folder / job_id
-        try:
-            yield UploadFolder(job_id, folder, limits)
-        finally:
-            if job_id not in self._jobs:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        with self.upload(job_id) as count:
+            try:
+                yield UploadFolder(job_id, folder, limits, count)
+            finally:
+                if job_id not in self._jobs:
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def check_disk(self) -> None:
+    @contextlib.contextmanager
+    def upload(self, upload_id: str) -> Iterator[Callable[[int], None]]:
+        """Yield a function that counts the bytes of an upload; it raises an error 507 if there is no space for them."""
+        self._check_disk()
+        self._uploads[upload_id] = 0
+
+        def count(size: int) -> None:
+            self._uploads[upload_id] += size
+            self._check_disk()
+
+        try:
+            yield count
+        finally:
+            del self._uploads[upload_id]
+
+    def _check_disk(self) -> None:
         """Raise an error 507 if there is no space for files."""
         limit = self._limits.disk_bytes
-        if self.nbytes >= limit or shutil.disk_usage(self._folder).free < _FREE_BYTES:
+        if self.nbytes > limit or shutil.disk_usage(self._folder).free < _FREE_BYTES:
             raise RequestError(
                 507, subject="disk", expected=f"at most {limit:,} bytes of jobs, and space on the disk",
                 got="none left", hint="Delete finished jobs.",
@@ -152,7 +169,7 @@ class Jobs:
             raise RequestError(409, subject="job", expected="one that waits or runs", got=f"one that is {job.state}")
         self._put(dataclasses.replace(job, state="cancelled", finished=time.time(), frame=None, frames=None))
         await self._end_process(job.id)
-        return self._jobs[job.id]
+        return self._jobs.get(job.id, job)  # it may have been deleted meanwhile
 
     async def delete(self, job: Job) -> None:
         """Stop a job, and remove it and its files."""
@@ -214,6 +231,7 @@ class Jobs:
             code, text = await process.wait()
         finally:
             watch.cancel()
+            await process.stop()  # after an error; otherwise it has ended
             self._processes.pop(job.id, None)
         current = self._jobs.get(job.id)
         if current is None:

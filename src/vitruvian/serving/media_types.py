@@ -7,6 +7,8 @@ type apart: ``image/png;kind=plot``. JSON is the default.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from vitruvian.serving.errors import RequestError
 from vitruvian.tasks import PLOTS, TASKS
 
@@ -37,6 +39,14 @@ FILE_TYPES = {
 }
 
 
+class _Range(NamedTuple):
+    """An entry of an Accept header: its quality, media type or range, and file format."""
+
+    quality: float
+    media: str
+    kind: str | None
+
+
 def formats_of(task: str) -> tuple[str, ...]:
     """Return the file formats that can answer a request for a task, the default first."""
     return tuple(dict.fromkeys(("json", *TASKS[task].image_formats())))
@@ -49,12 +59,12 @@ def choose_format(task: str, *, accept: str | None, asked: str | None) -> str:
         if asked in formats:
             return asked
         raise RequestError(406, subject="as", expected=f"one of {', '.join(formats)} for {task}", got=repr(asked[:40]))
+    ranges = _read_accept(accept or "*/*")
     shown_first = sorted(formats, key=lambda file_format: file_format == "exr")  # browsers do not show EXR; stable
-    ranges = sorted(_read_accept(accept or "*/*"), key=lambda one: -one[0])  # stable: the first of equals
-    for quality, media, wanted in ranges:
-        for file_format in shown_first:
-            if quality > 0 and wanted in (None, file_format) and _matches(MEDIA_TYPES[file_format], media):
-                return file_format
+    found = [(_preference(file_format, ranges), file_format) for file_format in shown_first]
+    (quality, _), best = max(found, key=lambda one: one[0])  # the first of equals
+    if quality > 0:
+        return best
     types = ", ".join(dict.fromkeys(MEDIA_TYPES[file_format] for file_format in formats))
     raise RequestError(
         406, subject="Accept", expected=f"one of {types} for {task}", got=repr((accept or "")[:80]),
@@ -62,8 +72,29 @@ def choose_format(task: str, *, accept: str | None, asked: str | None) -> str:
     )  # fmt: skip
 
 
-def _read_accept(text: str) -> list[tuple[float, str, str | None]]:
-    """Return quality, media range and file format of each entry of an Accept header."""
+def _preference(file_format: str, ranges: list[_Range]) -> tuple[float, int]:
+    """Return the quality of a file format, by the most specific range that it is in, and how early that range comes."""
+    media = MEDIA_TYPES[file_format]
+    found = [
+        (specific, one.quality, -place)
+        for place, one in enumerate(ranges)
+        if (specific := _specificity(media, file_format, one)) > 0
+    ]
+    return max(found)[1:] if found else (0.0, 0)
+
+
+def _specificity(media: str, file_format: str, one: _Range) -> int:
+    """Return how exactly a media range names a file format; 0 if it is not in the range."""
+    whole, _, part = one.media.partition("/")
+    if one.kind not in (None, file_format):
+        return 0
+    if media == one.media:
+        return 3 if one.kind is None else 4
+    return 1 if one.media == "*/*" else 2 if part == "*" and media.startswith(f"{whole}/") else 0
+
+
+def _read_accept(text: str) -> list[_Range]:
+    """Return the entries of an Accept header."""
     entries = []
     for entry in text.split(",")[:32]:
         media, *parameters = (part.strip() for part in entry.split(";"))
@@ -72,11 +103,6 @@ def _read_accept(text: str) -> list[tuple[float, str, str | None]]:
             quality = float(values.get("q", "1"))
         except ValueError:
             quality = 0.0
-        entries.append((quality, media.lower(), values.get("kind")))
+        quality = min(quality, 1.0) if quality >= 0 else 0.0
+        entries.append(_Range(quality, media.lower(), values.get("kind")))
     return entries
-
-
-def _matches(media: str, pattern: str) -> bool:
-    """Return whether a media type is in a range such as ``image/*``."""
-    whole, _, part = pattern.partition("/")
-    return pattern == "*/*" or media == pattern or (part == "*" and media.startswith(f"{whole}/"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from urllib.parse import urlsplit
 
@@ -34,6 +35,7 @@ _HEADERS = {
     "Permissions-Policy": "camera=(self), geolocation=(), microphone=()",
 }
 _PROTECTED = ("/v1/", "/metrics", "/openapi.json")
+_UNLIMITED = ("/healthz", "/readyz", "/metrics")  # of a busy server too, which must not be taken for a dead one
 _READS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -49,19 +51,29 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.monotonic(), 500
+        started, status, answered = time.monotonic(), 500, asyncio.Event()
+        without_body = scope["method"] == "HEAD"
+
+        async def wait_for_answer() -> Message:  # a stream ends where its client has gone
+            await answered.wait()
+            return {"type": "http.disconnect"}
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                answered.set()
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
                 if scope["path"].startswith(_PROTECTED):
                     headers.setdefault("Cache-Control", "no-store")
+            elif without_body:
+                message = {**message, "body": b""}
             await send(message)
 
+        if without_body:  # answered as GET is
+            scope, receive = {**scope, "method": "GET"}, wait_for_answer
         self._active += 1
         try:
             self._check(scope)
@@ -77,7 +89,7 @@ class AccessMiddleware:
     def _check(self, scope: Scope) -> None:
         """Raise a `RequestError` unless a request is allowed; set its owner."""
         settings, headers = self._settings, Headers(scope=scope)
-        if self._active > settings.limits.requests:
+        if self._active > settings.limits.requests and scope["path"] not in _UNLIMITED:
             raise too_many("requests", settings.limits.requests, "at the same time", retry_seconds=1)
         host = headers.get("host", "")
         if not settings.keys and not is_loopback(urlsplit(f"//{host}").hostname or ""):
@@ -95,8 +107,9 @@ class AccessMiddleware:
             )  # fmt: skip
         owner = None
         if settings.keys and scope["path"].startswith(_PROTECTED) and scope["method"] != "OPTIONS":
-            bearer = headers.get("authorization", "").removeprefix("Bearer ")
-            key = find_key(settings.keys, headers.get("x-api-key", bearer))
+            scheme, _, bearer = headers.get("authorization", "").partition(" ")
+            given = headers.get("x-api-key", bearer.strip() if scheme.lower() == "bearer" else "")
+            key = find_key(settings.keys, given)
             if key is None:
                 raise RequestError(
                     401, headers={"WWW-Authenticate": "Bearer"}, subject="API key", expected="a valid one",

@@ -255,12 +255,12 @@ class Service:
         """Yield the folder of a new video to upload to; unless it is stored, it is removed at the end."""
         video_id = secrets.token_urlsafe(16)
         folder = self._video_root / video_id
-        self.jobs.check_disk()
-        try:
-            yield UploadFolder(video_id, folder, self.settings.limits)
-        finally:
-            if video_id not in self.videos:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        with self.jobs.upload(video_id) as count:
+            try:
+                yield UploadFolder(video_id, folder, self.settings.limits, count)
+            finally:
+                if video_id not in self.videos:
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _start_job_here(self, video: StoredVideo, task: str, owner: str | None, arguments: Sequence[str]) -> Job:
         """Start a job with a stored video, of which it gets a link."""

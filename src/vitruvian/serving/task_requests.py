@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from vitruvian.pipelines.options import MIN_TILE_SIDE, DenseOptions, OptionRow, PeopleOptions, option_rows
 from vitruvian.pipelines.output_options import ALL_MASKS_HELP, MatteOutput, OutputOptions, VideoOutput
-from vitruvian.serving.errors import RequestError, too_large
+from vitruvian.serving.errors import RequestError, too_large, wrong_value
 from vitruvian.tasks import TASKS, Task
 
 Point = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -54,16 +54,13 @@ class TaskRequest(BaseModel):
         try:
             return cls(**dict(values))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            subject = ".".join(str(part) for part in first["loc"]) or "options"
+            first = error.errors(include_url=False)[0]
             if first["type"] == "extra_forbidden":
                 raise RequestError(
-                    422, subject=subject, expected="an option of the task", got="none with this name",
-                    hint=f"Options are {', '.join(cls.model_fields) or 'none'}.",
+                    422, subject=".".join(map(str, first["loc"])), expected="an option of the task",
+                    got="none with this name", hint=f"Options are {', '.join(cls.model_fields) or 'none'}.",
                 ) from None  # fmt: skip
-            raise RequestError(
-                422, subject=subject, expected=_expectation(first["msg"]), got=repr(first["input"])[:80]
-            ) from None
+            raise wrong_value(first) from None
 
     def prompt_count(self) -> int:
         """Return the number of points and boxes."""
@@ -378,9 +375,3 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ",".join(_text(item) for item in value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _expectation(message: str) -> str:
-    """Return the message of a validation error as what was expected."""
-    text = message.removeprefix("Value error, ").removeprefix("Input should be ")
-    return text[:1].lower() + text[1:]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -23,6 +24,7 @@ from vitruvian.serving.settings import ServerLimits
 from vitruvian.serving.uploads import FORM, LimitedRequest, file_name, media_type, parse_json_object
 
 _CHUNK_BYTES = 1 << 20
+_MAX_CONTENTS_BYTES = 16 << 20  # of an archive: 150,000 files with names of 60 characters
 _ZIP = b"PK\x03\x04"
 _TYPES = {
     "image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/tiff": ".tif", "image/gif": ".gif",
@@ -41,6 +43,7 @@ class UploadFolder:
         id: The id of the job or video.
         folder: Its folder.
         limits: Limits of the server.
+        count: Called with the size of what is written; raises an error if there is no space.
         sources: Names of the files in `folder`/input so far, and what the client calls them.
         size: Their bytes.
     """
@@ -48,6 +51,7 @@ class UploadFolder:
     id: str
     folder: Path
     limits: ServerLimits
+    count: Callable[[int], None]
     sources: dict[str, str] = field(default_factory=dict)
     size: int = 0
 
@@ -114,7 +118,7 @@ class UploadFolder:
     def _unpack(self, path: Path) -> None:
         """Add the images and videos of an archive; other files and hidden ones are skipped."""
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(_ArchiveFile(path)) as archive:
                 for entry in archive.infolist():
                     name = PurePosixPath(entry.filename.replace("\\", "/"))
                     suffix = name.suffix.lower()
@@ -139,14 +143,24 @@ class UploadFolder:
             left -= len(chunk)
             if left < 0:
                 raise too_large("archive", self.limits.job_upload_bytes, "bytes, unpacked")
+            self.count(len(chunk))
             target.write(chunk)
+
+
+class _ArchiveFile(io.FileIO):
+    """An archive whose table of contents, which `zipfile` reads and keeps as a whole, is of limited size."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MAX_CONTENTS_BYTES:
+            raise too_large("archive", _MAX_CONTENTS_BYTES, "bytes of its table of contents")
+        return super().read(size) or b""
 
 
 async def receive_files(request: Request, folder: UploadFolder) -> dict[str, Any]:
     """Write the files of a request into a folder, and return its options: the raw body, or the files of a form."""
     limits = folder.limits
     fields: dict[str, Any] = dict(request.query_params)
-    limited = LimitedRequest(request, limits.job_upload_bytes, limits.upload_seconds * 10)
+    limited = LimitedRequest(request, limits.job_upload_bytes, limits.upload_seconds * 10, folder.count)
     if media_type(request) == FORM:
         async with limited.form(max_files=limits.job_files) as form:
             for name, value in form.multi_items():

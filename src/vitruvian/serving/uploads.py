@@ -32,6 +32,7 @@ from vitruvian.serving.settings import ServerLimits
 _MAX_FIELDS = 64
 _MAX_FIELD_BYTES = 1 << 20
 _MAX_NAME = 100
+_MAX_FETCHES = 4  # at the same time: each holds a thread
 _OPTION_SECONDS = 30.0  # for a body with options
 FORM, _JSON = "multipart/form-data", "application/json"
 
@@ -61,7 +62,7 @@ class UploadReader:
 
     def __init__(self, limits: ServerLimits, *, allow_urls: bool) -> None:
         self._limits, self._allow_urls = limits, allow_urls
-        self.pending_bytes = 0
+        self.pending_bytes = self._fetches = 0
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Upload]:
@@ -113,7 +114,13 @@ class UploadReader:
             )  # fmt: skip
         if not isinstance(url, str) or not is_url(url):
             raise RequestError(422, subject="url", expected="an http or https address", got=repr(url)[:80])
-        body = await asyncio.to_thread(download, url, timeout=10.0, allow_private=False)
+        if self._fetches >= _MAX_FETCHES:
+            raise too_many("url", _MAX_FETCHES, "addresses that are fetched", retry_seconds=1)
+        self._fetches += 1
+        try:
+            body = await asyncio.to_thread(download, url, timeout=10.0, allow_private=False)
+        finally:
+            self._fetches -= 1
         if len(body) > self._limits.upload_bytes:
             raise too_large("url", self._limits.upload_bytes, "bytes", f"{len(body):,}")
         return body, file_name(redacted_url(url).rpartition("/")[2] or "image")
@@ -184,7 +191,10 @@ class LimitedRequest:
             ) from None
         except (MultiPartException, HTTPException, KeyError) as error:
             message = getattr(error, "message", None) or getattr(error, "detail", None) or "a damaged one"
-            raise RequestError(400, subject="form", expected="a form of this size", got=one_line(message)) from None
+            got = one_line(message).rstrip(".")
+            if got.startswith(("Too many", "Part exceeded")):
+                raise RequestError(413, subject="form", expected="a smaller form", got=got) from None
+            raise RequestError(400, subject="form", expected="a form (multipart/form-data)", got=got) from None
 
 
 async def read_options(request: Request) -> dict[str, Any]:

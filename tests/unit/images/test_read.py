@@ -530,7 +530,8 @@ def test_the_address_is_checked_after_redirects(server, monkeypatch):
         ("8.8.8.8", True), ("2606:4700::1111", True), ("127.0.0.1", False), ("10.1.2.3", False),
         ("169.254.169.254", False), ("100.64.0.1", False), ("224.0.0.1", False), ("0.0.0.0", False), ("::1", False),
         ("fe80::1%eth0", False), ("fd00::1", False), ("::ffff:10.0.0.1", False), ("::ffff:8.8.8.8", True),
-        ("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True), ("2002:7f00:1::", False),
+        ("64:ff9b::7f00:1", False), ("64:ff9b::808:808", True), ("::127.0.0.1", False),
+        ("fec0::1", False), ("64:ff9b:1::7f00:1", False), ("2002:7f00:1::", False),
     ],
 )  # fmt: skip
 def test_public_addresses(address, public):

@@ -82,6 +82,96 @@ def test_limits_of_uploads(models: dict[str, str], tmp_path: Path) -> None:
         assert service.uploads.pending_bytes == 0
 
 
+def test_a_busy_server_is_not_taken_for_a_dead_one(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    with serve(models, tmp_path, limits={"requests": 1}) as (client, _), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/v1/embed", IMAGE)
+        assert gate.reached.wait(60)
+        assert client.post("/v1/embed", IMAGE).status == 429
+        assert [client.get(path).status for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
+        gate.opened.set()
+        assert first.result().status == 200
+
+
+def test_heads_options_and_paths(models: dict[str, str], tmp_path: Path) -> None:
+    with serve(models, tmp_path, job_workers=0) as (client, _):
+        for path in ("/", "/healthz", "/metrics", "/v1/models", "/web/main.js", "/openapi.json"):
+            head, whole = client("HEAD", path), client.get(path)
+            assert (head.status, head.body) == (200, b"")
+            assert head.headers["content-type"] == whole.headers["content-type"]
+        job = client.post("/v1/jobs", IMAGE, task="embed").json["id"]
+        assert client("HEAD", f"/v1/jobs/{job}/events").status == 200  # it does not wait for the end of the job
+        assert client("HEAD", f"/v1/jobs/{job}/archive").status == 200
+        options = client("OPTIONS", "/v1/jobs")
+        assert (options.status, options.headers["allow"]) == (204, "GET, HEAD, OPTIONS, POST")
+        assert client("PUT", "/v1/jobs").headers["allow"] == "GET, HEAD, OPTIONS, POST"
+        assert client.get("/v1/models/").status == 404  # no redirect to what Host says
+
+
+def test_values_in_paths_have_the_same_form_of_errors(models: dict[str, str], tmp_path: Path) -> None:
+    with serve(models, tmp_path) as (client, _):
+        for method, path, status, subject in (
+            ("GET", "/v1/jobs/nothing", 404, "job_id"),
+            ("GET", f"/v1/videos/{'A' * 22}/frames/x", 404, "frame"),
+            ("DELETE", f"/v1/videos/{'A' * 22}/prompts?object_id=x", 422, "object_id"),
+        ):
+            with contextlib.closing(client.connect()) as connection:
+                connection.request(method, path)
+                answer = connection.getresponse()
+                error = json.loads(answer.read())["error"]
+                assert (answer.status, error["subject"]) == (status, subject)
+                assert error["expected"]
+
+
+@pytest.mark.parametrize(
+    ("values", "subject", "expected"),
+    [
+        ({"points": "[999,1]"}, "points", "x in 0…56 and y in 0…40 for image 0"),
+        ({"points": "[1,2,3]"}, "points[0][0]", "at most 2 items"),
+        ({"points": "[5,5]", "labels": "[[1],[0]]"}, "labels", None),
+        ({"max_hole_area": "x"}, "max_hole_area", "a valid number"),
+    ],
+)
+def test_errors_name_the_options_of_clients(
+    models: dict[str, str], tmp_path: Path, values: dict[str, str], subject: str, expected: str | None
+) -> None:
+    with serve(models, tmp_path) as (client, _):
+        error = client.post("/v1/segment", IMAGE, **values).error
+        assert (error["subject"], error["expected"]) == (subject, expected)
+        assert error["message"].startswith(f"{subject}: ")
+
+
+def test_uploads_at_the_same_time_are_within_the_limits(models: dict[str, str], tmp_path: Path) -> None:
+    limits = {"queued_jobs": 2, "disk_bytes": 5000}
+    with serve(models, tmp_path, limits=limits, job_workers=0) as (client, service):
+        uploads = []
+        for _ in range(2):
+            uploads.append(client.connect())
+            uploads[-1].putrequest("POST", "/v1/jobs?task=embed&name=a.jpg")
+            uploads[-1].putheader("Content-Length", "4000")
+            uploads[-1].endheaders(bytes(2400))
+        wait(lambda: service.jobs.nbytes == 4800)
+        assert client.post("/v1/jobs", IMAGE, task="embed").status == 429
+        uploads[0].send(bytes(1600))
+        assert uploads[0].getresponse().status == 507
+        for upload in uploads:
+            upload.close()
+        wait(lambda: service.jobs.nbytes == 0)
+        assert not list((tmp_path / "jobs").iterdir())
+        assert client.post("/v1/jobs", IMAGE, task="embed").status == 201
+
+
+def test_an_archive_with_too_many_files_is_refused_before_its_list_is_in_memory(
+    models: dict[str, str], tmp_path: Path
+) -> None:
+    body = archive({f"{number:0>65000}.txt": b"" for number in range(260)})
+    with serve(models, tmp_path) as (client, _):
+        answer = client.post("/v1/jobs", body, task="embed", name="a.zip")
+        assert (answer.status, answer.error["subject"]) == (413, "archive")
+
+
 def test_a_full_queue_and_pending_bytes(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +362,11 @@ def test_an_unexpected_error_tells_nothing(
         assert answer.status == 500
         assert b"secret" not in answer.body
         assert json.loads(answer.body)["error"]["subject"] == "server"
+
+
+def test_names_of_files_keep_their_letters() -> None:
+    header = file_response(b"", "json", 'é" 日本.jpg', "pose").headers["content-disposition"]
+    assert header == """inline; filename="______pose.json"; filename*=utf-8''%C3%A9%22%20%E6%97%A5%E6%9C%AC_pose.json"""
 
 
 @pytest.mark.parametrize(("kind", "name"), [("plot", "a_pose_plot.png"), ("plot.jpg", "a_pose_plot.jpg")])

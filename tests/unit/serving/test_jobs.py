@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
 
 import pytest
 
+from vitruvian.serving.job_process import JobProcess
 from vitruvian.serving.job_store import Job
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.settings import Settings
@@ -53,3 +56,16 @@ def test_every_result_has_a_name_of_its_own(names: list[str], stems: list[str], 
     found = jobs.files(job)
     assert sorted(found) == sorted(f"{stem}_embed.json" for stem in stems)
     assert len(set(found.values())) == len(names)
+
+
+def test_lines_of_a_command_may_be_long(tmp_path: Path) -> None:
+    """A video with a file for each of 100,000 frames lists them in one line."""
+
+    async def read() -> list[int]:
+        program = "print('a' * 5_000_000); print('b')"
+        process = await JobProcess.start([sys.executable, "-c", program], tmp_path, {})
+        sizes = [len(line) async for line in process.lines()]
+        assert await process.wait() == (0, "")
+        return sizes
+
+    assert asyncio.run(read()) == [5_000_000, 1]

@@ -65,14 +65,14 @@ def test_options_are_arguments_of_the_pipeline(task: str) -> None:
     ("task", "values", "subject"),
     [
         ("pose", {"color": "red"}, "color"),
-        ("pose", {"boxes": "[[1, 2, 3]]"}, "boxes.0"),
+        ("pose", {"boxes": "[[1, 2, 3]]"}, "boxes[0]"),
         ("pose", {"boxes": "[[1, 2"}, "options"),
         ("pose", {"max_people": "none"}, "max_people"),
         ("pose", {"detector": "/etc/passwd"}, "detector"),
         ("pose", {"smooth": True}, "smooth"),
         ("matte", {"over": "/etc/passwd"}, "over"),
         ("parts", {"tile": 1}, "tile"),
-        ("segment", {"labels": [[2]]}, "labels.0.0"),
+        ("segment", {"labels": [[2]]}, "labels[0][0]"),
     ],
 )
 def test_wrong_options(task: str, values: dict[str, object], subject: str) -> None:
@@ -85,6 +85,16 @@ def test_wrong_options(task: str, values: dict[str, object], subject: str) -> No
 def test_wrong_options_of_jobs(values: dict[str, object]) -> None:
     with pytest.raises(RequestError):
         JOB_REQUESTS["pointmap"].read(values).arguments()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("none", "a valid integer"), ("9" * 5000, "a smaller integer"), (0, "greater than or equal to 1")],
+)
+def test_texts_about_wrong_options(value: object, expected: str) -> None:
+    with pytest.raises(RequestError, match="max_people: ") as caught:
+        IMAGE_REQUESTS["pose"].read({"max_people": value})
+    assert caught.value.expected == expected
 
 
 def test_limits_of_the_server() -> None:
@@ -122,6 +132,11 @@ def test_texts_of_query_parameters() -> None:
         ("pointmap", "model/*", "ply"),
         ("embed", "image/png", "plot"),
         ("embed", "text/html, application/json;q=0.1", "json"),
+        ("pose", "application/json;q=0, */*", "npz"),
+        ("pose", "*/*, image/png;q=0.5", "json"),
+        ("pose", "image/png;kind=plot;q=0, image/png", "png"),
+        ("pose", "image/avif,image/webp,image/apng,image/*,*/*;q=0.8", "webp"),
+        ("pose", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", "json"),
     ],
 )
 def test_kinds_by_accept(task: str, accept: str | None, kind: str) -> None:

@@ -69,8 +69,8 @@ def add_jobs(app: FastAPI, service: Service) -> None:
     """Add the routes of jobs."""
     jobs = service.jobs
 
-    def info(job: Job) -> JobInfo:
-        return job_info(service, job)
+    async def info(job: Job, *, running_files: bool = False) -> JobInfo:
+        return await asyncio.to_thread(job_info, service, job, running_files=running_files)  # it walks through folders
 
     @app.post(
         "/v1/jobs",
@@ -87,15 +87,15 @@ def add_jobs(app: FastAPI, service: Service) -> None:
             task = job_task(service, fields.pop("task", None))
             options = JOB_REQUESTS[task].read(fields)
             options.check_prompts(service.settings.limits.prompts)
-            return info(jobs.create(folder, task, request.state.owner, options.arguments()))
+            return await info(jobs.create(folder, task, request.state.owner, options.arguments()))
 
     @app.get("/v1/jobs", summary="All jobs, the newest first.", responses=ERRORS)
     async def list_jobs(request: Request) -> JobList:
-        return JobList(jobs=[info(job) for job in jobs.of_owner(request.state.owner)])
+        return JobList(jobs=[await info(job) for job in jobs.of_owner(request.state.owner)])
 
     @app.get("/v1/jobs/{job_id}", summary="State, progress and results of a job.", responses=ERRORS)
     async def show(request: Request, job_id: Id) -> JobInfo:
-        return job_info(service, jobs.get(job_id, request.state.owner), running_files=True)
+        return await info(jobs.get(job_id, request.state.owner), running_files=True)
 
     @app.get(
         "/v1/jobs/{job_id}/events",
@@ -112,7 +112,8 @@ def add_jobs(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/jobs/{job_id}/files/{name:path}", summary="A result of a job.", responses=ERRORS)
     async def job_file(request: Request, job_id: Id, name: str) -> FileResponse:
-        path = jobs.files(jobs.get(job_id, request.state.owner)).get(name)  # never a path of the client's
+        files = await asyncio.to_thread(jobs.files, jobs.get(job_id, request.state.owner))
+        path = files.get(name)  # never a path of the client's
         if path is None:
             raise not_found("file", repr(name[:80]), "The job lists its files.")
         return FileResponse(path, media_type=_file_type(name), filename=file_name(name))
@@ -125,11 +126,12 @@ def add_jobs(app: FastAPI, service: Service) -> None:
     async def archive(request: Request, job_id: Id) -> StreamingResponse:
         job = jobs.get(job_id, request.state.owner)
         headers = {"Content-Disposition": f'attachment; filename="{job.task}_{job.id[:8]}.zip"'}
-        return StreamingResponse(zip_chunks(jobs.files(job)), media_type="application/zip", headers=headers)
+        files = await asyncio.to_thread(jobs.files, job)
+        return StreamingResponse(zip_chunks(files), media_type="application/zip", headers=headers)
 
     @app.post("/v1/jobs/{job_id}/cancel", summary="Stop a job; its results so far stay.", responses=ERRORS)
     async def cancel(request: Request, job_id: Id) -> JobInfo:
-        return info(await jobs.cancel(jobs.get(job_id, request.state.owner)))
+        return await info(await jobs.cancel(jobs.get(job_id, request.state.owner)))
 
     @app.delete("/v1/jobs/{job_id}", status_code=204, summary="Stop and remove a job.", responses=NO_CONTENT)
     async def delete(request: Request, job_id: Id) -> Response:
@@ -187,7 +189,7 @@ async def _job_events(service: Service, job_id: str, owner: str | None) -> Async
         except RequestError:
             yield "event: deleted\ndata: {}\n\n"
             return
-        text = json.dumps(job_info(service, job).model_dump())
+        text = json.dumps((await asyncio.to_thread(job_info, service, job)).model_dump())
         if text != last:
             last, silent = text, 0.0
             yield f"event: job\ndata: {text}\n\n"

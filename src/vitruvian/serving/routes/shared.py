@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Path, Request, Response
 from pydantic import BaseModel, Field
@@ -90,11 +91,12 @@ def require_image(body: bytes) -> None:
 def file_response(body: bytes, file_format: str, name: str, task: str) -> Response:
     """Return a result file, with the name that the command line would give it."""
     stem = name.rpartition(".")[0] or name
+    end = f"_{task}{file_extension(file_format)}"
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in stem)
-    headers = {
-        "Content-Disposition": f'inline; filename="{safe}_{task}{file_extension(file_format)}"',
-        "Vary": "Accept",
-    }
+    disposition = f'inline; filename="{safe}{end}"'
+    if safe != stem:
+        disposition += f"; filename*=utf-8''{quote(stem + end, errors='replace')}"
+    headers = {"Content-Disposition": disposition, "Vary": "Accept"}
     return Response(body, media_type=MEDIA_TYPES[file_format], headers=headers)
 
 

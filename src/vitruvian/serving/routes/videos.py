@@ -119,4 +119,4 @@ def add_videos(app: FastAPI, service: Service) -> None:
         options = JOB_REQUESTS[task].read(fields)
         options.check_prompts(service.settings.limits.prompts)
         job = await service.start_job(video, task, request.state.owner, options.arguments())
-        return job_info(service, job)
+        return await asyncio.to_thread(job_info, service, job)
