@@ -145,22 +145,52 @@ def test_states_of_videos_whose_names_have_dots(long_clip: Path, tmp_path: Path)
     assert stamps == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.state/*")}
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message", "complete"),
-    [
-        ("2@90:5,5", f"ends with frame {COUNT - 1}, got 90 for object 2", COUNT),
-        ("1@4:5000,5", "object 1 in frame 4, got [[5000.0, 5.0]]", 4),
-    ],
-)
-def test_prompts_that_do_not_fit_keep_the_frames_before(
-    prompt: str, message: str, complete: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+BAD_PROMPTS = [
+    ("2@90:5,5", f"ends with frame {COUNT - 1}, got 90 for object 2"),
+    ("1@4:5000,5", "object 1 in frame 4, got [[5000.0, 5.0]]"),
+]
+
+
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS)
+def test_prompts_that_do_not_fit_change_nothing(
+    prompt: str, message: str, refine: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    want = tmp_path / "want"
-    assert run(["track", "clip.mp4", *MODEL, "--points", POINT, "--save", "json", "-o", str(want)]) == 0
-    arguments = ["--points", POINT, "--points", prompt, "--save", "json", "-o", str(tmp_path)]
-    assert run(["track", "clip.mp4", *MODEL, *arguments]) == 1
+    arguments = ["track", "clip.mp4", *MODEL, "--save", "json,mp4,png,crops,vis.json", "-o", str(tmp_path)]
+    assert run([*arguments, "--points", prompt]) == 1  # nothing is there yet
     assert message in capsys.readouterr().err
-    assert records(tmp_path) == records(want)[:complete]
+    assert not any(tmp_path.iterdir())
+    first = [*arguments, "--points", POINT, "--keep-state"]
+    assert run(first) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    options = ["--refine", str(tmp_path / "clip_track.state")] if refine else ["--points", POINT, "--keep-state"]
+    assert run([*arguments, *options, "--points", prompt]) == 1
+    assert message in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run(first) == 0
+    assert "1 skipped" in capsys.readouterr().err
+
+
+def test_the_same_refinement_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("track", "clip.mp4", "-o", tmp_path, "--save", "json,png", "--keep-state") == 0
+    arguments = ["track", "clip.mp4", *MODEL, "--save", "json,png", "-o", str(tmp_path)]
+    refine = [*arguments, "--refine", str(tmp_path / "clip_track.state"), "--points", CORRECTION]
+    assert run(refine) == 0
+    before = files(tmp_path)
+    plan = (tmp_path / "clip_track.state" / "plan.json").read_text()
+    capsys.readouterr()
+    assert run(refine) == 0
+    assert "1 skipped" in capsys.readouterr().err
+    (tmp_path / "clip_track.jsonl").unlink()
+    assert run(refine) == 0
+    assert files(tmp_path) == before
+    assert (tmp_path / "clip_track.state" / "plan.json").read_text() == plan
+
+
+def test_objects_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    arguments = ["track", "clip.mp4", *MODEL, "--save", "json", "-o", str(tmp_path)]
+    assert run([*arguments, "--box", "5@0:4,6,40,30", "--points", "3@0:22,12", "--points", "9@0:9,9"]) == 0
+    assert [one["id"] for one in records(tmp_path)[0]["objects"]] == [3, 5, 9]
 
 
 def test_a_folder_of_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,11 +214,14 @@ def test_a_folder_of_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "frames" / "5.png").write_bytes(b"no image")
     (tmp_path / "frames" / "0.png").write_bytes(b"no image")
     capsys.readouterr()
-    arguments = ("track", tmp_path / "frames", "--points", "1@1:22,12", "--save", "json,mp4", "-o", tmp_path / "bad")
+    save = "json,mp4,vis.json"
+    arguments = ("track", tmp_path / "frames", "--points", "1@1:22,12", "--save", save, "-o", tmp_path / "bad")
     assert run([*map(str, arguments), *MODEL]) == 1
     assert "2 of 12 frames failed" in capsys.readouterr().err
     lines = json_lines((tmp_path / "bad" / "frames_track.jsonl").read_text())
     assert [line["frame"] for line in lines if "error" in line] == [0, 5]
+    dataset = json.loads((tmp_path / "bad" / "frames_track.vis.json").read_text())
+    assert [rle is None for rle in dataset["annotations"][0]["segmentations"]] == [line in (0, 5) for line in range(12)]
     assert "5.png: expected an image" in lines[5]["error"]
     python = list(
         pipeline("track", MODEL[1])(tmp_path / "frames", prompts=TrackPrompt(object_id=1, frame=1, box=[4, 6, 40, 30]))

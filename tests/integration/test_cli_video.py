@@ -88,17 +88,6 @@ def test_objects_are_tracked(tmp_path: Path) -> None:
         assert "alpha_mode" in {key.lower() for key in container.streams.video[0].metadata}
 
 
-def test_a_prompt_that_does_not_fit_keeps_the_frames_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("track", "clip.mp4", "-o", tmp_path, "--points", "2@5:900,4") == 1
-    assert "object 2 in frame 5" in capsys.readouterr().err
-    assert details(tmp_path / "clip_track.mp4")[0] == 5
-    assert command("track", "clip.mp4", "-o", tmp_path, "--points", "2@900:5,4") == 1
-    assert f"ends with frame {COUNT - 1}, got 900 for object 2" in capsys.readouterr().err
-    assert details(tmp_path / "clip_track.mp4")[0] == COUNT
-    assert command("track", "clip.mp4", "-o", tmp_path) == 0
-    assert details(tmp_path / "clip_track.mp4")[0] == COUNT
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -279,7 +279,10 @@ class TaskRun:
         for path in result_paths(files):
             if (other := planned.setdefault(name_key(str(path)), item)) is not item:
                 raise InputError(f"{path}: is also the result of {other.name}. Rename one of the two sources.")
-        return self._journal_status(item, result_paths(files))
+        status = self._journal_status(item, result_paths(files))
+        if item.kind == "video":
+            self.command.check_video(item.path or str(item.source))
+        return status
 
     def _journal_status(self, item: NamedSource, paths: Sequence[Path]) -> str:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""

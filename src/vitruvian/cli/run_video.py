@@ -45,12 +45,15 @@ def run_video_file(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool,
     files = run.claim(item)
     frames = _FrameWriter(run.command, files, item.name)
     restart = not join and _restarts(run.command, files)
-    report = _run_loop(run, pipe, item, frames, restart=restart, **run.command.state_options(files))
+    try:
+        report = _run_loop(run, pipe, item, frames, restart=restart, **run.command.state_options(files))
+    except InputError:  # the results of the frames before are complete
+        frames.write_dataset()
+        raise
+    frames.write_dataset()
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
-    if VIDEO_DATASET in files and frames.records is not None:
-        write_youtube_vis(files[VIDEO_DATASET], frames.records, name=Path(item.name).name)
     frames.check_crops()
     run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
 
@@ -147,7 +150,7 @@ class _FrameWriter:
     def __init__(self, command: TaskCommand, files: Mapping[str, Path], source: str) -> None:
         self._command, self.records, self._source = command, files.get("json"), source
         self.video_path = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
-        self._crops = files.get(CROPS)
+        self._crops, self._dataset = files.get(CROPS), files.get(VIDEO_DATASET)
         self._patterns = [path for name, path in files.items() if FRAME_FORMAT in path.name and name != CROPS]
         holds_alpha = self.video_path is not None and self.video_path.suffix.lower() in (".webm", ".mov")
         self.alpha = command.transparent and holds_alpha
@@ -184,6 +187,11 @@ class _FrameWriter:
         for number, file in numbered:
             if number >= first:
                 file.unlink()
+
+    def write_dataset(self) -> None:
+        """Write the records as a dataset, if one was asked for."""
+        if self._dataset is not None and self.records is not None and self.records.is_file():
+            write_youtube_vis(self._dataset, self.records, name=Path(self._source).name)
 
     def check(self, count: int) -> None:
         """Raise `InputError` unless there is a record and a file of each format for every frame."""

@@ -124,6 +124,9 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
         """Return the fields of `VideoOptions` about a state that is kept after a video."""
         return {}
 
+    def check_video(self, source: str | Path) -> None:
+        """Raise `InputError` for options that do not fit a video, before anything is written."""
+
     def resume_settings(self) -> dict[str, object]:
         """Return settings that are stored with a video that is being written, beside the digest of all."""
         return {}

@@ -135,11 +135,11 @@ class VideoReader:
         stat = self.path.stat()
         return [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
 
-    def has_more_frames_than(self, limit: int) -> bool:
-        """Return whether the file has more packets of video; `count` is what its header states, which may be wrong."""
+    def count_packets(self, at_most: int | None = None) -> int:
+        """Count the packets of video without decoding; `count` is what the header states, which may be wrong."""
         with self._open() as (container, stream):
             packets = (packet for packet in self._packets(container, stream) if packet.size)
-            return next(itertools.islice(packets, limit, None), None) is not None
+            return sum(1 for _ in itertools.islice(packets, at_most))
 
     def frames(self, start: int = 0) -> Iterator[tuple[int, float, RgbImage]]:
         """Yield (number, seconds since the first frame, image uint8 [H, W, 3]) from frame `start` on.
@@ -164,7 +164,7 @@ class VideoReader:
         """Raise `ImageError` if the file ends before the time that its header states. Call it after the last frame."""
         if self._stated_end is None or self._stated_end - self._end_read <= _END_TOLERANCE / self.rate:
             return
-        if self._stated_count and self.has_more_frames_than(self._stated_count - 1):
+        if self._stated_count and self.count_packets() >= self._stated_count:
             return
         raise ImageError(
             f"{self.path}: breaks off after frame {self._frames_read} of {self.count}. Get the complete file."
@@ -611,6 +611,10 @@ class SequenceReader:
         stats = [file.stat() for file in self.files]
         latest = max(stat.st_mtime_ns for stat in stats)
         return [str(self.path.resolve()), sum(stat.st_size for stat in stats), latest]
+
+    def count_packets(self) -> int:
+        """Count the frames."""
+        return len(self.files)
 
     def _find_size(self) -> tuple[int, int]:
         """Return the height and width of the first image that can be read; the error of the first if none can."""

@@ -108,7 +108,7 @@ class UploadFolder:
     def _check_video(self, path: Path, name: str) -> None:
         """Raise an error for a file that is no video, or one with too many frames."""
         try:
-            too_long = VideoReader(path).has_more_frames_than(self.limits.frames)
+            too_long = VideoReader(path).count_packets(self.limits.frames + 1) > self.limits.frames
         except InputError as error:
             detail = str(error).replace(str(path), name)
             raise RequestError(415, message=detail.removeprefix(f"{name}: "), subject=name) from None

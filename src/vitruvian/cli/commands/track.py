@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from vitruvian.cli.option_groups import (
 )
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError, VitruvianError
+from vitruvian.files.video import open_video
 from vitruvian.filesystem.json_files import read_json
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines.options import PeopleOptions
@@ -101,7 +103,9 @@ class TrackCommand(TaskCommand):
             if len(self.sources) != 1 or self.watch:
                 raise InputError(f"--refine: expected one video, got {len(self.sources)} sources.")
             saved = self._saved_prompts()
-            changes |= {name: [*saved[name], *(getattr(self, name) or ())] or None for name in _PROMPTS}
+            changes |= {
+                name: list(dict.fromkeys([*saved[name], *(getattr(self, name) or ())])) or None for name in _PROMPTS
+            }
             changes["everyone"] = self.everyone or bool(saved["everyone"])
         for name in self._people_tasks():
             if name not in _PEOPLE_TASKS:
@@ -141,14 +145,20 @@ class TrackCommand(TaskCommand):
         return prompts
 
     def _addresses(self) -> Iterator[tuple[str, int, int, str]]:
-        """Yield the option, the object, the frame and the rest of each prompt."""
-        for option in _PROMPTS:
-            for text in getattr(self, option) or ():
-                yield option, *_read_address(f"--{option}", text)
+        """Yield the option, the object, the frame and the rest of each prompt, in the order of objects."""
+        prompts = [(option, text) for option in _PROMPTS for text in getattr(self, option) or ()]
+        addresses = [(option, *_read_address(f"--{option}", text)) for option, text in prompts]
+        yield from sorted(addresses, key=operator.itemgetter(1))
 
     def input_files(self) -> list[Path]:
         """Return the files of mask prompts."""
         return [Path(rest).expanduser() for option, _, _, rest in self._addresses() if option == "mask"]
+
+    def check_video(self, source: str | Path) -> None:
+        """Check that all prompts fit the video."""
+        from vitruvian.pipelines.video.track_prompt import check_prompts
+
+        check_prompts(self._prompts(), open_video(source))
 
     # ------------------------------------------------------------------------------------- state, following commands
 
@@ -184,8 +194,8 @@ class TrackCommand(TaskCommand):
         if self.refine is None:
             return None
         saved = self._saved_prompts()
-        new = [text for name in _PROMPTS for text in (getattr(self, name) or ())[len(saved[name]) :]]
-        return self.refine.expanduser(), min(_read_address("--refine", text)[1] for text in new)
+        new = [text for name in _PROMPTS for text in getattr(self, name) or () if text not in saved[name]]
+        return self.refine.expanduser(), min((_read_address("--refine", text)[1] for text in new), default=0)
 
     def _saved_prompts(self) -> dict[str, Any]:
         """Read the prompts of a kept state."""

@@ -31,7 +31,7 @@ from vitruvian.pipelines.sources import Failure, Frame, Source, open_source
 from vitruvian.pipelines.tasks.segment import disjoint_masks, upsampled_masks
 from vitruvian.pipelines.video.object_tracker import FrameMasks, ObjectTracker, frame_number
 from vitruvian.pipelines.video.state import State
-from vitruvian.pipelines.video.track_prompt import TrackPrompt, check_together
+from vitruvian.pipelines.video.track_prompt import TrackPrompt, check_frames, check_prompts, check_together
 from vitruvian.processor import height_width
 from vitruvian.results import People, Track
 
@@ -105,7 +105,8 @@ class TrackResults(Results[Track]):
         try:
             outcome = super().__next__()
         except StopIteration:
-            self._check_all_used()
+            pending, self._tracker.pending = self._tracker.pending, {}
+            check_frames([one for prompts in pending.values() for one in prompts], self._tracker.number + 1)
             raise
         if not isinstance(outcome, Failure):
             self._passed = outcome.frame or 0
@@ -123,16 +124,6 @@ class TrackResults(Results[Track]):
                 self.close()
                 raise error
         return outcome
-
-    def _check_all_used(self) -> None:
-        """Raise `PromptError` for prompts of frames that the video does not have."""
-        pending, self._tracker.pending = self._tracker.pending, {}
-        if pending:
-            unused = [prompt for prompts in pending.values() for prompt in prompts]
-            got = ", ".join(f"{prompt.frame} for object {prompt.object_id}" for prompt in unused)
-            raise PromptError(
-                f"prompts: expected frames of the video, which ends with frame {self._tracker.number}, got {got}."
-            ) from None
 
 
 class TrackPipeline(TaskPipeline[Track, TrackOptions]):
@@ -180,6 +171,8 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
 
     def wrap_results(self, results: ResultGenerator[Track], source: Source) -> TrackResults:
         """Return results to which prompts can be added."""
+        if source.video is not None:
+            check_prompts(self.options.prompt_list, source.video)
         return TrackResults(results, source, self)
 
     def batch_size(self, options: TrackOptions, *, live: bool) -> BatchSize:

@@ -83,7 +83,7 @@ class VideoOptions(VideoOutput):
         settings: What the output depends on, such as the model's name; a run with other settings is not resumed.
         frame_files: Names of the files that `record` writes for each frame; a run with others is not resumed.
         on_start: Called with the first frame that is processed, before it is; those before it are taken over.
-        overwrite: Start again, and replace existing output.
+        overwrite: Start again. Existing output stays until it is replaced.
         max_frames: Stop after this many frames.
         keep_state: Folder to keep segments and states in, for `refine`.
         refine: A folder that `keep_state` named, and the first frame that is to change: everything before the segment
@@ -153,9 +153,12 @@ def run_video(
 ) -> VideoReport:
     """Process every frame of a video.
 
+    If a prompt does not fit or the file breaks off, the error is raised after the frames before are written. Finished
+    results are not replaced after the error of a prompt, by fewer frames, or with `refine` by more failures.
+
     Args:
-        source: A video file; numbered images (``name_%05d.png``), at 25 frames a second; or a camera: its number or
-            ``"camera:0"``. A camera runs until Ctrl-C.
+        source: A video file; images at 25 frames a second: numbered ones (``name_%05d.png``) or those of a folder; or a
+            camera: its number or ``"camera:0"``. A camera runs until Ctrl-C.
         process_frames: What to do with frames; `frame_processor` returns that of a pipeline. The results
             must hold their images.
         options: What to write, and how.
@@ -168,7 +171,7 @@ def run_video(
     if options.refine is not None:
         folder.copy_from(options.refine[0], before=options.refine[1])
     elif options.overwrite or live:
-        folder.clear(finished=True)
+        folder.clear()
     elif folder.finished():
         return VideoReport(frames=0, failures=0, resumed_at=0, skipped=True, out=folder.out, records=folder.records)
     done = folder.resume()
@@ -183,13 +186,17 @@ def run_video(
     if isinstance(results, _ResumableResults):
         writer.store_states_of(results, state)
     ending = _consume(results, writer, live=live, total=None if reader is None else reader.count)
-    segments = [*done, *writer.segments]
-    if segments:
+    segments, error = [*done, *writer.segments], ending.error
+    if options.refine is not None and error is None:
+        error = folder.new_failure(segments, options.refine[0])
+    if segments and (
+        live or error is None or _replaces_results(folder, segments, error, refined=options.refine is not None)
+    ):
         folder.join(segments, sound=options.sound)
     else:
         folder.clear()
-    if ending.error is not None:
-        raise ending.error
+    if error is not None:
+        raise error
     if not segments and not ending.interrupted:
         raise InputError(f"{source}: expected frames, got none after the first {start}.")
     return VideoReport(
@@ -201,6 +208,15 @@ def run_video(
         records=folder.records,
         interrupted=ending.interrupted,
     )
+
+
+def _replaces_results(
+    folder: ResumeFolder, segments: Sequence[VideoSegment], error: Exception, *, refined: bool
+) -> bool:
+    """Return whether segments that end with an error replace the results of an earlier run."""
+    earlier = folder.finished_frames()
+    kept = refined or isinstance(error, PromptError) or earlier > segments[-1].stop
+    return not (earlier and kept)
 
 
 def split_video(source: str | Path, options: VideoOptions, *, seconds: float) -> list[tuple[int, int | None]]:
@@ -215,7 +231,7 @@ def split_video(source: str | Path, options: VideoOptions, *, seconds: float) ->
     reader = open_video(str(source))
     folder = _open_folder(options, reader)
     if options.overwrite:
-        folder.clear(finished=True)
+        folder.clear()
     if options.on_start is not None and not folder.is_begun():
         options.on_start(0)
     folder.resume()

@@ -32,6 +32,7 @@ from vitruvian.files.video import (
     VideoWriter,
     codec_for,
     open_container,
+    open_video,
 )
 from vitruvian.filesystem.atomic import atomic_write, remove_temporary_files, write_errors
 from vitruvian.filesystem.json_files import json_text, read_json, write_json
@@ -118,6 +119,16 @@ class ResumeFolder:
         outputs = [path for path in (self.out if not self.numbered else None, self.records) if path is not None]
         return bool(outputs) and all(path.exists() for path in outputs) and not self.path.exists()
 
+    def finished_frames(self) -> int:
+        """Return the number of frames in the results of an earlier run; 0 if an output is missing."""
+        outputs = [path for path in (self.out if not self.numbered else None, self.records) if path is not None]
+        if not outputs or not all(path.exists() for path in outputs):
+            return 0
+        if self.records is None:
+            return open_video(outputs[0]).count or 0
+        with self.records.open("rb") as file:
+            return sum(1 for _ in file)
+
     def is_begun(self) -> bool:
         """Return whether an earlier run with the same plan was interrupted."""
         return bool(_read_json(self.path / _PLAN) == self.plan)
@@ -166,13 +177,22 @@ class ResumeFolder:
             return
         self.clear()
         self.path.mkdir(parents=True)
-        for description in sorted(earlier.glob("[0-9]*.json")):
-            segment = VideoSegment.read(description)
-            if segment is not None and segment.stop <= before and segment.digests == self._digests(segment, earlier):
-                for file in (*self.files(segment.start), description):
+        for segment in _read_segments(earlier):
+            if segment.stop <= before and segment.digests == self._digests(segment, earlier):
+                files = self.files(segment.start)
+                for file in (*files, files[-1].with_suffix(".json")):
                     if (earlier / file.name).exists():  # there is no video if all of its frames failed
                         shutil.copyfile(earlier / file.name, self.path / file.name)
         write_json(self.path / _PLAN, self.plan)
+
+    def new_failure(self, segments: Sequence[VideoSegment], earlier: Path) -> InputError | None:
+        """Return an error with that of the first frame if more frames failed than in an earlier run."""
+        before, now = (sum(one.failures for one in each) for each in (_read_segments(earlier), segments))
+        if now <= before:
+            return None
+        lines = (line for one in segments for line in self.files(one.start)[-2].read_text("utf-8").splitlines())
+        first = next(error for line in lines if (error := json.loads(line).get("error")))
+        return InputError(f"{earlier}: expected {before} failed frames as before, got {now}: {first}")
 
     def files(self, start: int) -> list[Path]:
         """Return the files of the segment that starts with a frame: video, records, and the state at its end."""
@@ -189,16 +209,12 @@ class ResumeFolder:
         with np.load(self.files(segment.start)[-1], allow_pickle=False) as saved:
             return {name: saved[name] for name in saved.files}
 
-    def clear(self, *, finished: bool = False) -> None:
-        """Remove the folder if this program created it, and with `finished` the output too."""
+    def clear(self) -> None:
+        """Remove the folder if this program created it."""
         if (self.path / _PLAN).exists():
             _remove_segments(self.path)
         elif self.path.is_dir() and any(self.path.iterdir()):
             raise InputError(f"{self.path}: this folder was not made by vitruvian. Move or delete it.")
-        if finished:
-            for path in (self.out, self.records):
-                if path is not None:
-                    path.unlink(missing_ok=True)
 
     def join(self, segments: Sequence[VideoSegment], *, sound: bool) -> None:
         """Join all segments, and remove or keep the folder."""
@@ -215,11 +231,16 @@ class ResumeFolder:
         if self.keep is None:
             _remove_segments(self.path)
             return
+        replaced = self.keep.with_name(self.keep.name + ".replaced")
+        if replaced.is_dir():  # a process was killed here
+            _remove_segments(replaced)
         if self.keep.is_dir() and any(self.keep.iterdir()):
             if not (self.keep / _PLAN).exists():
                 raise InputError(f"{self.keep}: was not made by vitruvian. Move or delete it.")
-            _remove_segments(self.keep)
+            self.keep.rename(replaced)
         self.path.rename(self.keep)
+        if replaced.is_dir():
+            _remove_segments(replaced)
 
 
 class SegmentFiles:
@@ -268,6 +289,12 @@ class SegmentFiles:
             self._writer.discard()
         with contextlib.suppress(OSError):  # what is buffered may not fit the disk
             self._lines.close()
+
+
+def _read_segments(folder: Path) -> list[VideoSegment]:
+    """Return the complete segments of a folder in order."""
+    segments = map(VideoSegment.read, sorted(folder.glob("[0-9]*.json")))
+    return [segment for segment in segments if segment is not None]
 
 
 def _remove_segments(folder: Path) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from vitruvian.errors import PromptError, one_line
+from vitruvian.files.video import SequenceReader, VideoReader
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 
@@ -74,6 +75,18 @@ class TrackPrompt:
         """The object and the frame, for messages."""
         return f"object {self.object_id} in frame {self.frame}"
 
+    def check_fits(self, size_hw: tuple[int, int]) -> None:
+        """Raise `PromptError` for points outside of a frame of this size, and for a mask of another size."""
+        if self.points is not None:
+            points = np.asarray(self.points)  # [N, 2]
+            outside = points[((points < 0) | (points > size_hw[::-1])).any(axis=1)].tolist()
+            if outside:
+                expected = f"x in 0…{size_hw[1]} and y in 0…{size_hw[0]}"
+                raise PromptError(f"points: expected {expected} for {self.name}, got {outside}.")
+        if self.mask is not None and np.shape(self.mask) != size_hw:
+            expected, got = f"{size_hw[0]}×{size_hw[1]} pixels", list(np.shape(self.mask))
+            raise PromptError(f"mask: expected {expected} for {self.name}, got {got}.")
+
     def add_to(
         self,
         session: Sam2VideoInferenceSession,
@@ -82,23 +95,16 @@ class TrackPrompt:
         size_hw: tuple[int, int],
     ) -> None:
         """Add this prompt to a frame of a session; `size_hw` is the size of the frame."""
+        self.check_fits(size_hw)
         inputs: dict[str, Any] = {"clear_old_inputs": self.box is not None}
         if self.points is not None:
             points = np.asarray(self.points)  # [N, 2]
-            outside = points[((points < 0) | (points > size_hw[::-1])).any(axis=1)].tolist()
-            if outside:
-                expected = f"x in 0…{size_hw[1]} and y in 0…{size_hw[0]}"
-                raise PromptError(f"points: expected {expected} for {self.name}, got {outside}.")
             labels = np.ones(len(points), int) if self.labels is None else np.asarray(self.labels)
             inputs |= {"input_points": [[points.tolist()]], "input_labels": [[labels.tolist()]]}
         if self.box is not None:
             inputs["input_boxes"] = [[np.asarray(self.box).tolist()]]
         if self.mask is not None:
-            mask = np.asarray(self.mask)
-            if mask.shape != size_hw:
-                expected = f"{size_hw[0]}×{size_hw[1]} pixels"
-                raise PromptError(f"mask: expected {expected} for {self.name}, got {list(mask.shape)}.")
-            inputs = {"input_masks": [mask]}
+            inputs = {"input_masks": [np.asarray(self.mask)]}
         try:
             processor.add_inputs_to_inference_session(
                 session, frame_idx, self.object_id, original_size=size_hw, **inputs
@@ -146,6 +152,21 @@ def check_together(prompts: Iterable[TrackPrompt]) -> None:
             raise PromptError(
                 f"prompts: expected a mask alone for {name}, got {len(several)} prompts. Refine its result with points."
             )
+
+
+def check_prompts(prompts: Iterable[TrackPrompt], video: VideoReader | SequenceReader) -> None:
+    """Raise `PromptError` for prompts that do not fit the frames of a video, or are on frames that it does not have."""
+    prompts = list(prompts)
+    for prompt in prompts:
+        prompt.check_fits(video.size_hw)
+    if not all(video.count is not None and prompt.frame < video.count for prompt in prompts):
+        check_frames(prompts, video.count_packets())  # headers may be wrong
+
+
+def check_frames(prompts: Iterable[TrackPrompt], count: int) -> None:
+    """Raise `PromptError` for prompts on frames from `count` on, which the video does not have."""
+    if got := ", ".join(f"{one.frame} for object {one.object_id}" for one in prompts if one.frame >= count):
+        raise PromptError(f"prompts: expected frames of the video, which ends with frame {count - 1}, got {got}.")
 
 
 def _whole_number(value: Any) -> int:

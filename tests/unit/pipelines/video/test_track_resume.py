@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("av")
 
 from tests.helpers.pipelines import parts_of, sample_image, write_clip
-from vitruvian import InputError, Sam2SessionOptions, Sam2VideoInferenceSession, TrackPrompt, pipeline
+from vitruvian import InputError, PromptError, Sam2SessionOptions, Sam2VideoInferenceSession, TrackPrompt, pipeline
 from vitruvian.models.sam2.session_state import restore_session, session_state
 from vitruvian.pipelines import sources
 from vitruvian.pipelines.sources import Failure
@@ -125,6 +125,35 @@ def test_kept_segments_before_a_change_are_used_again(pipe: Any, clip: Path, tmp
         track(pipe, clip, tmp_path / "other.jsonl", **options)
     with pytest.raises(InputError, match="got a folder without segments"):
         track(pipe, clip, refined, **options | {"refine": (tmp_path / "no", 3)})
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_prompts_that_do_not_fit_leave_finished_results(pipe: Any, clip: Path, tmp_path: Path, refine: bool) -> None:
+    out, state = tmp_path / "track.jsonl", tmp_path / "kept"
+    bad = TrackPrompt(object_id=3, frame=13, points=[[500, 20]])
+    with pytest.raises(PromptError, match="object 3 in frame 13"):
+        track(pipe, clip, out, prompts=[*PROMPTS[:1], bad])
+    assert len(lines(out)) == 13  # the frames before are kept: there were no results
+    track(pipe, clip, out, prompts=PROMPTS[:1], keep_state=state, settings={"prompts": 1}, overwrite=True)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    options = {"refine": (state, 13)} if refine else {"overwrite": True}
+    with pytest.raises(PromptError, match="object 3 in frame 13"):
+        track(pipe, clip, out, prompts=[*PROMPTS[:1], bad], keep_state=state, settings={"prompts": 2}, **options)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_refinement_with_more_failures_leaves_finished_results(pipe: Any, clip: Path, tmp_path: Path) -> None:
+    out, state = tmp_path / "track.jsonl", tmp_path / "kept"
+    track(pipe, clip, out, prompts=PROMPTS[:1], keep_state=state)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fail(frames: Any, detector: Any) -> Any:
+        yield from (Failure(name="clip.mp4", error=MemoryError("none"), frame=frame.frame) for frame in frames)
+
+    options = {"records": out, "keep_state": state, "refine": (state, 13), "smooth": False}
+    with pytest.raises(InputError, match=r"expected 0 failed frames as before, got 14: clip\.mp4: none"):
+        run_video(clip, fail, segment_seconds=LENGTH, **options)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_a_camera_that_is_unplugged_keeps_its_frames(
