@@ -49,7 +49,7 @@ from vitruvian.cuda.streams import HostCopy  # noqa: E402
 from vitruvian.images.read import load_rgb  # noqa: E402
 from vitruvian.pipelines import Failure, base  # noqa: E402
 from vitruvian.pipelines.engine import runner  # noqa: E402
-from vitruvian.pipelines.engine.batches import BatchSize, forward_inputs  # noqa: E402
+from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize  # noqa: E402
 from vitruvian.pipelines.sources import Frame  # noqa: E402
 from vitruvian.pipelines.tasks import pose  # noqa: E402
 
@@ -209,9 +209,9 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> f
         size = max(size, len(prepared.inputs))
         inputs = (prepared.inputs * size)[:size]
         batch = BatchSize(size, fixed=True)
-        graphs = pipe.model.graphs if pipe.device.type == "cuda" else None
+        graphs = pipe.graphs
         with CallCounter() as calls:
-            outputs = forward_inputs(pipe, inputs, batch, graphs)
+            outputs = BatchQueue[None](pipe, batch, graphs).run(None, inputs)
         counts[f"submit a batch of {size}"] = calls.count
         outputs = outputs[: len(prepared.inputs)]
         with CallCounter() as calls:
@@ -226,7 +226,7 @@ def count_calls(pipe: Any, path: Path, boxes: list[list[float]], size: int) -> f
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(8):
-            forward_inputs(pipe, inputs, batch, graphs)
+            BatchQueue[None](pipe, batch, graphs).run(None, inputs)
         last.record()
         torch.cuda.synchronize()
         return first.elapsed_time(last) / 8e3

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitruvian.auto import AutoProcessor
 from vitruvian.config import checked_dtype
+from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.streams import PendingTensors, upload_stream
 from vitruvian.devices import Device, DType, checked_device, default_placement, devices_of
 from vitruvian.errors import InputError
@@ -142,6 +143,11 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         """Device of the model."""
         return torch.device(self.model.device)
 
+    @property
+    def graphs(self) -> GraphCache | None:
+        """Where the model stores its CUDA graphs, if it has any."""
+        return self.model.graphs if self.device.type == "cuda" else None
+
     @functools.cached_property
     def checkpoint_heads(self) -> tuple[str, ...]:
         """The heads of the model's checkpoint, if it has several. Read once."""
@@ -197,7 +203,6 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             errors=call.options.errors,
             save=write,
             batch_timeout=call.options.batch_timeout,
-            graphs=self.model.graphs if self.device.type == "cuda" else None,
         )
         return call.wrap_results(results, opened)
 

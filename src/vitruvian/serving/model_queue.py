@@ -194,7 +194,6 @@ class ModelQueue:
             Source(self._loaders),
             batch=fixed or pipe.batch_size(call.options, live=False),
             batch_timeout=None,  # requests collect while the model runs
-            graphs=pipe.model.graphs if pipe.device.type == "cuda" else None,
         )
         for index, outcome in enumerate(outcomes):
             request = self._in_engine.pop(index)

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from vitruvian.cuda.graphs import GraphCache
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.read import load_rgb
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput, Prepared
@@ -100,6 +101,11 @@ class SharedSteps(InferenceSteps[Any]):
     def device(self) -> torch.device:
         """Device of the model."""
         return self._pipe.device
+
+    @property
+    def graphs(self) -> GraphCache | None:
+        """Where the model stores its CUDA graphs."""
+        return self._pipe.graphs
 
     def detects(self, frame: Frame) -> bool:
         """Return whether the call detects people."""

@@ -165,7 +165,7 @@ class BatchQueue(Generic[OwnerT]):
         self,
         steps: InferenceSteps[Any],
         size: BatchSize,
-        graphs: GraphCache | None,
+        graphs: GraphCache | None = None,
         *,
         warmup: bool = False,
         partial: bool = False,
@@ -235,21 +235,14 @@ class BatchQueue(Generic[OwnerT]):
         self._inputs.extendleft(replace(row, alone=alone) for row in reversed(batch.rows))
         return []
 
-
-def forward_inputs(
-    steps: InferenceSteps[Any],
-    inputs: Sequence[ModelInput | DeferredModelInput],
-    size: BatchSize,
-    graphs: GraphCache | None = None,
-) -> list[Any]:
-    """Run the model on the inputs of one image, batch by batch; return one output for each. Errors are raised."""
-    queue: BatchQueue[None] = BatchQueue(steps, size, graphs)
-    queue.add(None, inputs)
-    outputs: dict[int, Any] = {}
-    while queue:
-        with queue.take() as batch:
-            batch.outputs = steps.forward(batch.inputs())
-        outputs |= {index: output for _, index, output in queue.complete(batch)}
-        if batch.error is not None:
-            raise batch.error
-    return [outputs[index] for index in range(len(inputs))]
+    def run(self, owner: OwnerT, inputs: Sequence[ModelInput | DeferredModelInput]) -> list[Any]:
+        """Run the model on the inputs of one image, batch by batch; return one output for each. Errors are raised."""
+        self.add(owner, inputs)
+        outputs: dict[int, Any] = {}
+        while self:
+            with self.take() as batch:
+                batch.outputs = self._steps.forward(batch.inputs())
+            outputs |= {index: output for _, index, output in self.complete(batch)}
+            if batch.error is not None:
+                raise batch.error
+        return [outputs[index] for index in range(len(inputs))]

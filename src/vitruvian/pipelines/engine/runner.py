@@ -25,11 +25,10 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar
 import torch
 
 from vitruvian.cpu_threads import usable_cores
-from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.streams import CudaStream, HostCopy, StreamEvent, record_stream
 from vitruvian.files.video import VideoReader
 from vitruvian.images.decode import on_decode
-from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, forward_inputs, is_out_of_memory
+from vitruvian.pipelines.engine.batches import Batch, BatchQueue, BatchSize, is_out_of_memory
 from vitruvian.pipelines.engine.byte_budget import ByteBudget
 from vitruvian.pipelines.engine.steps import InferenceSteps, Prepared
 from vitruvian.pipelines.options import Errors, Options
@@ -87,7 +86,7 @@ def run_one(steps: InferenceSteps[ResultT], loader: FrameLoader, batch: BatchSiz
         raise frame.error
     with torch.inference_mode():
         prepared = steps.prepare(frame, steps.detect(frame) if steps.detects(frame) else None)
-        outputs = forward_inputs(steps, prepared.inputs, batch)
+        outputs = BatchQueue[None](steps, batch).run(None, prepared.inputs)
         return steps.finish(prepared, HostCopy(steps.decode(prepared, outputs)).wait())
 
 
@@ -100,7 +99,6 @@ def run_many(
     errors: Errors = "keep",
     save: Callable[[ResultT, int], object] | None = None,
     batch_timeout: float | None = Options.batch_timeout,
-    graphs: GraphCache | None = None,
 ) -> ResultGenerator[ResultT]:
     """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
 
@@ -109,9 +107,7 @@ def run_many(
     Nothing starts before the first result is requested. All threads end with the iterator: after the last image, an
     error, Ctrl-C or `close`.
     """
-    with InferenceEngine(
-        steps, source, batch=batch, workers=workers, save=save, batch_timeout=batch_timeout, graphs=graphs
-    ) as engine:
+    with InferenceEngine(steps, source, batch=batch, workers=workers, save=save, batch_timeout=batch_timeout) as engine:
         while True:
             engine.wakeup.clear()
             engine.advance()
@@ -186,13 +182,12 @@ class InferenceEngine(Generic[ResultT]):
         workers: int | None,
         save: Callable[[ResultT, int], object] | None,
         batch_timeout: float | None,
-        graphs: GraphCache | None,
     ) -> None:
         workers = workers or _default_workers(steps.device)
         self._steps, self._source, self._batch = steps, source, batch
         self._save, self._batch_timeout = save, batch_timeout
         self.batches: BatchQueue[_InFlight[ResultT]] = BatchQueue(
-            steps, batch, graphs, warmup=True, partial=batch_timeout is None
+            steps, batch, steps.graphs, warmup=True, partial=batch_timeout is None
         )
         # Images past the model before it pauses for the consumer.
         self._max_ahead = max(_MIN_FINISHED, batch.size) if steps.max_ahead is None else steps.max_ahead

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.streams import CudaStream, PendingTensors
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results.base import People
@@ -71,6 +72,11 @@ class InferenceSteps(Generic[ResultT]):
     def device(self) -> torch.device:
         """Device of the model."""
         raise NotImplementedError
+
+    @property
+    def graphs(self) -> GraphCache | None:
+        """Where the model stores its CUDA graphs, if it has any."""
+        return None
 
     def detects(self, frame: Frame) -> bool:
         """Return whether `detect` must run before `prepare` of this image."""

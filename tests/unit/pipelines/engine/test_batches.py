@@ -15,7 +15,8 @@ from tests.helpers.pipelines import SAPIENS, leeway, opened, parts_of, sample_im
 from vitruvian import InputError, pipeline
 from vitruvian.cuda.graphs import GraphCache, _only_batch
 from vitruvian.cuda.streams import stack_on_device
-from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize, forward_inputs
+from vitruvian.pipelines.base import TaskPipeline
+from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize
 from vitruvian.pipelines.engine.runner import Failure, run_many
 from vitruvian.pipelines.engine.steps import ModelInput
 from vitruvian.pipelines.sources import open_source
@@ -45,7 +46,7 @@ def inputs(count: int) -> list[ModelInput]:
 
 
 def forward(task: Any, count: int, batch: BatchSize, graphs: GraphCache | None) -> list[Any]:
-    return forward_inputs(task, inputs(count), batch, graphs)
+    return BatchQueue[None](task, batch, graphs).run(None, inputs(count))
 
 
 class TestPadding:
@@ -108,16 +109,16 @@ class TestPadding:
 
 
 @pytest.mark.parametrize("task", SAPIENS)
-def test_results_do_not_depend_on_padding(task: str) -> None:
+def test_results_do_not_depend_on_padding(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven people in batches of six, the last filled up: results are those of one at a time, in order."""
     pipe = opened(task)
     shown = [sample_image(seed, (40 + 3 * seed, 56)) for seed in range(6)]
     boxes = [BOXES, BOXES[:1], BOXES, BOXES, BOXES, BOXES]
     wanted = list(pipe(shown, boxes=boxes))
     sizes = noted_sizes(pipe)
+    monkeypatch.setattr(TaskPipeline, "graphs", GraphCache())
     call = pipe.for_call({"boxes": boxes})
-    graphs = GraphCache()
-    found = list(run_many(call, open_source(shown), batch=BatchSize(6, fixed=True), batch_timeout=60.0, graphs=graphs))
+    found = list(run_many(call, open_source(shown), batch=BatchSize(6, fixed=True), batch_timeout=60.0))
     assert sizes == [6, 6]
     for got, want in zip(found, wanted, strict=True):
         assert not isinstance(got, Failure), got

@@ -325,11 +325,10 @@ class TestThreads:
                 assert [one() for one in self.made[prepared.frame.index]] == [None, None]
                 return super().finish(prepared, decoded)
 
-        graphs = GraphCache(max_batch=1)
         for thread in get_args(DecodeThread):
             job = Kept()
-            job.thread, job.fixed_input_size = thread, True
-            assert results(job, [solid(1)] * 60, batch=4, workers=2, batch_timeout=60.0, graphs=graphs) == [4] * 60
+            job.thread, job.fixed_input_size, job.graphs = thread, True, GraphCache(max_batch=1)
+            assert results(job, [solid(1)] * 60, batch=4, workers=2, batch_timeout=60.0) == [4] * 60
             assert [len(batch) for batch in job.batches] == [4] * 30
 
 

@@ -40,6 +40,7 @@ class Doubler:
     thread: DecodeThread = "worker"  # that decodes
     upload_stream: CudaStream | None = None
     max_ahead: int | None = None
+    graphs: GraphCache | None = None
 
     def __init__(
         self,
@@ -118,10 +119,8 @@ class TestOrder:
     def test_full_batches_from_the_first_with_graphs(self) -> None:
         job = Doubler(inputs=2)
         job.fixed_input_size = True
-        graphs = GraphCache(max_batch=1)
-        assert results(job, [solid(n) for n in range(5)], batch_timeout=60.0, graphs=graphs) == [
-            4 * n for n in range(5)
-        ]
+        job.graphs = GraphCache(max_batch=1)
+        assert results(job, [solid(n) for n in range(5)], batch_timeout=60.0) == [4 * n for n in range(5)]
         assert job.batches == [[0, 0, 1], [1, 2, 2], [3, 3, 4], [4]]
 
     def test_only_units_of_one_shape_share_a_batch(self) -> None:
@@ -403,8 +402,8 @@ class TestThreads:
 
         job = Slow()
         job.fixed_input_size = True  # batches of graphs have no warmup
-        graphs = GraphCache(max_batch=1)
-        assert results(job, source(), batch=8, batch_timeout=None, graphs=graphs) == [2 * n for n in range(1, 9)]
+        job.graphs = GraphCache(max_batch=1)
+        assert results(job, source(), batch=8, batch_timeout=None) == [2 * n for n in range(1, 9)]
         assert job.batches[0] == [1]
         assert max(map(len, job.batches)) > 1
 
