@@ -161,7 +161,11 @@ def with_resident_modules(devices: dict[str, torch.device], residents: Sequence[
     first = next((device for device in devices.values() if device.type not in ("cpu", "meta")), None)
     if first is None or len(set(devices.values())) == 1:
         return devices
-    others = {name: device for name, device in devices.items() if not any(_lies_under(name, one) for one in residents)}
+    others = {
+        name: device
+        for name, device in devices.items()
+        if not any(_lies_under(name, resident) for resident in residents)
+    }
     return others | dict.fromkeys(residents, first)
 
 

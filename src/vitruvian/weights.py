@@ -332,7 +332,7 @@ def match_keys(
         prefix += "."
         candidates["added"] = {file_name: prefix + name for file_name, name in names.items()}
         candidates["dropped"] = {f: name.removeprefix(prefix) for f, name in names.items() if name.startswith(prefix)}
-    change = max(candidates, key=lambda one: sum(name in wanted for name in candidates[one].values()))
+    change = max(candidates, key=lambda candidate: sum(name in wanted for name in candidates[candidate].values()))
     pairs, unexpected, mismatched = {}, [], []
     for file_name, name in candidates[change].items():
         if name not in wanted:

@@ -341,29 +341,29 @@ def _as_dtype(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def markdown_table(measurements: list[Measurement]) -> str:
     """Return measurements as a table in Markdown."""
-    also = any("compiled" in one.times for one in measurements)  # the reference, compiled
+    also = any("compiled" in measured.times for measured in measurements)  # the reference, compiled
     titles = ["model", "batch", "size", "dtype", "ours ms", "reference ms", "ratio", "difference", "memory", "TFLOP/s"]
     titles[7:7] = ["compiled ms", "ratio"] if also else []
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    for one in measurements:
-        ours, compiled = one.times.get("optimized"), one.times.get("compiled")
-        rate = 0.0 if ours is None else one.tflop / ours.median * 1e3
-        share = f" ({rate / one.ceiling:.0%})" if one.ceiling else ""
+    for measured in measurements:
+        ours, compiled = measured.times.get("optimized"), measured.times.get("compiled")
+        rate = 0.0 if ours is None else measured.tflop / ours.median * 1e3
+        share = f" ({rate / measured.ceiling:.0%})" if measured.ceiling else ""
         parts = [
-            one.model,
-            str(one.batch),
-            "×".join(map(str, one.size_hw)) + (f", {one.prompts} prompts" if one.prompts else ""),
-            one.dtype,
+            measured.model,
+            str(measured.batch),
+            "×".join(map(str, measured.size_hw)) + (f", {measured.prompts} prompts" if measured.prompts else ""),
+            measured.dtype,
             str(ours or "failed"),
-            str(one.times.get("reference", "")),
-            "" if one.ratio is None else f"{one.ratio:.2f} ×",
-            "" if one.difference is None else f"{one.difference[0]:.1e}",
-            " / ".join(f"{used / 2**30:.2f}" for used in one.memory.values()) + (" GiB" if one.memory else ""),
+            str(measured.times.get("reference", "")),
+            "" if measured.ratio is None else f"{measured.ratio:.2f} ×",
+            "" if measured.difference is None else f"{measured.difference[0]:.1e}",
+            " / ".join(f"{used / 2**30:.2f}" for used in measured.memory.values()) + " GiB" * bool(measured.memory),
             "" if ours is None else f"{rate:.2f}{share}",
         ]
         if also:
             parts[7:7] = [str(compiled or ""), f"{ours.median / compiled.median:.2f} ×" if ours and compiled else ""]
         lines.append("| " + " | ".join(parts) + " |")
-        if one.note:
-            lines.append(f"| | | | | {one.note} |" + " |" * (len(titles) - 5))
+        if measured.note:
+            lines.append(f"| | | | | {measured.note} |" + " |" * (len(titles) - 5))
     return "\n".join(lines)

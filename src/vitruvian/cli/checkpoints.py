@@ -57,7 +57,7 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
         "name": name,
         "class": type(model).__name__,
         "family": family,
-        "commands": _commands_for({type(one).__name__ for one in getattr(model, "tasks", {"": model}).values()}),
+        "commands": _commands_for({type(part).__name__ for part in getattr(model, "tasks", {"": model}).values()}),
         "parameters": sum(value.numel() for value in set(model.parameters())),
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "size": decimal(size) if size else "not downloaded",
@@ -69,7 +69,7 @@ def describe_checkpoint(name: str, revision: str | None = None) -> dict[str, Any
 
 def _commands_for(class_names: Iterable[str]) -> list[str]:
     """Return the commands that take a model of any of these classes."""
-    return [name for name in PIPELINE_TASKS if any(_accepts(TASKS[name], one) for one in class_names)]
+    return [name for name in PIPELINE_TASKS if any(_accepts(TASKS[name], cls) for cls in class_names)]
 
 
 def _accepts(task: Task, class_name: str) -> bool:
@@ -85,8 +85,8 @@ def check_model(name: str, task: Task, *, revision: str | None = None) -> None:
     if local_heads(name) or Path(name).expanduser().is_file() or is_exported(name):
         return
     config = AutoConfig.from_pretrained(name, **({} if revision is None else {"revision": revision}))
-    named = [str(one) for one in config.to_dict().get("architectures") or []]
-    if any(_accepts(task, one) for one in named):
+    named = [str(class_name) for class_name in config.to_dict().get("architectures") or []]
+    if any(_accepts(task, class_name) for class_name in named):
         return
     if able := _commands_for(named):
         raise InputError(

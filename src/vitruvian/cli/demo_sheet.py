@@ -94,7 +94,7 @@ def run_demo(
     detector = None if detect is None else open_detector(detect, device=device, dtype=dtype)
     frames, failures = _read_images(_demo_images() if images is None else images)
     names = DistinctNames()
-    rows = [_Row(one, folder, names.add(safe_name(Path(one.name.partition("?")[0]).stem))) for one in frames]
+    rows = [_Row(frame, folder, names.add(safe_name(Path(frame.name.partition("?")[0]).stem))) for frame in frames]
     folder.mkdir(parents=True, exist_ok=True)
     if detector is not None:
         people = sum(row.detect(detector) for row in rows)
@@ -138,7 +138,7 @@ class _Row:
         result = pipe(self.frame, **({"boxes": self.boxes} if len(self.boxes) else {"detect": "whole"}))
         for file_format in TASKS[task].default_image_formats:
             self.files.append(output_path(self.folder, self.stem, f"_{task}{file_extension(file_format)}"))
-            save_as(file_format, result, self.files[-1], draw=lambda one: one.plot())
+            save_as(file_format, result, self.files[-1], draw=lambda result: result.plot())
         # A legend would be too small to read on the sheet.
         self.drawings[task] = np.asarray(result.plot_frame().convert("RGB"))
 
@@ -194,7 +194,7 @@ def _models_of_run(model: Checkpoint) -> dict[str, Checkpoint]:
 def _tasks_of_checkpoint(model: Checkpoint) -> list[str]:
     """Return the tasks of a checkpoint for one task, from its architectures."""
     named = [str(name) for name in AutoConfig.from_pretrained(model).to_dict().get("architectures") or []]
-    return [task for task in DEMO_TASKS if any(one.__name__ in named for one in TASKS[task].pipeline_class().accepts())]
+    return [task for task in DEMO_TASKS if any(cls.__name__ in named for cls in TASKS[task].pipeline_class().accepts())]
 
 
 def random_pipeline(task: str, *, device: str | None) -> Any:

@@ -41,7 +41,7 @@ def _complete_model(context: Context, incomplete: str) -> list[str]:
     """Return what the name of a model may be completed to: checkpoints for the command, and folders."""
     from vitruvian.cli.known_checkpoints import known_checkpoints
 
-    names = [BUILTIN, *(one.name for one in known_checkpoints() if context.info_name in one.commands)]
+    names = [BUILTIN, *(known.name for known in known_checkpoints() if context.info_name in known.commands)]
     folder, _, start = incomplete.rpartition("/")
     with suppress(OSError):
         prefix = f"{folder}/" if "/" in incomplete else ""

@@ -151,7 +151,7 @@ class GraphCache:
             call = self._pool.capture(function, leaves, structure)
         except RuntimeError as error:
             chain = list(_causes(error))
-            out_of_memory = next((one for one in chain if isinstance(one, torch.OutOfMemoryError)), None)
+            out_of_memory = next((cause for cause in chain if isinstance(cause, torch.OutOfMemoryError)), None)
             if out_of_memory is not None:  # the caller may try again with less
                 raise out_of_memory from None
             self._pool = None  # a pool is unusable after a failed capture

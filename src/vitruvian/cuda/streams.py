@@ -130,8 +130,9 @@ def stack_on_device(inputs: Sequence[Tensor], device: torch.device, dtype: torch
     """
     if device.type != "cuda":
         return torch.stack(list(inputs)).to(device)  # [B, 3, h, w]
-    if any(one.is_cuda for one in inputs):
-        batch = torch.stack([one if one.is_cuda else pinned_copy(one, device) for one in inputs])  # [B, 3, h, w]
+    if any(tensor.is_cuda for tensor in inputs):
+        uploaded = [tensor if tensor.is_cuda else pinned_copy(tensor, device) for tensor in inputs]
+        batch = torch.stack(uploaded)  # [B, 3, h, w]
     else:
         shape = (len(inputs), *inputs[0].shape)
         pinned = torch.empty(shape, dtype=inputs[0].dtype, pin_memory=True)

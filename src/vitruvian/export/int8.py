@@ -137,7 +137,7 @@ def held_out(samples: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tenso
     if len(samples) < 2 * HELD_OUT:
         return list(samples), list(samples)
     chosen = _evenly_spaced(range(len(samples)), HELD_OUT)
-    return [one for i, one in enumerate(samples) if i not in chosen], [samples[i] for i in chosen]
+    return [sample for i, sample in enumerate(samples) if i not in chosen], [samples[i] for i in chosen]
 
 
 def print_errors(
@@ -228,13 +228,13 @@ def _single_inputs(
             if count == max_samples:
                 return
             count += 1
-            one = {name: sample[name][index : index + 1] for name in signature.inputs}
-            if "pixel_values" in one:
+            inputs = {name: sample[name][index : index + 1] for name in signature.inputs}
+            if "pixel_values" in inputs:
                 size_hw = signature.inputs["pixel_values"][-2:]
-                one["pixel_values"] = bilinear(one["pixel_values"].float(), size_hw, antialias=True)
-            for name, value in one.items():
+                inputs["pixel_values"] = bilinear(inputs["pixel_values"].float(), size_hw, antialias=True)
+            for name, value in inputs.items():
                 if list(value.shape[1:]) != signature.inputs[name][1:]:
                     raise InputError(
                         f"samples: expected {name} like {signature.inputs[name]}, got {list(value.shape)}."
                     )
-            yield {name: (v.float() if v.is_floating_point() else v).contiguous().numpy() for name, v in one.items()}
+            yield {name: (v.float() if v.is_floating_point() else v).contiguous().numpy() for name, v in inputs.items()}

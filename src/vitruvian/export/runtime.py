@@ -325,7 +325,7 @@ def exported_pipeline(
         openvino = (Path(opened).expanduser() / OPENVINO_FILE).is_file() or importlib.util.find_spec("openvino")
         opened = (OpenVinoModel if openvino else OnnxModel)(opened, threads=threads)
     if not issubclass(opened.model_class, pipeline.accepts()):
-        able = ", ".join(one.__name__ for one in pipeline.accepts())
+        able = ", ".join(model_class.__name__ for model_class in pipeline.accepts())
         raise InputError(f"model: expected an export of {able} for {task}, got one of {opened.signature.model}.")
     if processor is None:
         processor = AutoProcessor.from_pretrained(opened.config.name_or_path)

@@ -329,7 +329,7 @@ def write_youtube_vis(path: str | Path, records: str | Path, *, name: str) -> No
     frames, ids, size_hw = 0, dict[int, None](), [0, 0]
     for record in _read_json_lines(records):
         frames, size_hw = frames + 1, record.get("size_hw", size_hw)
-        ids |= {one["id"]: None for one in record.get("objects", ())}
+        ids |= {entry["id"]: None for entry in record.get("objects", ())}
     height, width = size_hw
     file_names = [f"{name}/{number:05d}" for number in range(frames)]
     video = {"id": 1, "file_names": file_names, "length": frames, "height": height, "width": width}
@@ -348,11 +348,12 @@ def _object_in_time(records: str | Path, object_id: int) -> JsonObject:
     found: JsonObject = {"segmentations": [], "bboxes": [], "areas": []}
     scores = []
     for record in _read_json_lines(records):
-        one = next((one for one in record.get("objects", ()) if one["id"] == object_id and one["area"]), None)
-        found["segmentations"].append(one and one["rle"])
-        found["bboxes"].append(one and rle_box_xywh(one["rle"]))
-        found["areas"].append(one and one["area"])
-        scores += [] if one is None else [one["score"] or 0.0]
+        visible = (entry for entry in record.get("objects", ()) if entry["id"] == object_id and entry["area"])
+        entry = next(visible, None)
+        found["segmentations"].append(entry and entry["rle"])
+        found["bboxes"].append(entry and rle_box_xywh(entry["rle"]))
+        found["areas"].append(entry and entry["area"])
+        scores += [] if entry is None else [entry["score"] or 0.0]
     return found | {"score": round(sum(scores) / max(1, len(scores)), 4)}
 
 

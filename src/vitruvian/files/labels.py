@@ -253,7 +253,7 @@ def _by_image(coco: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, Any], list
 
 
 def _category(record: Mapping[str, Any], coco: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = next((one for one in coco["categories"] if one["id"] == record["category_id"]), None)
+    found = next((category for category in coco["categories"] if category["id"] == record["category_id"]), None)
     return found or {"name": str(record["category_id"])}
 
 
@@ -262,7 +262,7 @@ def _polygons(record: Mapping[str, Any]) -> list[Polygon]:
     mask = record.get("segmentation")
     if isinstance(mask, Mapping):
         return mask_polygons(decode_rle(mask).numpy())
-    return [np.array(one, np.float32).reshape(-1, 2) for one in mask or ()]
+    return [np.array(polygon, np.float32).reshape(-1, 2) for polygon in mask or ()]
 
 
 def _keypoints(record: Mapping[str, Any], category: Mapping[str, Any]) -> list[tuple[str, float, float, bool]]:

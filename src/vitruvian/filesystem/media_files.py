@@ -69,7 +69,7 @@ def walk_files(folder: str | Path, *, recursive: bool = False, ordered: bool = T
     folders: list[str] = []  # searched after the files, unless ordered
     try:
         with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda one: natural_key(one.name)) if ordered else entries:
+            for entry in sorted(entries, key=lambda entry: natural_key(entry.name)) if ordered else entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_file():

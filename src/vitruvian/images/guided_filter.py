@@ -106,14 +106,14 @@ def _slopes(values: Tensor, guide: Tensor) -> Tensor:
     [C, h, w], [3, h, w] -> [C, 3, h, w].
     """
     mean = _window_mean(guide)  # [3, h, w]
-    products = torch.stack([_window_mean(one * guide) for one in guide])  # [3, 3, h, w]
+    products = torch.stack([_window_mean(channel * guide) for channel in guide])  # [3, 3, h, w]
     covariance = products - mean[:, None] * mean  # [3, 3, h, w]
     covariance = covariance + _EPSILON * torch.eye(3, device=guide.device)[:, :, None, None]
     # The inverse of a symmetric matrix [a, b, c]: (b × c, c × a, a × b) / (a · (b × c)).
     first, second, third = covariance
     rows = [torch.linalg.cross(x, y, dim=0) for x, y in ((second, third), (third, first), (first, second))]
     inverse = torch.stack(rows) / (first * rows[0]).sum(0)  # [3, 3, h, w]
-    joint = torch.stack([_window_mean(one * guide) for one in values])  # [C, 3, h, w]
+    joint = torch.stack([_window_mean(value * guide) for value in values])  # [C, 3, h, w]
     joint = joint - _window_mean(values)[:, None] * mean
     return _window_mean((inverse * joint[:, None]).sum(2))  # [C, 3, h, w]
 

@@ -32,11 +32,11 @@ def read_label_maps(maps: object, sizes_hw: Sequence[SizeHW | None], *, planes: 
     stacked = isinstance(maps, np.ndarray | Tensor) and maps.ndim > 2 and len(maps) == len(sizes_hw)
     listed = list(maps) if stacked or isinstance(maps, list | tuple) else [maps]  # type: ignore[call-overload]
     check_count("segmentation_maps", listed, len(sizes_hw))
-    read = [_read_numbers(one, planes=planes) for one in listed]
-    for one, size_hw in zip(read, sizes_hw, strict=True):
-        if size_hw is not None and tuple(one.shape[-2:]) != tuple(size_hw):
+    read = [_read_numbers(labels, planes=planes) for labels in listed]
+    for labels, size_hw in zip(read, sizes_hw, strict=True):
+        if size_hw is not None and tuple(labels.shape[-2:]) != tuple(size_hw):
             raise InputError(
-                f"segmentation_maps: expected the size of the image, {list(size_hw)}, got {list(one.shape[-2:])}."
+                f"segmentation_maps: expected the size of the image, {list(size_hw)}, got {list(labels.shape[-2:])}."
             )
     return read
 
@@ -101,12 +101,12 @@ def resized_argmax(scores: Tensor, size_hw: tuple[int, int]) -> Tensor:
     return winner[0, 0].long()
 
 
-def _resize_into(out: Tensor, one: Tensor) -> None:
+def _resize_into(out: Tensor, scores: Tensor) -> None:
     """Resize a map [h, w] bilinearly into [1, 1, H, W]."""
     size_hw = (out.shape[-2], out.shape[-1])
-    if tuple(one.shape) == size_hw:
-        out.copy_(one)
-    elif one.dtype == torch.float32:
-        torch.ops.aten.upsample_bilinear2d.out(one[None, None], size_hw, False, None, None, out=out)
+    if tuple(scores.shape) == size_hw:
+        out.copy_(scores)
+    elif scores.dtype == torch.float32:
+        torch.ops.aten.upsample_bilinear2d.out(scores[None, None], size_hw, False, None, None, out=out)
     else:
-        out.copy_(bilinear(one, size_hw))
+        out.copy_(bilinear(scores, size_hw))

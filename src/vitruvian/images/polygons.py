@@ -47,11 +47,11 @@ def _edge_loops(mask: NDArray[np.bool_]) -> list[Polygon]:
         start = next(iter(following))
         loop, point = [start], following[start].pop()
         last = start
-        while point != start or any(_is_right_turn(last, point, one) for one in following.get(start, ())):
+        while point != start or any(_is_right_turn(last, point, choice) for choice in following.get(start, ())):
             loop.append(point)
             choices = following[point]
             # Where four edges meet, turn right: parts that touch at a corner stay apart.
-            index = next((i for i, one in enumerate(choices) if _is_right_turn(last, point, one)), 0)
+            index = next((i for i, choice in enumerate(choices) if _is_right_turn(last, point, choice)), 0)
             last, point = point, choices.pop(index)
             if not choices:
                 del following[last]

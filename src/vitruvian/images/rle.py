@@ -77,8 +77,8 @@ def encode_packed(
     height = bits.shape[1]
     rles: list[Rle] = []
     boxes = np.zeros((len(bits), 4), np.float32)
-    for one, box in zip(bits, boxes, strict=True):
-        counts = _packed_run_lengths(one, width)
+    for packed, box in zip(bits, boxes, strict=True):
+        counts = _packed_run_lengths(packed, width)
         rles.append(_rle_of_runs(counts, (height, width), compress=compress))
         x, y, box_width, box_height = _box_of_runs(counts, height)
         box[:] = x, y, x + box_width, y + box_height
@@ -213,7 +213,7 @@ def run_lengths(masks: Tensor) -> list[IntArray]:
     count, height, width = masks.shape
     chunk = max(1, _CHUNK_PIXELS // (height * width))
     parts = (pack_masks(masks[start : start + chunk]).cpu().numpy() for start in range(0, count, chunk))
-    return [_packed_run_lengths(one, width) for bits in parts for one in bits]
+    return [_packed_run_lengths(packed, width) for bits in parts for packed in bits]
 
 
 def _packed_run_lengths(bits: npt.NDArray[np.uint8], width: int) -> IntArray:

@@ -50,8 +50,8 @@ def clip_loss(
     """
     parts: list[tuple[float, LossTerms]] = []  # with the share of their objects
     for prediction, truth in predictions:
-        for count in sorted({len(one) for one in prediction.logits} - {0}):  # objects with as many masks
-            chosen = [number for number, one in enumerate(prediction.logits) if len(one) == count]
+        for count in sorted({len(masks) for masks in prediction.logits} - {0}):  # objects with as many masks
+            chosen = [number for number, masks in enumerate(prediction.logits) if len(masks) == count]
             logits = torch.stack([prediction.logits[number] for number in chosen]).float()  # [O', K, h, w]
             large = bilinear(logits, truth.shape[-2:])
             ious = torch.stack([prediction.ious[number] for number in chosen])

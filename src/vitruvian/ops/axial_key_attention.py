@@ -79,13 +79,13 @@ def _axial_key_attention_cpu(
     rows = min(h, max(1, _CPU_KEYS // (count * w)))
     scaled = (q * (LOG2_E * q.shape[2] ** -0.5)).transpose(1, 2).contiguous()  # [B, D, N]
     out, buffers = q.new_empty(*q.shape[:2], values.shape[2]), q.new_empty(2, rows * count * w * _CPU_QUERIES)
-    for one in range(len(q)):
-        cells, tokens = _split_cells(keys[one], count, grid_hw)
+    for batch in range(len(q)):
+        cells, tokens = _split_cells(keys[batch], count, grid_hw)
         with_ones = torch.cat((cells, cells.new_ones(h, count, w, 1)), dim=3)  # [h, K, w, E + 1]
-        cell_values, token_values = _split_cells(values[one], count, grid_hw)
+        cell_values, token_values = _split_cells(values[batch], count, grid_hw)
         cell_values, plain_keys = cell_values.contiguous(), projection(tokens)
         for start in range(0, q.shape[1], _CPU_QUERIES):
-            part = scaled[one, :, start : start + _CPU_QUERIES]  # [D, n]
+            part = scaled[batch, :, start : start + _CPU_QUERIES]  # [D, n]
             n = part.shape[1]
             x_part, y_part = part.chunk(2)
             u = (by_column.flatten(0, 1) @ x_part).view(w, -1, n)  # [w, E + 1, n]
@@ -102,7 +102,7 @@ def _axial_key_attention_cpu(
                 torch.bmm(block.flatten(0, 1).transpose(0, 1), u, out=of_columns)
                 scores.view(-1, w, n).add_(of_columns.transpose(0, 1))  # [r·K, w, n]
                 mean.add_(scores.flatten(0, 1), cell_values[y : y + rows].flatten(0, 2))
-            out[one, start : start + n] = mean.result()
+            out[batch, start : start + n] = mean.result()
     return out
 
 

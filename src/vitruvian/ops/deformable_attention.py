@@ -98,7 +98,7 @@ def _sum_of_rows(value: Tensor, level_hw: LevelSizes, x: Tensor, y: Tensor, weig
     Q, P = x.shape[1], x.shape[-1]
     maps = torch.split(value.flatten(2), [height * width for height, width in level_hw], dim=1)
     # A border of zeros stands for everything outside: one row or column before, two after.
-    grids = (unflatten(one, 1, hw) for one, hw in zip(maps, level_hw, strict=True))  # [B, h, w, A·D] each
+    grids = (unflatten(level, 1, hw) for level, hw in zip(maps, level_hw, strict=True))  # [B, h, w, A·D] each
     table = torch.cat([F.pad(grid, (0, 0, 1, 2, 1, 2)).flatten(1, 2) for grid in grids], dim=1)  # [B, M, A·D]
     M = table.shape[1]
     layout = _table_layout(level_hw, A, P, value.device)

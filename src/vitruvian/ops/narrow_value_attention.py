@@ -41,14 +41,14 @@ def _narrow_value_attention_cpu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     out, buffer = q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(_CPU_BLOCK * _CPU_BLOCK)
     scaled = q * (LOG2_E * q.shape[2] ** -0.5)
-    for one, start in itertools.product(range(len(q)), range(0, q.shape[1], _CPU_BLOCK)):
-        part = scaled[one, start : start + _CPU_BLOCK].T  # [D, n]
+    for batch, start in itertools.product(range(len(q)), range(0, q.shape[1], _CPU_BLOCK)):
+        part = scaled[batch, start : start + _CPU_BLOCK].T  # [D, n]
         mean = OnlineSoftmax(part.shape[1], v)
         for first in range(0, k.shape[1], _CPU_BLOCK):
-            block = k[one, first : first + _CPU_BLOCK]  # [m, D]
+            block = k[batch, first : first + _CPU_BLOCK]  # [m, D]
             scores = buffer[: len(block) * part.shape[1]].view(len(block), -1)
-            mean.add_(torch.mm(block, part, out=scores), v[one, first : first + _CPU_BLOCK])
-        out[one, start : start + _CPU_BLOCK] = mean.result()
+            mean.add_(torch.mm(block, part, out=scores), v[batch, first : first + _CPU_BLOCK])
+        out[batch, start : start + _CPU_BLOCK] = mean.result()
     return out
 
 

@@ -343,14 +343,14 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
                         return _deferred_inputs(pixels, count, make, pending=PendingTensors([pixels], self.device))
                     inputs = make(pixels, slice(count))
                     pending = PendingTensors([inputs] if isinstance(inputs, Tensor) else inputs, self.device)
-                    return [ModelInput(one, pending=pending) for one in inputs]
+                    return [ModelInput(tensor, pending=pending) for tensor in inputs]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
         pixels = pixels_of(frame.image)  # [3, H, W]
         if count > _MAX_EAGER_INPUTS:
             return _deferred_inputs(pixels, count, make)
-        return [ModelInput(one) for one in make(pixels, slice(count))]
+        return [ModelInput(tensor) for tensor in make(pixels, slice(count))]
 
 
 def _deferred_inputs(

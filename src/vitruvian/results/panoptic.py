@@ -130,7 +130,7 @@ class Panoptic(Result):
 
     def coco_categories(self) -> list[JsonObject]:
         """Return the categories of these segments; their ids are those of the model."""
-        classes = {segment.label_id: segment for segment in sorted(self.segments, key=lambda one: one.label_id)}
+        classes = {segment.label_id: segment for segment in sorted(self.segments, key=lambda segment: segment.label_id)}
         return [
             {"id": label, "name": segment.label, "supercategory": segment.label}
             | ({} if segment.is_thing is None else {"isthing": int(segment.is_thing)})

@@ -60,7 +60,7 @@ class Parts(LabelMap):
         """Write what any map of labels can be, or a ZIP with a mask for each part that occurs, 255 where it is."""
         if extension == ".parts.zip":
             found = [label for label in count_labels(self.labels) if label != self.background]
-            write_png_zip(path, {self.name(one): (self.labels == one).astype(np.uint8) * 255 for one in found})
+            write_png_zip(path, {self.name(part): (self.labels == part).astype(np.uint8) * 255 for part in found})
         else:
             super().write(path, extension)
 

@@ -32,7 +32,7 @@ class Track(Masks):
     def __post_init__(self) -> None:
         super().__post_init__()
         ids = self.object_ids.tolist()
-        if len(set(ids)) < len(ids) or not all(1 <= one <= _MAX_ID for one in ids):
+        if len(set(ids)) < len(ids) or not all(1 <= object_id <= _MAX_ID for object_id in ids):
             raise InputError(f"object_ids: expected different numbers from 1 to {_MAX_ID}, got {ids}.")
 
     @property

@@ -139,7 +139,7 @@ def _changed(values: Settings | ServerLimits) -> dict[str, Any]:
         if field.name in ("models", "data", "limits") or value in (field.default, {}):
             continue
         if isinstance(value, tuple):
-            value = [dataclasses.asdict(one) if isinstance(one, ApiKey) else one for one in value]
+            value = [dataclasses.asdict(item) if isinstance(item, ApiKey) else item for item in value]
         changed[field.name] = value
     return changed
 

@@ -237,7 +237,7 @@ def _read_index_rows(
                     member = archive.extractfile(_TAR_RECORDS)
                     lines = [] if member is None else member.read().splitlines()
                 first, *records = [json.loads(line) for line in lines]
-                settings, columns = first["settings"], [[one[name] for one in records] for name in _INDEX_COLUMNS]
+                settings, columns = first["settings"], [[record[name] for record in records] for name in _INDEX_COLUMNS]
             else:
                 parquet = pq.ParquetFile(file)
                 settings = (parquet.schema_arrow.metadata or {}).get(_SETTINGS_KEY, b"").decode()

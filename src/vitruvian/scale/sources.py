@@ -174,7 +174,7 @@ def _list_remote(text: str, *, every: bool = False, recursive: bool = True) -> I
         return
     pending = [inner]
     while pending:
-        for entry in sorted(filesystem.get_file_info(FileSelector(pending.pop())), key=lambda one: one.path):
+        for entry in sorted(filesystem.get_file_info(FileSelector(pending.pop())), key=lambda entry: entry.path):
             if entry.type == FileType.Directory:
                 pending += [entry.path] if recursive else []
             elif every or _is_image(entry.path):

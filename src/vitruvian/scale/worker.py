@@ -74,7 +74,7 @@ class FileEncoder:
 
     def __call__(self, result: Result) -> dict[str, bytes]:
         """Return the bytes of each file format."""
-        return {name: encode_as(name, result, draw=lambda one: one.plot()) for name in self.formats}
+        return {name: encode_as(name, result, draw=lambda result: result.plot()) for name in self.formats}
 
 
 def default_formats(task: str) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class ClipObjective(nn.Module):
             several = self.model.segment_with_corrections(
                 session, frame, self._corrections(truth[frame], clicks, generator)
             )
-            predictions += [(one, truth[frame]) for one in several]
+            predictions += [(prediction, truth[frame]) for prediction in several]
         return clip_loss(predictions, weights=self.weights)
 
     def _start(
@@ -132,9 +132,9 @@ class ClipObjective(nn.Module):
             else:
                 points = random_points(masks, generator)[:, None]  # [O, 1, 2]
                 labels = torch.ones(1, dtype=torch.long, device=masks.device)
-            for index, one in zip(indices, points.to(session.dtype), strict=True):
+            for index, point in zip(indices, points.to(session.dtype), strict=True):
                 session.add_point_inputs(
-                    index, 0, {"point_coords": one[None, None], "point_labels": labels[None, None]}
+                    index, 0, {"point_coords": point[None, None], "point_labels": labels[None, None]}
                 )
         session.mark_new_inputs(numbers, 0)
 

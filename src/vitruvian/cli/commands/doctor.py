@@ -194,10 +194,10 @@ def _show(details: JsonObject) -> None:
     for name, version in details["versions"].items():
         row(name, version)
     section("Devices")
-    for one in details["devices"]:
-        memory = f", {decimal(one['free'])} of {decimal(one['memory'])} free" if "memory" in one else ""
-        threads = f", cores: {one['cores']}, threads: {one['threads']}" if "cores" in one else ""
-        row(one["device"], f"{one['name']}{memory}{threads}", True)
+    for device in details["devices"]:
+        memory = f", {decimal(device['free'])} of {decimal(device['memory'])} free" if "memory" in device else ""
+        threads = f", cores: {device['cores']}, threads: {device['threads']}" if "cores" in device else ""
+        row(device["device"], f"{device['name']}{memory}{threads}", True)
     section("Extras")
     for name, extra in details["extras"].items():
         advice = "" if extra["installed"] else f'   pip install "vitruvian[{name}]"'

@@ -43,8 +43,8 @@ def evaluate(
     for name in task or ():
         if name not in models:
             raise InputError(f"--task: {model} has {', '.join(models)}, got {name!r}.{near_matches(name, models)}")
-    chosen = {name: one.to(target) for name, one in models.items() if not task or name in task}
-    sizes = {one.config.image_hw for one in chosen.values()}
+    chosen = {name: opened.to(target) for name, opened in models.items() if not task or name in task}
+    sizes = {opened.config.image_hw for opened in chosen.values()}
     if len(sizes) > 1:
         raise InputError(f"{model}: expected tasks for images of one size, got {sorted(sizes)}. Choose one --task.")
     people = PeopleFolder(folder, size_hw=sizes.pop(), tasks=list(chosen), view=view)
@@ -52,7 +52,7 @@ def evaluate(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task("crops", total=None)
         report = evaluate_folder(
-            lambda pixels: {name: one(pixels) for name, one in chosen.items()},
+            lambda pixels: {name: opened(pixels) for name, opened in chosen.items()},
             people,
             tasks=list(chosen),
             batch_size=batch_size,

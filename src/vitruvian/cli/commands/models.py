@@ -47,27 +47,31 @@ def list_models(
         millions = round(details["parameters"] / 1e6)
         known.insert(0, KnownCheckpoint(BUILTIN, tuple(details["commands"]), "builtin", millions))
         sizes[BUILTIN] = details["size_bytes"]
-    chosen = [one for one in known if (not cached or one.name in sizes) and (task is None or task in one.commands)]
+    chosen = [
+        checkpoint
+        for checkpoint in known
+        if (not cached or checkpoint.name in sizes) and (task is None or task in checkpoint.commands)
+    ]
     if as_json:
         rows = [
             {
-                "name": one.name,
-                "commands": list(one.commands),
-                "parameters_millions": one.millions,
-                "license": LICENSES[one.family].short,
-                "cached_bytes": sizes.get(one.name),
+                "name": checkpoint.name,
+                "commands": list(checkpoint.commands),
+                "parameters_millions": checkpoint.millions,
+                "license": LICENSES[checkpoint.family].short,
+                "cached_bytes": sizes.get(checkpoint.name),
             }
-            for one in chosen
+            for checkpoint in chosen
         ]
         print_json({"checkpoints": rows})
         return
     table = Table(box=None, pad_edge=False)
     for title in ("name", "for", "parameters", "here", "license"):
         table.add_column(title, justify="right" if title == "parameters" else "left", no_wrap=title != "license")
-    for one in chosen:
-        size = decimal(sizes[one.name]) if one.name in sizes else ""
-        commands, parameters = ", ".join(one.commands), format_millions(one.millions)
-        table.add_row(one.name, commands, parameters, size, LICENSES[one.family].short)
+    for checkpoint in chosen:
+        size = decimal(sizes[checkpoint.name]) if checkpoint.name in sizes else ""
+        commands, parameters = ", ".join(checkpoint.commands), format_millions(checkpoint.millions)
+        table.add_row(checkpoint.name, commands, parameters, size, LICENSES[checkpoint.family].short)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

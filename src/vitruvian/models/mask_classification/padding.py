@@ -62,10 +62,10 @@ class ImageGroups:
         padded = []
         for maps in parts:
             group = []
-            for one, stride_hw in zip(maps, strides_hw, strict=True):
+            for level, stride_hw in zip(maps, strides_hw, strict=True):
                 height, width = (-(-side // stride) for side, stride in zip(self.padded_hw, stride_hw, strict=True))
-                canvas = one.new_full((*one.shape[:2], height, width), fill)
-                canvas[..., : one.shape[-2], : one.shape[-1]] = one
+                canvas = level.new_full((*level.shape[:2], height, width), fill)
+                canvas[..., : level.shape[-2], : level.shape[-1]] = level
                 group.append(canvas)
             padded.append(group)
         return self.merge_rows(padded)

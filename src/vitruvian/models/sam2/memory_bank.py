@@ -56,7 +56,7 @@ def find_memories(
 
 def join_frames(memories: list[Memories], features: Tensor) -> Tensor | None:
     """Join the memories of K frames of O objects [O, K·M, C']; None if K is 0."""
-    frames = [memory for one in memories for _, memory in one.frames]
+    frames = [memory for selected in memories for _, memory in selected.frames]
     if not frames:
         return None
     joined = torch.cat([memory.to(features.device, non_blocking=True) for memory in frames])  # [O·K·M, 1, C']
@@ -65,11 +65,11 @@ def join_frames(memories: list[Memories], features: Tensor) -> Tensor | None:
 
 def join_pointers(memories: list[Memories], features: Tensor, limit: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Join N object pointers of O objects [O, N, C], with their distances relative to the limit [O, N]."""
-    pointers = [pointer for one in memories for _, pointer in one.pointers]
+    pointers = [pointer for selected in memories for _, pointer in selected.pointers]
     if not pointers:
         return None, None
     joined = torch.cat([pointer.to(features.device) for pointer in pointers], dim=1)  # [1, O·N, C]
-    times = torch.tensor([[distance for distance, _ in one.pointers] for one in memories]) / max(1, limit - 1)
+    times = torch.tensor([[distance for distance, _ in selected.pointers] for selected in memories]) / max(1, limit - 1)
     return torch.unflatten(joined[0], 0, (len(memories), -1)), pinned_copy(times, features.device)
 
 

@@ -45,17 +45,17 @@ def restore_session(session: Sam2VideoInferenceSession, arrays: Arrays) -> None:
         raise InputError("session: expected a new one without a video to restore a state into, got one in use.")
     try:
         info = json.loads(str(arrays[_STATE_INFO]))
-        for one in info["objects"]:
-            index = session.obj_id_to_idx(int(one["id"]))
+        for stored in info["objects"]:
+            index = session.obj_id_to_idx(int(stored["id"]))
             for kind in (CONDITIONING, TRACKED):
-                for frame, names in one["outputs"][kind].items():
+                for frame, names in stored["outputs"][kind].items():
                     tensors = {
                         name: _to_tensor(arrays[f"{index}.{kind}.{frame}.{name}"], dtype).to(session.inference_device)
                         for name, dtype in names.items()
                     }
                     session.store_output(index, int(frame), None, tensors, is_conditioning_frame=kind == CONDITIONING)
             session.frames_tracked_per_obj[index] = {
-                int(frame): {"reverse": bool(way)} for frame, way in one["reverse"].items()
+                int(frame): {"reverse": bool(way)} for frame, way in stored["reverse"].items()
             }
         session.skip_frames(int(info["num_frames"] or 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -107,9 +107,9 @@ def _posix_path(text: str) -> PurePosixPath:
     return PurePosixPath(text.replace("\\", "/"))
 
 
-def _common_suffix(one: PurePosixPath, other: PurePosixPath) -> int:
+def _common_suffix(path: PurePosixPath, other: PurePosixPath) -> int:
     """Return how many last parts two paths share."""
-    pairs = zip(reversed(one.parts), reversed(other.parts), strict=False)
+    pairs = zip(reversed(path.parts), reversed(other.parts), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 

@@ -284,8 +284,8 @@ def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Float32Arra
 def _map_detections(maps: Sequence[Float32Array], size_hw: tuple[int, int]) -> _Detections | None:
     """Read maps of class logits [K, h, w] and of distances [4, h, w], a pair for each level in any order."""
     boxes, scores = [], []
-    for grid_hw in dict.fromkeys(one.shape[1:] for one in maps):
-        pair = [one for one in maps if one.shape[1:] == grid_hw]
+    for grid_hw in dict.fromkeys(level.shape[1:] for level in maps):
+        pair = [level for level in maps if level.shape[1:] == grid_hw]
         if len(pair) != 2 or 4 not in (pair[0].shape[0], pair[1].shape[0]):
             return None
         # Class logits come first if both have four channels.

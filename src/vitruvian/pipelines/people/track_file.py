@@ -58,8 +58,8 @@ class TrackFile:
         try:
             record: dict[str, Any] = json.loads(line)
             rows = [
-                (int(one["id"]), [float(value) for value in one["box_xyxy"]], float(one["presence"]))
-                for one in record.get("objects", ())
+                (int(tracked["id"]), [float(value) for value in tracked["box_xyxy"]], float(tracked["presence"]))
+                for tracked in record.get("objects", ())
             ]
             frame = int(record["frame"])
             if any(len(box) != 4 or not np.isfinite(box).all() for _, box, _ in rows):

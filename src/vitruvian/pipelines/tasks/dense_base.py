@@ -147,7 +147,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             [model_input.pixels for model_input in inputs], self.device, self.model.dtype
         )  # [B, 3, h, w]
         if self._matting is None:
-            return [(one, None) for one in self.maps(self.model(pixels, return_dict=True))]
+            return [(dense, None) for dense in self.maps(self.model(pixels, return_dict=True))]
         # A graph of the matting model: it ends with the weights that it reads.
         out, alphas = self._matting.run_captured(self._forward_with_alpha, pixels)
         return list(zip(self.maps(out), alphas.float(), strict=True))
@@ -168,7 +168,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         """Return the map of the image, and if the background is masked where people are [H, W]."""
         alphas = [alpha for _, alpha in outputs if alpha is not None]
         person = self.full_alpha(prepared, alphas) >= PERSON_ALPHA if alphas else None
-        return self.full_map(prepared, [one for one, _ in outputs]), person
+        return self.full_map(prepared, [output for output, _ in outputs]), person
 
     def full_map(self, prepared: Prepared, maps: list[Any]) -> Any:
         """Return the map of the image, at its size, from the maps of its inputs."""

@@ -47,7 +47,7 @@ class EmbedPipeline(TaskPipeline[Embedding, Options]):
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image."""
         pixels = pixels_of(frame.image)  # [3, H, W]
-        return Prepared(frame, [ModelInput(one) for one in self.processor.prepare_images([pixels], None)])
+        return Prepared(frame, [ModelInput(tensor) for tensor in self.processor.prepare_images([pixels], None)])
 
     def forward(self, inputs: list[ModelInput]) -> list[tuple[Tensor, Tensor]]:
         """Return the CLS feature [C] and the patch features [h, w, C] of each image."""

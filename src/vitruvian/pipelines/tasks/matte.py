@@ -35,7 +35,7 @@ class MattePipeline(DensePipeline[Matte, DenseOptions]):
         if not self.options.refine:
             unrefined: FullMap = super().full_map(prepared, maps)
             return unrefined
-        alpha = self.full_alpha(prepared, [one[3:] for one in maps])  # [H, W]
+        alpha = self.full_alpha(prepared, [region[3:] for region in maps])  # [H, W]
         colors = foreground_colors(self.image_of(prepared, alpha.device), alpha)  # [3, H, W]
         return torch.cat((colors * alpha, alpha[None])).permute(1, 2, 0).contiguous(), None  # [H, W, 4]
 

@@ -45,12 +45,12 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
             labels = resized_argmax(logits[1:], size_hw) + 1 if refined else resized_argmax(logits, size_hw)
             score = bilinear(logits.softmax(0).amax(0, keepdim=True), size_hw)[0] if self.options.with_score else None
         else:
-            probabilities = [one.softmax(0).half() for one in self.region_maps(prepared, maps)]
+            probabilities = [logits.softmax(0).half() for logits in self.region_maps(prepared, maps)]
             blended = self.blend_maps(prepared, probabilities, channels=len(self.part_names), blend="labels")
             labels = blended["foreground" if refined else "labels"]
             score = blended["values"][..., 0] if self.options.with_score else None
         if refined:
-            person = self.full_alpha(prepared, [_foreground_probability(one) for one in maps])  # [H, W]
+            person = self.full_alpha(prepared, [_foreground_probability(region) for region in maps])  # [H, W]
             labels = labels * (person >= PERSON_ALPHA)
         return labels.to(torch.uint8), None if score is None else score.half()
 

@@ -63,7 +63,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
 
     def full_map(self, prepared: Prepared, maps: list[PointsAndScale]) -> DecodedPoints:
         """Return points and scales."""
-        points, scales = [one for one, _ in maps], [scale for _, scale in maps]
+        points, scales = [points_map for points_map, _ in maps], [scale for _, scale in maps]
         if prepared.context.regions is None:
             return self.resize_to_image(prepared, points[0]), scales
         return self.region_maps(prepared, points), scales
@@ -127,7 +127,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
         camera = known or estimated_camera(
             median_focal(predicted, scales, focals, regions) or canonical, canonical, people.shape
         )
-        depths = [one[2:] * (camera.focal / focal) for one, focal in zip(predicted, focals, strict=True)]
+        depths = [region[2:] * (camera.focal / focal) for region, focal in zip(predicted, focals, strict=True)]
         blended = self.blend_maps(prepared, depths, channels=1, blend="mean")
         depth: Float32Array = blended["values"][..., 0].numpy()
         mask = in_front(depth) & blended["cover"].numpy() & people

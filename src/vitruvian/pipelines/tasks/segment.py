@@ -52,11 +52,12 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         masks = None if options.masks is None else torch.as_tensor(np.asarray(options.masks))
         if points is None and boxes is None and masks is None:
             raise InputError("prompts: expected points, boxes or masks. Pass, for example, points=[[x, y]].")
-        point_batch, label_batch, box_batch = (None if one is None else [one] for one in (points, labels, boxes))
+        point_batch, label_batch, box_batch = (None if given is None else [given] for given in (points, labels, boxes))
         prompts = self.processor.prompts([size_hw], point_batch, label_batch, box_batch, strict=True)
         if masks is not None:
             prompts["input_masks"] = (masks if masks.ndim == 3 else masks[None])[None]  # [1, P, h, w]
-        ambiguous = points is not None and all(len(one) == 1 for one in points) and boxes is None and masks is None
+        single_points = points is not None and all(len(object_points) == 1 for object_points in points)
+        ambiguous = single_points and boxes is None and masks is None
         return prompts, ambiguous if options.multimask is None else options.multimask
 
     def forward(self, inputs: list[ModelInput]) -> list[tuple[Tensor, Tensor]]:
