@@ -36,6 +36,7 @@ SAVED_FILES = (  # what `save_weights` writes
 )
 KeyRenames = tuple[tuple[str, str], ...]  # regular expressions of weight names, and their replacements
 
+_MAX_NAMES = 6  # names that a message lists
 _CHUNK_BYTES = 64 * 1024**2
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -370,10 +371,10 @@ def describe_mismatch(
     return "\n  ".join(lines)
 
 
-def join_names(names: list[str], max_names: int = 6) -> str:
+def join_names(names: list[str]) -> str:
     """Join the first names, and count the rest."""
-    rest = f" and {len(names) - max_names} more" if len(names) > max_names else ""
-    return ", ".join(names[:max_names]) + rest
+    rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + rest
 
 
 def check_finite(name: str, tensor: Tensor, source: str) -> None:

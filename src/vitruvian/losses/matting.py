@@ -63,7 +63,7 @@ def matting_loss(
     return terms.weighted_sum(functions, MATTING_WEIGHTS, weights, anchor=pred)
 
 
-def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_LEVELS) -> Tensor:
+def _laplacian_error(error: Tensor, weights: Tensor) -> Tensor:
     """L1 of the Laplacian pyramid of an error [B, C, H, W]: ``1/L Σ_l 2^l · mean |band_l|``, l from 0 (finest).
 
     A band is a level minus its blur at half the size; the last band is the coarsest level. Small images have fewer
@@ -72,7 +72,7 @@ def _laplacian_error(error: Tensor, weights: Tensor, *, levels: int = _PYRAMID_L
     share = weights.mean()
     level = error * weights  # [B, C, H, W]
     bands: list[Tensor] = []
-    while len(bands) < levels - 1 and min(level.shape[-2:]) > 1:
+    while len(bands) < _PYRAMID_LEVELS - 1 and min(level.shape[-2:]) > 1:
         coarser = _pyramid_down(level)  # [B, C, h/2, w/2]
         smooth = bilinear(coarser, level.shape[-2:])  # [B, C, h, w]
         bands.append(level - smooth)

@@ -19,8 +19,8 @@ The scale multiplies all three coordinates, so directions, normals and projectio
 | scale | – | abs(predicted scale − target scale), averaged over images | |
 
 p are predicted, q are target points; *mean depth* is the mean z of an image's valid target points, in canonical space,
-so that near and far people have equal weight. Silog is invariant to a common factor with ``variance_focus=1``. The
-original code clamps l1, multiscale and shift at 4, which also stops their gradient; these do not.
+so that near and far people have equal weight. The original code
+clamps l1, multiscale and shift at 4, which also stops their gradient; these do not.
 """
 
 from __future__ import annotations
@@ -134,15 +134,15 @@ def _multiscale_error(error: Tensor, weights: Tensor) -> Tensor:
     return torch.stack(means).mean()
 
 
-def _silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor, *, variance_focus: float = 0.5) -> Tensor:
+def _silog_error(pred_depth: Tensor, target_depth: Tensor, weights: Tensor) -> Tensor:
     """Return the scale-invariant logarithmic error of depths [B, 1, H, W], averaged over images with valid pixels.
 
-    ``√(mean d² − variance_focus · (mean d)²)``, d the difference of logarithms; depths are clamped to at least 1e-4.
+    ``√(mean d² − ½ (mean d)²)``, d the difference of logarithms; depths are clamped to at least 1e-4.
     """
     difference = _log_ratio(pred_depth, target_depth, weights)  # [B, 1, H, W]
     mean = terms.weighted_mean_per_image(difference, weights)  # [B, 1, 1, 1]
     variance = terms.weighted_mean_per_image((difference - mean).square(), weights)  # [B, 1, 1, 1]
-    squared = variance + (1 - variance_focus) * mean.square()  # [B, 1, 1, 1]
+    squared = variance + 0.5 * mean.square()  # [B, 1, 1, 1]
     positive = squared > 0
     # The gradient of the root is infinite at 0.
     per_image = torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)  # [B, 1, 1, 1]

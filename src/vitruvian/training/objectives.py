@@ -43,6 +43,7 @@ _ALTERNATING = ("normals", "pointmap", "matte", "albedo")  # tasks of which a st
 _DEPENDENT_TERMS = {"matte": ("scene_matte", "crowd_matte"), "pointmap": ("depth_steps", "points")}
 # Rare parts have larger weights, as in the published recipe, but less so.
 _PART_WEIGHTS = (0.45, *(weight**0.3 for weight in PART_LOSS_WEIGHTS[1:]))
+_HEAD_SCALE, _PEOPLE_BIAS = 0.05, -4.0  # of the last layers of new heads, and of the logits of people
 _HIDDEN_WEIGHT = 0.6  # of a hidden keypoint, relative to a visible one
 # Most of the 308 points are in the face, which would dominate without weights.
 _GROUP_WEIGHTS = {
@@ -80,13 +81,13 @@ def _task_weights(config: ModelConfig) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _scale_heads(model: Sapiens2MultiTask, *, scale: float = 0.05, people: float = -4.0) -> None:
-    """Scale the last layers of new heads, so that no task dominates at first; `people` is the bias of its logits."""
+def _scale_heads(model: Sapiens2MultiTask) -> None:
+    """Scale the last layers of new heads, so that no task dominates at first, and set the bias of people's logits."""
     for task in model.tasks:
         predictor = model.task_model(task).decode_head.predictor
-        predictor.weight.mul_(scale)
+        predictor.weight.mul_(_HEAD_SCALE)
         if task == "people" and predictor.bias is not None:
-            predictor.bias[0] = people
+            predictor.bias[0] = _PEOPLE_BIAS
 
 
 class Objective(nn.Module):

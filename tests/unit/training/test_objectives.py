@@ -20,12 +20,12 @@ def test_scale_heads_changes_predictors_only() -> None:
     torch.manual_seed(0)
     model = Sapiens2MultiTask(config, {"people": {"upsample_out_channels": [8]}, "normal": {"conv_out_channels": [8]}})
     before = {name: value.clone() for name, value in model.weights().items()}
-    _scale_heads(model, scale=0.5, people=-3.0)
+    _scale_heads(model)
     for name, value in model.weights().items():
         if name.endswith("predictor.weight"):
-            assert torch.allclose(value, before[name] * 0.5)
+            assert torch.allclose(value, before[name] * 0.05)
         elif name == "tasks.people.decode_head.predictor.bias":
-            assert value.tolist() == [-3.0, 0.0, 0.0, 0.0, 0.0]
+            assert value.tolist() == [-4.0, 0.0, 0.0, 0.0, 0.0]
         else:
             assert torch.equal(value, before[name])
 

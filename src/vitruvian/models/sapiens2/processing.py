@@ -475,8 +475,8 @@ def _reduce_labels(labels: Tensor) -> Tensor:
     return torch.where((labels == 0) | (labels == 255), 255, lowered).to(labels.dtype)
 
 
-def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: tuple[int, int], outside: int = 255) -> Tensor:
-    """Crop boxes of a label map [1, H, W] with nearest sampling: [n, 1, h, w], `outside` beyond the image."""
+def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: SizeHW) -> Tensor:
+    """Crop boxes of a label map [1, H, W] with nearest sampling: [n, 1, h, w], 255 (ignore) beyond the image."""
     center_xy, size_wh = crop_windows(boxes.to(labels.device), size_hw)
     samples = []
     for axis, (side, count) in enumerate(((labels.shape[-1], size_hw[1]), (labels.shape[-2], size_hw[0]))):
@@ -485,7 +485,7 @@ def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: tuple[int, int], outsid
         samples.append((index.clamp(0, side - 1), (index >= 0) & (index < side)))
     (x, x_inside), (y, y_inside) = samples
     found = labels[0][y[:, :, None], x[:, None, :]].long()  # [n, h, w]
-    return torch.where(y_inside[:, :, None] & x_inside[:, None, :], found, outside)[:, None]
+    return torch.where(y_inside[:, :, None] & x_inside[:, None, :], found, 255)[:, None]
 
 
 def _read_background(background: ImageInput) -> Tensor:
