@@ -71,6 +71,21 @@ class Pair:
         return count
 
 
+@pytest.mark.reference
+def test_outputs_that_are_computed_when_they_are_read(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.add(0, [1], input_points=[[[[20, 30]]]], input_labels=[[[1]]])
+    pair.frame(frame_idx=0)
+    pair.add(1, [2], input_masks=[torch.ones(SIDE, SIDE).tril()])
+    pair.frame(frame_idx=1)
+    pair.propagate(start_frame_idx=2, max_frame_num_to_track=0)
+    for index, frame, conditioning in ((0, 0, True), (1, 1, True), (0, 2, False)):
+        for name in ("pred_masks", "high_res_masks", "maskmem_pos_enc", "object_pointer"):
+            want = pair.their_session.get_output(index, frame, name, conditioning)
+            close(pair.session.get_output(index, frame, name, conditioning), want, 1e-4)
+    assert pair.session.get_output(0, 5, "high_res_masks") is None
+
+
 SAM_2_0 = {"enable_occlusion_spatial_embedding": False, "enable_temporal_pos_encoding_for_object_pointers": False}
 
 

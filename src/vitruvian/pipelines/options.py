@@ -474,6 +474,7 @@ class TrackOptions(Options, Sam2SessionOptions):
         from vitruvian.pipelines.video.track_prompt import TrackPrompt
 
         super().__post_init__()
+        Sam2SessionOptions.__post_init__(self)
         for prompt in self.prompt_list:
             if not isinstance(prompt, TrackPrompt):
                 raise InputError(f"prompts: expected TrackPrompt objects, got {type(prompt).__name__}.")

@@ -35,10 +35,15 @@ def clean_logits(
     return logits.masked_fill(before & ~after, threshold - distance)
 
 
-def without_overlap(logits: Tensor) -> Tensor:
-    """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10."""
+def without_overlap(logits: Tensor, *, at_any_size: bool = False) -> Tensor:
+    """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10.
+
+    With `at_any_size`, they are at most minus the highest logit too. The logits of two objects then add up to at most 0
+    at each pixel, and masks (logits above 0) do not overlap after bilinear resizing either.
+    """
     if len(logits) == 1:
         return logits
-    highest = logits.argmax(dim=0, keepdim=True)  # [1, K, H, W]
+    highest, owner = logits.max(dim=0, keepdim=True)  # [1, K, H, W]
+    limit = (-highest).clamp(max=_OVERLAP_LOGIT) if at_any_size else torch.full_like(highest, _OVERLAP_LOGIT)
     index = torch.arange(len(logits), device=logits.device)[:, None, None, None]
-    return torch.where(index == highest, logits, logits.clamp(max=_OVERLAP_LOGIT))
+    return torch.where(index == owner, logits, torch.minimum(logits, limit))

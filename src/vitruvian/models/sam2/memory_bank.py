@@ -32,19 +32,25 @@ def find_memories(
     """Find what an object attends to in a frame.
 
     These are memories of the closest conditioning frames and of the last `num_maskmem` - 1 frames, object pointers of
-    past conditioning frames, and those of tracked frames fewer than `pointers` frames away.
+    past conditioning frames, and those of tracked frames fewer than `pointers` frames away. With the session's option
+    `max_cond_frame_num`, pointers of conditioning frames that are not among the closest count like those of tracked
+    frames, as in the original.
     """
+    limit = session.options.max_cond_frame_num
     sign = -1 if step.reverse else 1
     outputs = session.output_dict_per_obj[step.obj_idx]
     conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
-    selected = _closest(conditioning, frame_idx, config.max_cond_frame_num)
+    selected = _closest(conditioning, frame_idx, config.max_cond_frame_num if limit is None else limit)
     recent = {frame: out for frame, out in conditioning.items() if frame not in selected} | tracked
     found = [(0, conditioning[frame]) for frame in conditioning if frame in selected]
     for distance in range(config.num_maskmem - 1, 0, -1):
         out = recent.get(frame_idx - sign * distance)
         found += [] if out is None else [(distance, out)]
-    past = [(sign * (frame_idx - frame), out) for frame, out in conditioning.items()]
-    past = [(distance, out) for distance, out in past if distance >= 0]
+    past = [
+        (distance, out)
+        for frame, out in conditioning.items()
+        if (distance := sign * (frame_idx - frame)) >= 0 and (limit is None or frame in selected or distance < pointers)
+    ]
     for distance in range(1, pointers):
         out = tracked.get(frame_idx - sign * distance)
         past += [] if out is None else [(distance, out)]

@@ -79,9 +79,13 @@ class Sam2SessionOptions:
         ignore_padding: Do not count padding of a batch of prompts as points.
         max_hole_area: Fill holes of up to this many pixels of the small masks [h, w].
         max_sprinkle_area: Remove islands of up to this many pixels of the small masks.
-        non_overlapping_masks: Assign each pixel of the results to the object with the highest logit only.
+        non_overlapping_masks: Assign each pixel of the results to the object with the highest logit only; also after
+            they are resized.
         non_overlapping_memory: The same for the masks that are encoded to memory.
         clear_memory_around_prompts: Drop memories of tracked frames near a prompt, which may show the old mask.
+        max_cond_frame_num: Attend to the memories of at most so many conditioning frames of an object, the closest; by
+            default as the configuration of the model says, whose default is all. Without `keep_history`, others are
+            dropped.
         keep_history: Keep all frames and outputs. Without it, streamed frames and outputs that the model does not
             attend to any more are dropped, and memory does not grow with the length of the video.
         history_folder: Keep streamed frames, masks and memories in temporary files of this folder, not in main memory.
@@ -97,8 +101,13 @@ class Sam2SessionOptions:
     non_overlapping_masks: bool = False
     non_overlapping_memory: bool = False
     clear_memory_around_prompts: bool = False
+    max_cond_frame_num: int | None = None
     keep_history: bool = True
     history_folder: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_cond_frame_num is not None and self.max_cond_frame_num < 1:
+            raise InputError(f"max_cond_frame_num: expected at least 1, got {self.max_cond_frame_num}.")
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> Sam2SessionOptions:

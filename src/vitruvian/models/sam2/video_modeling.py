@@ -32,13 +32,12 @@ from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
 from vitruvian.models.sam2.object_steps import ObjectStep, plan_steps
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT
-from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
+from vitruvian.models.sam2.video_session import CONDITIONING, MASK_PROMPT_LOGIT, TRACKED, Sam2VideoInferenceSession
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
 from vitruvian.tensor_cache import constant
 
 _NO_OBJECT_LOGIT = -1024.0  # of the pixels of a frame without the object
-_MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
 _MAX_GRAPHS = 16  # encoder, attention, decoder and memory encoder for up to four groups of objects
 _CLEANED_LOGIT = 0.1  # of filled holes and, negative, of removed islands, as in the original for videos
 
@@ -376,7 +375,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         masks = masks.to(levels[-1].dtype)
         if masks.shape[-2:] != self.prompt_encoder.image_hw:
             masks = _resample(masks, self.prompt_encoder.image_hw)
-        high = (2 * masks - 1) * _MASK_PROMPT_LOGIT
+        high = (2 * masks - 1) * MASK_PROMPT_LOGIT
         prompts = self.mask_downsample(masks).transpose(0, 1)  # [1, O, h, w]
         pointers = self._decode_objects(levels, len(masks), None, prompts, multimask_output=True).pointers
         is_visible = (masks.flatten(1) > 0).any(dim=1, keepdim=True)  # [O, 1]
@@ -384,7 +383,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             low=_resample(high, self.prompt_encoder.mask_hw),
             high=high,
             pointers=torch.where(is_visible, pointers, self.no_object_pointer),
-            scores=(2 * is_visible.to(masks.dtype) - 1) * _MASK_PROMPT_LOGIT,
+            scores=(2 * is_visible.to(masks.dtype) - 1) * MASK_PROMPT_LOGIT,
             ious=torch.ones_like(is_visible, dtype=masks.dtype),
             candidates=((masks.new_zeros(0, *self.prompt_encoder.mask_hw), masks.new_zeros(0)),) * len(masks)
             if self.training
@@ -569,7 +568,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         masks, scores, ious = (torch.cat(parts) for parts in zip(*rows, strict=True))
         return Sam2VideoSegmentationOutput(
             object_ids=list(session.obj_ids),
-            pred_masks=without_overlap(masks) if session.options.non_overlapping_masks else masks,
+            pred_masks=without_overlap(masks, at_any_size=True) if session.options.non_overlapping_masks else masks,
             object_score_logits=scores,
             frame_idx=frame_idx,
             iou_scores=ious,

@@ -350,8 +350,12 @@ def _as_videos(videos: Any) -> list[Any]:
 
 
 def _check_frame(session: Sam2VideoInferenceSession, frame_idx: int) -> None:
-    """Raise `InputError` for a prompt on a frame that the video does not have."""
-    if frame_idx < 0 or (not session.is_streaming and frame_idx not in (session.processed_frames or {})):
+    """Raise `InputError` for a prompt on a frame that the video does not have, or that was dropped."""
+    count, stored = session.num_frames or 0, session.processed_frames or {}
+    if frame_idx < 0 or (not session.is_streaming and frame_idx not in stored):
+        raise InputError(f"frame_idx: expected a frame of the video, 0 to {count - 1}, got {frame_idx}.")
+    if not session.options.keep_history and frame_idx < count and frame_idx not in stored:
         raise InputError(
-            f"frame_idx: expected a frame of the video, 0 to {(session.num_frames or 0) - 1}, got {frame_idx}."
+            f"frame_idx: expected a frame from {min(stored, default=count)} on, since those before are not stored, got "
+            f"{frame_idx}. Start the session with keep_history=True to keep them."
         )

@@ -19,11 +19,15 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.sam2.history_files import HistoryFiles
 from vitruvian.models.sam2.options import Sam2SessionOptions
+from vitruvian.ops.interpolate import bilinear
 
 CONDITIONING, TRACKED = "cond_frame_outputs", "non_cond_frame_outputs"
+_COMPUTED_FROM = {"high_res_masks": "pred_masks", "maskmem_pos_enc": "maskmem_features"}
 _SMALL = ("object_pointer", "object_score_logits", "iou_scores")  # outputs that stay on the device of the model
+MASK_PROMPT_LOGIT = 10.0  # of the pixels of a mask prompt, and of the score for whether there is an object
 
 FrameOutputs = dict[int, dict[str, Tensor]]  # frame -> name -> tensor
 T = TypeVar("T")
@@ -205,10 +209,26 @@ class Sam2VideoInferenceSession:
     def get_output(
         self, obj_idx: int, frame_idx: int, output_key: str, is_conditioning_frame: bool = True
     ) -> Tensor | None:
-        """Return an output of an object in a frame on the device of the model, None where there is none."""
+        """Return an output of an object in a frame on the device of the model, None where there is none.
+
+        What transformers stores beside is computed: `high_res_masks` [1, 1, H, W] and `maskmem_pos_enc` [h·w, 1, C'].
+        """
         frames = self.output_dict_per_obj[obj_idx][CONDITIONING if is_conditioning_frame else TRACKED]
-        value = frames.get(frame_idx, {}).get(output_key)
-        return None if value is None else value.to(self.inference_device, non_blocking=True)
+        value = frames.get(frame_idx, {}).get(_COMPUTED_FROM.get(output_key, output_key))
+        if value is None:
+            return None
+        value = value.to(self.inference_device, non_blocking=True)
+        if output_key == "high_res_masks":
+            height, width = (4 * side for side in value.shape[-2:])
+            mask = self.mask_inputs_per_obj[obj_idx].get(frame_idx)
+            if mask is not None and mask.shape[-2:] == (height, width):
+                return (2 * mask - 1) * MASK_PROMPT_LOGIT
+            return bilinear(value, (height, width))
+        if output_key == "maskmem_pos_enc":
+            masks = frames[frame_idx]["pred_masks"]
+            grid_hw = masks.shape[-2] // 4, masks.shape[-1] // 4
+            return sine_positions(grid_hw, value.shape[-1], masks.dtype, value.device)[:, None]
+        return value
 
     def _stored(self, name: str, value: Tensor) -> Tensor:
         if name in _SMALL:
@@ -230,16 +250,25 @@ class Sam2VideoInferenceSession:
             memories: Number of recent frames whose memory is attended to.
             pointers: Number of recent frames whose object pointer is attended to.
         """
+        sign = -1 if reverse else 1
         for index, outputs in self.output_dict_per_obj.items():
-            for other in list(outputs[TRACKED]):
-                distance = other - frame_idx if reverse else frame_idx - other
-                if not 0 <= distance < max(memories, pointers):
-                    del outputs[TRACKED][other]
-                elif distance >= memories:
-                    outputs[TRACKED][other] = {name: outputs[TRACKED][other][name] for name in _SMALL}
+            conditioning = outputs[CONDITIONING]
+            ages = sorted(age for other in conditioning if (age := sign * (frame_idx - other)) >= 0)
+            oldest = max(ages[: self.options.max_cond_frame_num], default=0)
+            whole = {other for other in conditioning if sign * (frame_idx - other) <= oldest}
+            for frames, kept in ((outputs[TRACKED], set[int]()), (conditioning, whole)):
+                for other in frames.keys() - kept:
+                    distance = sign * (frame_idx - other)
+                    if not 0 <= distance < max(memories, pointers):
+                        del frames[other]
+                    elif distance >= memories:
+                        frames[other] = {name: frames[other][name] for name in _SMALL}
             tracked = self.frames_tracked_per_obj[index].items()
             self.frames_tracked_per_obj[index] = {other: way for other, way in tracked if other in outputs[TRACKED]}
             self.mask_inputs_per_obj[index].pop(frame_idx, None)
+            if self.is_streaming:
+                points = self.point_inputs_per_obj[index].items()
+                self.point_inputs_per_obj[index] = {other: one for other, one in points if other >= frame_idx}
         if self.is_streaming and self.processed_frames is not None:
             remaining = {other: frame for other, frame in self.processed_frames.items() if other == frame_idx}
             self._dropped_frames += len(self.processed_frames) - len(remaining)

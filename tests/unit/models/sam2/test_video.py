@@ -16,7 +16,8 @@ from vitruvian.errors import InputError
 from vitruvian.models.sam2 import history_files
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.mask_cleanup import clean_logits
-from vitruvian.models.sam2.memory_bank import _closest
+from vitruvian.models.sam2.memory_bank import _closest, find_memories
+from vitruvian.models.sam2.object_steps import ObjectStep
 from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
@@ -339,9 +340,33 @@ def test_masks_and_memories_without_overlap() -> None:
         add(state, 0, [1, 2], input_masks=[torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)])
         MODEL(state, frame_idx=0)
         results[next(iter(options), "")] = track(state)
-    assert all(((masks(output) > 0).sum(dim=0) <= 1).all() for output in results["non_overlapping_masks"].values())
+    for output in results["non_overlapping_masks"].values():
+        (large,) = PROCESSOR.post_process_masks([masks(output)], [(150, 90)])
+        assert (large.sum(dim=0) <= 1).all()
     close(masks(results["non_overlapping_memory"][0]), masks(results[""][0]))
     assert not torch.allclose(masks(results["non_overlapping_memory"][1]), masks(results[""][1]), atol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_conditioning_frames_are_limited(limit: int | None) -> None:
+    limited, flat = (
+        session(streaming=True, corrections_as_conditioning=True, max_cond_frame_num=limit, keep_history=keep)
+        for keep in (True, False)
+    )
+    model = build(max_object_pointers_in_encoder=4)
+    sizes = []
+    for index in range(60):
+        for state in (limited, flat):
+            if index % 3 == 0:
+                add(state, index, 1, POINT_A, ONE, original_size=(SIDE, SIDE))
+        frame = FRAMES[index % len(FRAMES)]
+        close(masks(model(flat, frame=frame)), masks(model(limited, frame=frame)))
+        sizes.append(stored_bytes(vars(flat), {}))
+    attended = find_memories(limited, ObjectStep(0, False, True, False), 60, model.config, pointers=4)
+    assert len(attended.frames) == (20 if limit is None else 2) + 4  # of the last six, two are conditioning frames
+    assert (sizes[-1] == sizes[-13]) == (limit is not None)
+    with pytest.raises(InputError, match="max_cond_frame_num: expected at least 1, got 0"):
+        session(max_cond_frame_num=0)
 
 
 def test_memory_around_a_prompt_is_cleared() -> None:
@@ -490,6 +515,15 @@ def test_mistakes_are_refused() -> None:
         PROCESSOR.init_video_session(prior_logit=True)
     with pytest.raises(InputError, match="got a path"):
         PROCESSOR.init_video_session("clip.mp4")
+    flat = session(streaming=True, keep_history=False)
+    add(flat, 0, 1, POINT_A, ONE, original_size=(SIDE, SIDE))
+    for frame in FRAMES[:3]:
+        MODEL(flat, frame=frame)
+    for prompts in ({"input_points": POINT_A, "input_labels": ONE}, {"input_masks": torch.ones(SIDE, SIDE)}):
+        with pytest.raises(InputError, match=r"expected a frame from 2 on, .* got 1\. Start .* keep_history=True"):
+            add(flat, 1, 1, **prompts)
+        for frame_idx in (2, 3):
+            add(flat, frame_idx, 1, **prompts)
     late = clicked()
     late.obj_id_to_idx(9)
     with pytest.raises(InputError, match="object 9"):
