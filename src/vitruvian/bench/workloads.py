@@ -24,6 +24,7 @@ import vitruvian
 from vitruvian.bench.timing import Timing, count_flops, peak_bytes, relative_difference, time_interleaved
 from vitruvian.errors import InputError, check_choice
 from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.images.types import SizeHW
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.configuration import ALL_STAGES
 from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
@@ -55,7 +56,7 @@ class Workload:
     """
 
     batch: int
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     prompts: int
     dtype: torch.dtype
     device: torch.device
@@ -72,7 +73,7 @@ class BenchmarkModel:
     name: str
     build: Callable[[Workload], Model]
     call: Callable[[Any, dict[str, Any]], Any]  # of a model (ours or the reference's) and inputs
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     inputs: Callable[[Workload], dict[str, Any]] = lambda workload: {"pixel_values": workload.pixels()}
     prompts: int = 0
 
@@ -220,7 +221,7 @@ class Measurement:
 
     model: str
     batch: int
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     prompts: int
     dtype: str
     times: dict[str, Timing] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 
 Color = tuple[int, int, int]
 
@@ -29,12 +29,12 @@ def check_opacity(opacity: float) -> None:
         raise InputError(f"opacity: expected a number from 0 to 1, got {opacity}. 0.5 shows both layers.")
 
 
-def image_hw(image: NDArray[np.generic]) -> tuple[int, int]:
+def image_hw(image: NDArray[np.generic]) -> SizeHW:
     """Return height and width of an array [H, W, ...]."""
     return image.shape[0], image.shape[1]
 
 
-def outline_width(size_hw: tuple[int, int]) -> float:
+def outline_width(size_hw: SizeHW) -> float:
     """Return the width of outlines and boxes in pixels."""
     return max(1.2, math.hypot(*size_hw) * 0.0018)
 

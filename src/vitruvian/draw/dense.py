@@ -12,7 +12,7 @@ from vitruvian.draw.canvas import NEUTRAL, WHITE, image_hw
 from vitruvian.draw.palettes import turbo_map
 from vitruvian.draw.text import draw_text, line_height, text_size, text_width
 from vitruvian.errors import InputError
-from vitruvian.images.types import Float32Array, RgbImage
+from vitruvian.images.types import Float32Array, RgbImage, SizeHW
 
 _AXES: Final[dict[str, tuple[float, float, float]]] = {"opencv": (1.0, -1.0, -1.0), "opengl": (1.0, 1.0, 1.0)}
 _BAND = 2**16  # pixels of one step: fits into the cache
@@ -128,7 +128,7 @@ _ITERATIONS = 24
 _OVERSAMPLING = 8  # further directions of the subspace iteration, for faster convergence
 
 
-def principal_colors(patches: Float32Array, size_hw: tuple[int, int]) -> RgbImage:
+def principal_colors(patches: Float32Array, size_hw: SizeHW) -> RgbImage:
     """Color patches by their first three principal components: similar patches have similar colors.
 
     Args:
@@ -174,7 +174,7 @@ def _to_uint8(values: NDArray[np.float32]) -> RgbImage:
     return colors
 
 
-def checkerboard(size_hw: tuple[int, int]) -> RgbImage:
+def checkerboard(size_hw: SizeHW) -> RgbImage:
     """Return a light checkerboard uint8 [H, W, 3]."""
     height, width = size_hw
     side = max(4, round(max(size_hw) / 60))

@@ -26,7 +26,7 @@ from vitruvian.draw.palettes import FINGERS, LEFT, MIDDLE, RIGHT
 from vitruvian.draw.rasterize import Strokes
 from vitruvian.errors import InputError
 from vitruvian.human import FACE_LINES, KEYPOINTS, Layout
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 
 _Kind = Literal["body", "extra", "head", "foot", "hand", "face"]
 _DrawnBone = tuple[_Kind, Color, int, int]
@@ -200,7 +200,7 @@ def _person_geometry(
     visible: NDArray[np.bool_],
     anatomy: _Anatomy,
     *,
-    size_hw: tuple[int, int],
+    size_hw: SizeHW,
     box: NDArray[np.floating] | None,
     line_width: float | None,
 ) -> _PersonGeometry:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitruvian.draw.canvas import image_hw
 from vitruvian.images.connected_components import run_positions
-from vitruvian.images.types import Float32Array, IntArray, RgbImage
+from vitruvian.images.types import Float32Array, IntArray, RgbImage, SizeHW
 
 _Point = Sequence[float] | NDArray[np.float64]  # x, y
 
@@ -63,7 +63,7 @@ class Strokes:
                 _paint(image, drawn, stroke[rows], y[rows], first[rows], count[rows])
 
 
-def _spans(table: Float32Array, size_hw: tuple[int, int]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _spans(table: Float32Array, size_hw: SizeHW) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return the rows of pixels that strokes may cover: stroke, y, first x and number of pixels, each [rows]."""
     height, width = size_hw
     x0, y0, x1, y1, radius = table[:, :5].T

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vitruvian.draw.canvas import BLACK, WHITE, Color, image_hw
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 
 _MIN_TEXT_SIZE = 10  # pixels
 _Box = tuple[int, int, int, int]  # left, top, right, bottom
@@ -25,7 +25,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return font
 
 
-def text_size(size_hw: tuple[int, int], *, share: float = 0.018, count: int = 1) -> int:
+def text_size(size_hw: SizeHW, *, share: float = 0.018, count: int = 1) -> int:
     """Return the text size in pixels for an image with `count` texts: a share of its diagonal, at least 10."""
     shrink = min(1.0, max(0.6, math.sqrt(12 / max(count, 1))))
     return max(_MIN_TEXT_SIZE, round(math.hypot(*size_hw) * share * shrink))
@@ -76,7 +76,7 @@ class Tag:
     positions: tuple[tuple[float, float], ...]
 
 
-def tag_hw(text: str, size: int) -> tuple[int, int]:
+def tag_hw(text: str, size: int) -> SizeHW:
     """Return height and width of a tag in pixels."""
     pad = max(1, round(size * 0.28))
     return line_height(size) + pad, text_width(text, size) + 2 * max(2, round(size * 0.4))
@@ -91,7 +91,7 @@ def draw_tags(image: RgbImage, tags: Sequence[Tag], *, size: int) -> None:
         _draw_tag(image, tag, box, size=size)
 
 
-def _place(tag: Tag, size_hw: tuple[int, int], occupied: Sequence[_Box], *, size: int) -> _Box:
+def _place(tag: Tag, size_hw: SizeHW, occupied: Sequence[_Box], *, size: int) -> _Box:
     """Return the first free position of a tag inside the image, or the one that overlaps the least."""
     height, width = tag_hw(tag.text, size)
     candidates: list[_Box] = []

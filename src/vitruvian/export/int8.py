@@ -30,6 +30,7 @@ from vitruvian.export.runtime import ONNX_FILE, OPENVINO_FILE, ExportedModel, Si
 from vitruvian.filesystem.media_files import IMAGE_SUFFIXES
 from vitruvian.hub import CONFIG_FILE
 from vitruvian.images import load_image
+from vitruvian.images.types import SizeHW
 from vitruvian.model import Model
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.processor import COMBINED_PROCESSOR_FILE, IMAGE_PROCESSOR_FILE
@@ -103,7 +104,7 @@ def _is_cheap(node: Any) -> bool:
 
 
 def calibration_samples(
-    model: Model, processor: Any, folder: str | Path, *, size_hw: tuple[int, int] | None = None, max_samples: int = 16
+    model: Model, processor: Any, folder: str | Path, *, size_hw: SizeHW | None = None, max_samples: int = 16
 ) -> list[dict[str, Tensor]]:
     """Preprocess the images of a folder as inputs of an export; prompts are those of `example_inputs`.
 

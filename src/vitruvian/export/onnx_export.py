@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from vitruvian.errors import InputError, import_extra
 from vitruvian.export.comparison import compare_outputs
 from vitruvian.export.runtime import ONNX_FILE, OnnxModel, Signature, flatten_outputs
+from vitruvian.images.types import SizeHW
 from vitruvian.model import Model
 
 _OPSET = 20
@@ -77,7 +78,7 @@ def export_onnx(
     *,
     inputs: Mapping[str, Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
-    size_hw: tuple[int, int] | None = None,
+    size_hw: SizeHW | None = None,
     opset: int = _OPSET,
     check: bool = True,
 ) -> Path:
@@ -123,7 +124,7 @@ def export_onnx(
     return out / ONNX_FILE
 
 
-def example_inputs(model: Model, *, size_hw: tuple[int, int] | None = None, batch: int = 1) -> dict[str, Tensor]:
+def example_inputs(model: Model, *, size_hw: SizeHW | None = None, batch: int = 1) -> dict[str, Tensor]:
     """Return example inputs of a model: noise for images, and for SAM 2 one point in the middle.
 
     Args:

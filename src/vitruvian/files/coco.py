@@ -27,6 +27,7 @@ from vitruvian.filesystem.json_files import JsonObject, json_text
 from vitruvian.filesystem.output_paths import output_path, safe_name
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, Layout
 from vitruvian.images.rle import Rle, rle_area, rle_box_xywh
+from vitruvian.images.types import SizeHW
 from vitruvian.version import __version__
 
 _PERSON_CATEGORY = 1
@@ -128,7 +129,7 @@ class _CocoResult(Protocol):
     """A result that can be written to a COCO dataset: a `Result` with COCO records, numbered from `first_id`."""
 
     @property
-    def size_hw(self) -> tuple[int, int]: ...
+    def size_hw(self) -> SizeHW: ...
     @property
     def source(self) -> str | None: ...
     @property

@@ -20,6 +20,7 @@ from vitruvian.filesystem.json_files import JsonObject, json_text
 from vitruvian.filesystem.output_paths import name_key, output_path
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import decode_rle
+from vitruvian.images.types import SizeHW
 
 _YOLO_VISIBLE = 2
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are not UTF-8
@@ -29,7 +30,7 @@ def yolo_pose_lines(
     keypoints: NDArray[np.float32],
     scores: NDArray[np.float32],
     boxes_xyxy: NDArray[np.float32],
-    size_hw: tuple[int, int],
+    size_hw: SizeHW,
     *,
     threshold: float = 0.3,
     class_index: int = 0,
@@ -56,9 +57,7 @@ def yolo_pose_lines(
     return lines
 
 
-def yolo_segment_lines(
-    polygons: Iterable[Polygon | None], classes: Iterable[int], size_hw: tuple[int, int]
-) -> list[str]:
+def yolo_segment_lines(polygons: Iterable[Polygon | None], classes: Iterable[int], size_hw: SizeHW) -> list[str]:
     """Return a line of YOLO's segment labels for each object: class, and the points of its polygon as shares."""
     height, width = size_hw
     return [
@@ -68,7 +67,7 @@ def yolo_segment_lines(
     ]
 
 
-def _yolo_box(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> list[float]:
+def _yolo_box(box_xyxy: NDArray[np.float32], size_hw: SizeHW) -> list[float]:
     """Return the center, width and height of a box that is clipped to the image, as shares of the image."""
     height, width = size_hw
     x1, y1, x2, y2 = (box_xyxy / np.array([width, height] * 2)).clip(0, 1).tolist()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.terms import LossTerms, safe_divisor, weighted_mean
 
 _FOCAL_POWER, _NEAR_POWER = 2.0, 4.0
@@ -26,7 +27,7 @@ class PeopleTarget:
 
 
 def draw_people(
-    boxes_xyxy: Tensor, present: Tensor, ignored: Tensor, *, grid_hw: tuple[int, int], stride: float
+    boxes_xyxy: Tensor, present: Tensor, ignored: Tensor, *, grid_hw: SizeHW, stride: float
 ) -> PeopleTarget:
     """Draw targets for boxes [B, M, 4] in pixels; `present` and `ignored` [B, M] are bool.
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.terms import LossTerms, weighted_mean
 from vitruvian.tensor_cache import constant
 
@@ -69,9 +70,7 @@ def heatmap_peaks(pred: Tensor, target: Tensor, weights: Tensor, *, sharpness: f
     return weighted_mean(divergence, weights)
 
 
-def draw_heatmaps(
-    points_xy: Tensor, visible: Tensor, *, size_hw: tuple[int, int], sigma: float
-) -> tuple[Tensor, Tensor]:
+def draw_heatmaps(points_xy: Tensor, visible: Tensor, *, size_hw: SizeHW, sigma: float) -> tuple[Tensor, Tensor]:
     """Draw UDP targets: a Gaussian of height 1 around each point, truncated at three sigma.
 
     Args:

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.focal_dice import FOCAL_ALPHA, cross_entropy_cost, dice_cost, focal_cost, mask_dice_loss
 from vitruvian.losses.point_sampling import (
     sample_labels,
@@ -45,14 +46,14 @@ class Target:
 class PixelComparison:
     """Compare every pixel: focal loss and dice at the size of the labels, matched at the size of the predictions."""
 
-    def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def cost(self, logits: Tensor, target: Target, frame_hw: SizeHW) -> tuple[Tensor, Tensor]:
         """Compare all queries with all objects: [Q, h, w] -> two costs [Q, T]."""
         expected = _downsample(target.masks, frame_hw, logits.shape[-2:]).flatten(1).float()  # [T, h·w]
         flat = logits.flatten(1).float()  # [Q, h·w]
         return focal_cost(flat, expected), dice_cost(flat, expected)
 
     def losses(
-        self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
+        self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: SizeHW
     ) -> tuple[Tensor, Tensor]:
         """Sum the losses of matched queries."""
         focal, dice = _PixelLosses.apply(logits, targets, pairs, frame_hw)  # type: ignore[no-untyped-call]
@@ -73,7 +74,7 @@ class PointComparison:
     oversample_ratio: float = 3.0
     importance_sample_ratio: float = 0.75
 
-    def cost(self, logits: Tensor, target: Target, frame_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def cost(self, logits: Tensor, target: Target, frame_hw: SizeHW) -> tuple[Tensor, Tensor]:
         """Compare all queries with all objects at the same random points: [Q, h, w] -> two costs [Q, T]."""
         points = torch.rand(1, self.count, 2, device=logits.device)[0]  # [P, 2]
         expected = sample_labels_at(target.masks, points, frame_hw)  # [T, P]
@@ -81,7 +82,7 @@ class PointComparison:
         return cross_entropy_cost(predicted, expected), dice_cost(predicted, expected)
 
     def losses(
-        self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
+        self, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: SizeHW
     ) -> tuple[Tensor, Tensor]:
         """Sum the losses of matched queries at points drawn for each of them."""
         counts = [len(queries) for queries, _ in pairs]
@@ -120,7 +121,7 @@ class _PixelLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
+        ctx: Any, logits: Tensor, targets: Sequence[Target], pairs: Pairs, frame_hw: SizeHW
     ) -> tuple[Tensor, Tensor]:
         """Compare logits [B, Q, h, w] with their objects."""
         ctx.save_for_backward(logits)
@@ -174,9 +175,7 @@ def _overlaps(probability: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return 2 * torch.linalg.vecdot(probability, targets) + 1, probability.sum(-1) + targets.sum(-1) + 1
 
 
-def _mask_chunks(
-    targets: Sequence[Target], pairs: Pairs, frame_hw: tuple[int, int]
-) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _mask_chunks(targets: Sequence[Target], pairs: Pairs, frame_hw: SizeHW) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the image, a few matched queries [m] and their masks as floats over the whole frame [m, H·W]."""
     step = max(1, _MAX_PIXELS // (frame_hw[0] * frame_hw[1]))
     for image, (target, (queries, objects)) in enumerate(zip(targets, pairs, strict=True)):
@@ -193,7 +192,7 @@ def _compare_points(logits: Tensor, images: Tensor, queries: Tensor, points: Ten
     return torch.stack((cross_entropy.sum(), mask_dice_loss(predicted, expected).sum()))
 
 
-def _downsample(masks: Tensor, frame_hw: tuple[int, int], size_hw: Sequence[int]) -> Tensor:
+def _downsample(masks: Tensor, frame_hw: SizeHW, size_hw: Sequence[int]) -> Tensor:
     """Downsample masks to a grid over the frame by nearest neighbors: [T, H, W] -> [T, h, w], 0 outside masks."""
     rows, columns = (
         F.interpolate(torch.arange(frame, device=masks.device).float()[None, None], size=size)[0, 0].long()

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.rle import decode_rle
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.focal_dice import class_cost
 from vitruvian.losses.mask_comparison import Pairs, PixelComparison, PointComparison, Target
 from vitruvian.losses.terms import LossTerms, sum_over_processes, zero_like
@@ -116,7 +117,7 @@ class MaskSetLoss(nn.Module):
         return LossTerms(total=total, terms=terms)
 
     @torch.no_grad()
-    def match(self, masks: Tensor, classes: Tensor, targets: Sequence[Target], frame_hw: tuple[int, int]) -> Pairs:
+    def match(self, masks: Tensor, classes: Tensor, targets: Sequence[Target], frame_hw: SizeHW) -> Pairs:
         """Pair queries with objects: [B, Q, h, w], [B, Q, K + 1] -> for each image the queries and their objects."""
         pairs = []
         for logits, scores, target in zip(masks, classes, targets, strict=True):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvian.images.types import SizeHW
+
 _MAX_POINTS = 1 << 20  # of a gather or a sort, to bound temporary memory
 _CACHE_BYTES = 1 << 21  # of masks sampled together on the CPU: random reads should hit its cache
 
@@ -28,7 +30,7 @@ def sample_logits_at(logits: Tensor, points: Tensor) -> Tensor:
     return F.grid_sample(logits[None].float(), grid, align_corners=False)[0, :, 0]  # [Q, P]
 
 
-def sample_labels(masks: Tensor, rows: Tensor, points: Tensor, frame_hw: tuple[int, int]) -> Tensor:
+def sample_labels(masks: Tensor, rows: Tensor, points: Tensor, frame_hw: SizeHW) -> Tensor:
     """Sample masks of any type, each at its own points, bilinearly, 0 outside.
 
     Args:
@@ -51,7 +53,7 @@ def sample_labels(masks: Tensor, rows: Tensor, points: Tensor, frame_hw: tuple[i
     return sampled
 
 
-def sample_labels_at(masks: Tensor, points: Tensor, frame_hw: tuple[int, int]) -> Tensor:
+def sample_labels_at(masks: Tensor, points: Tensor, frame_hw: SizeHW) -> Tensor:
     """Sample all masks at the same points, as `sample_labels` does: [T, H, W], [P, 2] -> [T, P] in float32."""
     flat = masks.flatten(1)  # [T, H·W]
     sampled = torch.zeros(masks.shape[0], points.shape[0], device=points.device)  # [T, P]
@@ -64,7 +66,7 @@ def sample_labels_at(masks: Tensor, points: Tensor, frame_hw: tuple[int, int]) -
     return sampled
 
 
-def _corners(points: Tensor, size_hw: Sequence[int], frame_hw: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+def _corners(points: Tensor, size_hw: Sequence[int], frame_hw: SizeHW) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the index in a mask and the weight (0 outside) of each of the four pixels around points [..., 2]: [...]."""
     H, W = size_hw
     x, y = points[..., 0] * frame_hw[1] - 0.5, points[..., 1] * frame_hw[0] - 0.5

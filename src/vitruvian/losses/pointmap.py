@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.losses import terms
 
 _POOLED_SIZES = (2, 4, 8)
@@ -108,7 +109,7 @@ def canonical_scales(intrinsics: Tensor, *, canonical_focal: float = 768.0) -> T
     return canonical_focal / intrinsics[:, 0, 0].float().unsqueeze(1)  # [B, 1]
 
 
-def pixel_rays(intrinsics: Tensor, *, size_hw: tuple[int, int]) -> Tensor:
+def pixel_rays(intrinsics: Tensor, *, size_hw: SizeHW) -> Tensor:
     """Return x/z and y/z of the ray through each pixel's center: [B, 3, 3] -> [B, 2, H, W].
 
     ``y/z = (v − c_y) / f_y`` and ``x/z = (u − c_x − s · y/z) / f_x`` for column u, row v (from 0) and skew s.

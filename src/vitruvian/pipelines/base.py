@@ -24,7 +24,7 @@ from vitruvian.devices import Device, DType, checked_device, default_placement, 
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, HUB_KEYWORDS
 from vitruvian.images.data_format import pixels_of
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
@@ -46,7 +46,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 class ResultFields(TypedDict):
     """The fields that every result has."""
 
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     image: RgbImage | None
     source: str
     model: str
@@ -300,7 +300,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         )
 
     @property
-    def input_hw(self) -> tuple[int, int]:
+    def input_hw(self) -> SizeHW:
         """Height and width of the model's inputs, at least roughly."""
         height, width = self.processor.size_hw
         return height, width

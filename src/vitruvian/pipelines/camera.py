@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from vitruvian.errors import InputError
-from vitruvian.images.types import BoolArray, Float32Array
+from vitruvian.images.types import BoolArray, Float32Array, SizeHW
 from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results.pointmap import IntrinsicsFrom
@@ -62,7 +62,7 @@ def known_camera(frame: Frame, *, K: ArrayLike | Tensor | None, fov: float | Non
     return None
 
 
-def estimated_camera(focal: float, canonical: float, size_hw: tuple[int, int]) -> Camera:
+def estimated_camera(focal: float, canonical: float, size_hw: SizeHW) -> Camera:
     """Return the camera of an estimated focal length if a lens may have it, else the canonical one."""
     degrees = math.degrees(2 * math.atan(max(size_hw) / 2 / focal))
     low, high = _FIELD_OF_VIEW
@@ -92,7 +92,7 @@ def _camera_matrix(K: ArrayLike | Tensor, frame: Frame) -> Float32Array:
     return table
 
 
-def _centered_matrix(focal: float, size_hw: tuple[int, int]) -> Float32Array:
+def _centered_matrix(focal: float, size_hw: SizeHW) -> Float32Array:
     """Return the matrix [3, 3] of a camera whose principal point is the center of the image."""
     height, width = size_hw
     return np.array([[focal, 0, (width - 1) / 2], [0, focal, (height - 1) / 2], [0, 0, 1]], np.float32)

@@ -25,6 +25,7 @@ from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.errors import InputError
 from vitruvian.images.guided_filter import guided_upsample
 from vitruvian.images.resize import resize
+from vitruvian.images.types import SizeHW
 from vitruvian.pipelines.regions import Region
 
 Blend = Literal["mean", "unit", "alpha", "labels"]
@@ -55,7 +56,7 @@ class RegionBlender:
 
     def __init__(
         self,
-        size_hw: tuple[int, int],
+        size_hw: SizeHW,
         regions: Sequence[Region],
         *,
         channels: int,

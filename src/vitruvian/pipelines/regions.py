@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.limits import get_limits
 from vitruvian.ops.crop import crop_windows_numpy
 from vitruvian.pipelines.options import MAX_TILE_OVERLAP, MIN_TILE_SIDE
@@ -28,7 +29,7 @@ class Region(NamedTuple):
         top, left, height, width = (int(side) for side in self)
         return pixels[:, top : top + height, left : left + width]
 
-    def pixels(self, size_hw: tuple[int, int]) -> tuple[range, range]:
+    def pixels(self, size_hw: SizeHW) -> tuple[range, range]:
         """Return the rows and columns of an image whose centers are in the region."""
         rows, columns = (
             range(max(0, math.ceil(start - 0.5)), min(side, math.ceil(start + length - 0.5)))
@@ -37,7 +38,7 @@ class Region(NamedTuple):
         return rows, columns
 
 
-def crop_regions(people: People, input_hw: tuple[int, int]) -> list[Region]:
+def crop_regions(people: People, input_hw: SizeHW) -> list[Region]:
     """Return the regions [P] that `vitruvian.images.crop_boxes` samples for inputs of `input_hw`."""
     center_xy, size_wh = crop_windows_numpy(people.boxes_xywh, input_hw)  # [P, 2] each
     # The first and last samples are on the edges of the crop, in coordinates where pixel x has its center at x; the
@@ -51,7 +52,7 @@ def crop_regions(people: People, input_hw: tuple[int, int]) -> list[Region]:
     ]
 
 
-def plan_tiles(size_hw: tuple[int, int], tile_hw: tuple[int, int], *, overlap: float = 0.25) -> list[Region]:
+def plan_tiles(size_hw: SizeHW, tile_hw: SizeHW, *, overlap: float = 0.25) -> list[Region]:
     """Cover an image with equally large, evenly spaced tiles, row by row; one tile if the image is not larger.
 
     Args:

@@ -37,7 +37,7 @@ from vitruvian.filesystem.media_files import (
 from vitruvian.images.download import download, redacted_url
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.read import load_rgb
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 
 # Platform → format of PyAV and the name of camera number n.
 _CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
@@ -66,7 +66,7 @@ class Frame:
     exif_focal_px: float | None = None
 
     @property
-    def size_hw(self) -> tuple[int, int]:
+    def size_hw(self) -> SizeHW:
         """Height and width in pixels."""
         return self.image.shape[0], self.image.shape[1]
 

@@ -25,7 +25,7 @@ from vitruvian.errors import InputError
 from vitruvian.files.arrays import write_npz
 from vitruvian.files.images import write_image, write_png_zip
 from vitruvian.filesystem.json_files import JsonObject, json_text, write_json
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 
 SCHEMA_VERSION = 1  # version of the JSON of results, see docs/schemas/result-1.json
 _NOTEBOOK_SIDE = 1024  # longer side of drawings in notebooks, in pixels
@@ -107,7 +107,7 @@ class Result:
     refused_extensions: ClassVar[dict[str, str]] = {}
     info_fields: ClassVar[tuple[str, ...]] = ()
 
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     image: RgbImage | None = field(default=None, metadata=array_of(np.uint8, "H", "W", 3))
     source: str | None = None
     model: str | None = None
@@ -264,7 +264,7 @@ class Result:
         return f"{type(self).__name__}({self.source or 'array'}, {self.size_hw[0]}×{self.size_hw[1]}: {maps})"
 
 
-def box_window(box_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> tuple[slice, slice]:
+def box_window(box_xyxy: NDArray[np.float32], size_hw: SizeHW) -> tuple[slice, slice]:
     """Return the rows and columns of an image that a box touches; empty for a box without area."""
     height, width = size_hw
     left, top = np.floor(box_xyxy[:2]).clip(0).astype(int).tolist()

@@ -20,7 +20,7 @@ from vitruvian.filesystem.atomic import write_lines
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.polygons import Polygon, mask_polygons
 from vitruvian.images.rle import Rle, compress_counts, decode_rle, encode_rles, read_rle, rle_area
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.results.base import Result, array_of, box_window, check_array, rounded_list
 from vitruvian.results.supervision import to_detections
 
@@ -236,7 +236,7 @@ class Masks(Result):
         return None
 
 
-def _as_rles(rles: object, size_hw: tuple[int, int]) -> tuple[Rle, ...]:
+def _as_rles(rles: object, size_hw: SizeHW) -> tuple[Rle, ...]:
     """Return masks, bool [N, H, W] or RLE of any form, as RLE with counts as strings."""
     if isinstance(rles, np.ndarray):
         check_array("rles", rles, dtype=np.bool_, shape=("N", *size_hw))

@@ -18,7 +18,7 @@ from vitruvian.files.images import write_image
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images import load_image
 from vitruvian.images.srgb import srgb_to_linear
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.results.base import Result, array_of, box_window, check_array
 
 
@@ -107,7 +107,7 @@ class Matte(Result):
         return super().to_dict() | {"coverage": round(float(self.alpha.mean()), 6)}
 
 
-def _background(background: object, size_hw: tuple[int, int]) -> RgbImage:
+def _background(background: object, size_hw: SizeHW) -> RgbImage:
     """Return a background of this size, uint8 [H, W, 3], from a color or an image."""
     color: object = background
     if isinstance(background, str):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.ops.dispatch import no_compile
 
 PADDING_LOGIT = -20.0  # mask logit of pixels in the padding
@@ -38,7 +39,7 @@ class ImageGroups:
     indices: tuple[Tensor, ...]
     sizes_hw: tuple[tuple[int, int], ...]
     batch: int
-    padded_hw: tuple[int, int]
+    padded_hw: SizeHW
 
     def crop(self, pixel_values: Tensor) -> list[Tensor]:
         """Crop the images [B, C, H, W] of each group: [b, C, h, w] each."""

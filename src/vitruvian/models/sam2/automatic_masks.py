@@ -22,6 +22,7 @@ from vitruvian.errors import check_names
 from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.nms import box_nms, mask_nms
 from vitruvian.images.rle import Rle, decode_rles, encode_rles
+from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.crops import CropXYXY, overlapping_crops, point_grid, touches_crop_edge
 from vitruvian.models.sam2.mask_cleanup import fill_holes_and_remove_islands
 from vitruvian.models.sam2.mask_decoder import stability_score
@@ -51,7 +52,7 @@ class MaskProposals:
         stored_rles: Their run lengths in COCO format, or None where pixels are stored.
     """
 
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     scores: Tensor
     stability_scores: Tensor
     boxes_xyxy: Tensor
@@ -147,7 +148,7 @@ def _filter(
     scores: Tensor,
     points_xy: Tensor,
     crop: CropXYXY,
-    size_hw: tuple[int, int],
+    size_hw: SizeHW,
     options: AutomaticMaskOptions,
 ) -> _Candidates:
     """Keep of masks [N, h, w] with scores [N] and points [N, 2] those that are stable, not empty and not cut."""
@@ -176,7 +177,7 @@ def _non_maximum_suppression(parts: list[_Candidates], options: AutomaticMaskOpt
     return joined.select(mask_nms(masks, joined.scores, options.mask_nms_thresh))
 
 
-def _paste(candidates: _Candidates, size_hw: tuple[int, int], scale: float, threshold: float) -> Tensor:
+def _paste(candidates: _Candidates, size_hw: SizeHW, scale: float, threshold: float) -> Tensor:
     """Resize masks and paste them into images of `size_hw`, the original scaled by `scale`: bool [N, H, W]."""
     out = torch.zeros(len(candidates.scores), *size_hw, dtype=torch.bool, device=candidates.logits.device)
     crops, index = torch.unique(candidates.crops_xyxy, dim=0, return_inverse=True)
@@ -189,7 +190,7 @@ def _paste(candidates: _Candidates, size_hw: tuple[int, int], scale: float, thre
     return out
 
 
-def _finish(candidates: _Candidates, size_hw: tuple[int, int], options: AutomaticMaskOptions) -> MaskProposals:
+def _finish(candidates: _Candidates, size_hw: SizeHW, options: AutomaticMaskOptions) -> MaskProposals:
     """Resize masks to the image, fill holes, remove islands and compute boxes; candidates are best first."""
     step = max(1, _RESIZED_PIXELS // (size_hw[0] * size_hw[1]))
     pixels, rles = [torch.zeros(0, *size_hw, dtype=torch.bool)], []

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from vitruvian.images.types import SizeHW
+
 CropXYXY = tuple[int, int, int, int]
 _EDGE = 20.0  # masks closer than this to the edge of a crop, in pixels, count as cut by it
 
 
-def overlapping_crops(size_hw: tuple[int, int], layers: int, overlap_ratio: float) -> Iterator[tuple[int, CropXYXY]]:
+def overlapping_crops(size_hw: SizeHW, layers: int, overlap_ratio: float) -> Iterator[tuple[int, CropXYXY]]:
     """Yield layer and corners of each crop: the whole image, then 4, 16, … that overlap."""
     height, width = size_hw
     yield 0, (0, 0, width, height)
@@ -34,7 +36,7 @@ def point_grid(side: int) -> Tensor:
     return torch.stack((x, y), dim=-1).flatten(0, 1)  # [side², 2]
 
 
-def touches_crop_edge(boxes_xyxy: Tensor, crop: CropXYXY, size_hw: tuple[int, int]) -> Tensor:
+def touches_crop_edge(boxes_xyxy: Tensor, crop: CropXYXY, size_hw: SizeHW) -> Tensor:
     """Return which boxes [N, 4] touch an edge of their crop that is not an edge of the image: [N]."""
     at_crop = (boxes_xyxy - boxes_xyxy.new_tensor(crop)).abs() <= _EDGE
     at_image = (boxes_xyxy - boxes_xyxy.new_tensor((0, 0, size_hw[1], size_hw[0]))).abs() <= _EDGE

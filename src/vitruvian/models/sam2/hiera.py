@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vitruvian.config import as_hw
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.layers.backbone import check_pixels
 from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.init import init_layer
@@ -116,7 +117,7 @@ class Sam2HieraDetModel(Sam2PreTrainedModel):
         )
         return self.format_output(output, return_dict)
 
-    def positions(self, grid_hw: tuple[int, int]) -> Tensor:
+    def positions(self, grid_hw: SizeHW) -> Tensor:
         """Positions of a grid [1, h, w, C]: the coarse table resized to it, plus the fine table in each window."""
         table = self.pos_embed[0].float().permute(1, 2, 0)  # [h', w', C]
         rows, columns = (_bicubic_matrix(*sides, table.device) for sides in zip(table.shape, grid_hw, strict=False))

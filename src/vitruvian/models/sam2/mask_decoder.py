@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitruvian.images.types import SizeHW
 from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.layers import Sam2MLP
@@ -74,7 +75,7 @@ class ImageContext(NamedTuple):
     image: ImageCells
     finer: Tensor
     finest: Tensor
-    grid_hw: tuple[int, int]
+    grid_hw: SizeHW
 
 
 class MaskDecoder(nn.Module):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
+from vitruvian.images.types import SizeHW
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.sine_positions import sine_positions
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
@@ -81,7 +82,7 @@ class MemoryAttentionLayer(nn.Module):
         keys: Tensor,
         memory: Tensor,
         rotation: RopeTables,
-        grid_hw: tuple[int, int],
+        grid_hw: SizeHW,
         pointer_tokens: int,
     ) -> tuple[Tensor, Tensor]:
         """Map x + branch [O | B, M, C] to a sum of two [O, M, C]."""
@@ -119,7 +120,7 @@ class RotaryAttention(nn.Module):
         keys: Tensor,
         values: Tensor,
         rotation: RopeTables,
-        grid_hw: tuple[int, int],
+        grid_hw: SizeHW,
         pointer_tokens: int = 0,
     ) -> Tensor:
         """Attend from [O | B, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""

@@ -444,7 +444,7 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
 
     def prompts(
         self,
-        sizes_hw: list[tuple[int, int]],
+        sizes_hw: list[SizeHW],
         input_points: object = None,
         input_labels: object = None,
         input_boxes: object = None,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.layers.mlp import activation
 from vitruvian.layers.norm import LayerNorm2d
 from vitruvian.models.sam2.configuration import Sam2PromptEncoderConfig
@@ -99,7 +100,7 @@ class RandomFourierPositions(nn.Module):
         self.scale = scale
         self.register_buffer("positional_embedding", torch.zeros(2, channels // 2))
 
-    def embed(self, cells: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    def embed(self, cells: Tensor, size_hw: SizeHW) -> Tensor:
         """Embed the centers of cells x, y [..., 2] of a grid as [..., C]; in float32 whatever the model's data type."""
         frequencies = self.positional_embedding
         height, width = size_hw
@@ -109,7 +110,7 @@ class RandomFourierPositions(nn.Module):
         angles = torch.addcmul(first, cells.float(), per_cell) @ frequencies.float()  # [..., C/2]
         return torch.cat((angles.sin(), angles.cos()), dim=-1).to(frequencies.dtype)  # [..., C]
 
-    def grid(self, grid_hw: tuple[int, int]) -> Tensor:
+    def grid(self, grid_hw: SizeHW) -> Tensor:
         """Embed all cells of a grid, row by row: [h·w, C]."""
         y, x = (torch.arange(side, device=self.positional_embedding.device) for side in grid_hw)
         return self.embed(torch.cartesian_prod(y, x).flip(-1), grid_hw)
@@ -136,7 +137,7 @@ class MaskEmbedding(nn.Module):
         return out
 
 
-def as_mask_logits(masks: Tensor, mask_hw: tuple[int, int]) -> Tensor:
+def as_mask_logits(masks: Tensor, mask_hw: SizeHW) -> Tensor:
     """Convert mask prompts [B, P, H, W] or [B, H, W] to logits [B, P, 4h, 4w].
 
     Floating-point masks are logits, such as `pred_masks` of an earlier call. Binary masks (bool or integers) become

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError, WeightsError
 from vitruvian.filesystem.json_files import JsonObject
+from vitruvian.images.types import SizeHW
 from vitruvian.layers.init import no_init_weights
 from vitruvian.limits import get_limits
 from vitruvian.models.sapiens2.checkpoint_keys import is_original, target_names
@@ -77,7 +78,7 @@ def _missing_names(original: Iterable[str]) -> list[str]:
     return lacking
 
 
-def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, int] = (1024, 768)) -> list[Path]:
+def save_converted(source: str | Path, out: str | Path, *, image_hw: SizeHW = (1024, 768)) -> list[Path]:
     """Convert a checkpoint file and write configuration, weights and processor; return what was written.
 
     Args:
@@ -99,7 +100,7 @@ def save_converted(source: str | Path, out: str | Path, *, image_hw: tuple[int, 
     return written
 
 
-def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tuple[Sapiens2Config, str]:
+def infer_config(shapes: Shapes, image_hw: SizeHW = (1024, 768)) -> tuple[Sapiens2Config, str]:
     """Return the architecture and the task that the shapes of the tensors of an original checkpoint imply."""
     try:
         fields, task = _infer_fields(shapes, image_hw)
@@ -110,7 +111,7 @@ def infer_config(shapes: Shapes, image_hw: tuple[int, int] = (1024, 768)) -> tup
     return Sapiens2Config(**fields), task
 
 
-def _infer_fields(shapes: Shapes, image_hw: tuple[int, int]) -> tuple[JsonObject, str]:
+def _infer_fields(shapes: Shapes, image_hw: SizeHW) -> tuple[JsonObject, str]:
     """Return the fields of the configuration that shapes imply, and the task."""
     trunk = {name.removeprefix("backbone."): shape for name, shape in shapes.items()}
     layers = _indices(trunk, r"blocks\.(\d+)\.ln1\.weight")

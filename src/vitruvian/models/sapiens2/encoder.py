@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.layers.backbone import check_pixels
 from vitruvian.layers.gradient_checkpointing import CheckpointedLayer, checkpointed
 from vitruvian.layers.joined_linear import JoinedLinear
@@ -328,7 +329,7 @@ def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: RopeTables | None, *
     return rms_norm_rope(x, norm.weight, rope, eps=norm.eps, scale=scale)
 
 
-def token_rope(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torch.device, training: bool) -> RopeTables:
+def token_rope(config: Sapiens2Config, grid_hw: SizeHW, *, device: torch.device, training: bool) -> RopeTables:
     """Return the rotary tables of all tokens [1 + R + h·w, D/2], augmented in training as the configuration says."""
     head_dim, prefix = config.hidden_size // config.num_attention_heads, 1 + config.num_register_tokens
     if not training:
@@ -343,13 +344,11 @@ def token_rope(config: Sapiens2Config, grid_hw: tuple[int, int], *, device: torc
 
 
 @cached_tensors
-def _cached_rope_tables(
-    grid_hw: tuple[int, int], device: torch.device, head_dim: int, theta: float, prefix: int
-) -> RopeTables:
+def _cached_rope_tables(grid_hw: SizeHW, device: torch.device, head_dim: int, theta: float, prefix: int) -> RopeTables:
     return rope_tables(patch_centers(grid_hw, device), head_dim=head_dim, theta=theta, prefix=prefix)
 
 
-def checked_grid_hw(pixel_values: Tensor, config: Sapiens2Config) -> tuple[int, int]:
+def checked_grid_hw(pixel_values: Tensor, config: Sapiens2Config) -> SizeHW:
     """Return the token grid (h, w) of images [B, 3, H, W]; raise `InputError` unless the model accepts them."""
     check_pixels(pixel_values, config.num_channels)
     shape = list(pixel_values.shape)

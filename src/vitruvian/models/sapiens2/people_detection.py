@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from vitruvian.errors import InputError
 from vitruvian.images.nms import box_nms
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.detection import PeopleTarget, people_loss
 from vitruvian.models.sapiens2.modeling import ForwardOptions, Sapiens2TaskModel
 from vitruvian.outputs import ModelOutput
@@ -68,7 +69,7 @@ class Sapiens2ForPeopleDetection(Sapiens2TaskModel):
 
 @torch.no_grad()
 def decode_people(
-    logits: Tensor, sides: Tensor, *, size_hw: tuple[int, int], threshold: float = 0.3, overlap: float = 0.55
+    logits: Tensor, sides: Tensor, *, size_hw: SizeHW, threshold: float = 0.3, overlap: float = 0.55
 ) -> list[tuple[Tensor, Tensor]]:
     """Decode maps to boxes, best first: for each image boxes x1, y1, x2, y2 [n, 4] and scores [n].
 

@@ -87,7 +87,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         super().__post_init__()
 
     @property
-    def size_hw(self) -> tuple[int, int]:
+    def size_hw(self) -> SizeHW:
         """Height and width of the model's input."""
         return height_width(self.size, "Sapiens2ImageProcessor.size")
 
@@ -413,7 +413,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         return results
 
 
-def crop_padding(one: Tensor, source_hw: tuple[int, int], size_hw: tuple[int, int]) -> Tensor:
+def crop_padding(one: Tensor, source_hw: SizeHW, size_hw: SizeHW) -> Tensor:
     """Crop the padding of a map [C, H, W] of an image of `source_hw` that was padded to `size_hw`.
 
     A map of another size than the input is cropped in proportion; if the borders of the image are between its pixels,

@@ -13,6 +13,7 @@ import torch
 
 from vitruvian.cuda.graphs import GraphCache, capture_only
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.pipelines.engine.steps import DeferredModelInput, InferenceSteps, ModelInput
 from vitruvian.pipelines.options import check_batch_size
 
@@ -68,7 +69,7 @@ class BatchSize:
             self.shrink_below(size, device, reason)
 
 
-def initial_batch_size(device: torch.device, input_hw: tuple[int, int]) -> int:
+def initial_batch_size(device: torch.device, input_hw: SizeHW) -> int:
     """Return the batch size to start from: by free memory on a GPU, larger for small inputs; 1 on a CPU.
 
     One input saturates a CPU, eight saturate a large GPU. Larger batches take more memory and delay the first result

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitruvian.devices import Device, DType
 from vitruvian.errors import InputError
 from vitruvian.hub import is_builtin
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.pipelines.options import BoxFormat, OnEmpty
 from vitruvian.results.base import People
 
@@ -189,7 +189,7 @@ def detect_people(
     return replace(whole, fallback=True)
 
 
-def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> NDArray[np.float32]:
+def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: SizeHW) -> NDArray[np.float32]:
     """Clip boxes [P, 4] to an image."""
     height, width = size_hw
     clipped: NDArray[np.float32] = np.clip(boxes_xyxy, 0, np.array([width, height] * 2, np.float32)).astype(np.float32)
@@ -197,7 +197,7 @@ def _clip_boxes(boxes_xyxy: NDArray[np.float32], size_hw: tuple[int, int]) -> ND
 
 
 def whole_image(
-    size_hw: tuple[int, int], *, detector: str = _WHOLE_IMAGE, score: float = 1.0, note: str | None = None
+    size_hw: SizeHW, *, detector: str = _WHOLE_IMAGE, score: float = 1.0, note: str | None = None
 ) -> People:
     """Return one person as large as the image."""
     height, width = size_hw
@@ -209,7 +209,7 @@ def whole_image(
     )
 
 
-def people_from_boxes(boxes: ArrayLike, size_hw: tuple[int, int], *, box_format: BoxFormat = "xywh") -> People:
+def people_from_boxes(boxes: ArrayLike, size_hw: SizeHW, *, box_format: BoxFormat = "xywh") -> People:
     """Check boxes [P, 4] (or one box [4]) that a user passed for an image; return them in their order.
 
     A box may extend beyond the image, but must overlap it.

@@ -32,7 +32,7 @@ from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
-from vitruvian.images.types import Float32Array, RgbImage
+from vitruvian.images.types import Float32Array, RgbImage, SizeHW
 from vitruvian.results.base import People
 
 Array = NDArray[np.generic]
@@ -65,7 +65,7 @@ class _InputLayout(NamedTuple):
     """The input of a graph."""
 
     name: str
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     channels_last: bool
     dtype: type[np.generic]
 
@@ -198,7 +198,7 @@ def _detect_kind(path: Path, output_shapes: Sequence[Sequence[object]]) -> Detec
     )
 
 
-def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Float32Array, tuple[int, int]]:
+def _letterbox(image: RgbImage, size_hw: SizeHW) -> tuple[Float32Array, tuple[int, int]]:
     """Resize an image to fit the top left of a gray one [H, W, 3], float32; return it and the resized size.
 
     Downsampling is antialiased, unlike in the training of these models, whose photographs were small.
@@ -210,7 +210,7 @@ def _letterbox(image: RgbImage, size_hw: tuple[int, int]) -> tuple[Float32Array,
     return canvas, inner_hw
 
 
-def _read_outputs(outputs: Mapping[str, Array], size_hw: tuple[int, int], *, subject: str) -> _Detections:
+def _read_outputs(outputs: Mapping[str, Array], size_hw: SizeHW, *, subject: str) -> _Detections:
     """Read a detector's outputs for one image."""
     arrays = [value[0] for value in outputs.values() if value.ndim >= 2 and value.shape[0] == 1]
     rows = [array for array in arrays if array.ndim == 1]
@@ -257,7 +257,7 @@ def _final_detections(table: Float32Array, rows: Sequence[Array]) -> _Detections
     return _Detections(table[valid, :4], scores[0][valid].astype(np.float32), True)
 
 
-def _yolox_detections(table: Float32Array, size_hw: tuple[int, int]) -> _Detections | None:
+def _yolox_detections(table: Float32Array, size_hw: SizeHW) -> _Detections | None:
     """Read YOLOX's [N, 5 + K], and decode it unless the graph does."""
     grid = next((g for g in (_yolox_grid(size_hw, s) for s in _YOLOX_STRIDES) if len(g) == len(table)), None)
     if grid is None:
@@ -272,7 +272,7 @@ def _yolox_detections(table: Float32Array, size_hw: tuple[int, int]) -> _Detecti
     return _Detections(boxes.astype(np.float32), table[:, 4] * table[:, 5 + _PERSON], False)
 
 
-def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Float32Array:
+def _yolox_grid(size_hw: SizeHW, strides: Sequence[int]) -> Float32Array:
     """Return column, row and stride of every cell, level by level: [N, 3]."""
     levels = []
     for stride in strides:
@@ -281,7 +281,7 @@ def _yolox_grid(size_hw: tuple[int, int], strides: Sequence[int]) -> Float32Arra
     return np.concatenate(levels)
 
 
-def _map_detections(maps: Sequence[Float32Array], size_hw: tuple[int, int]) -> _Detections | None:
+def _map_detections(maps: Sequence[Float32Array], size_hw: SizeHW) -> _Detections | None:
     """Read maps of class logits [K, h, w] and of distances [4, h, w], a pair for each level in any order."""
     boxes, scores = [], []
     for grid_hw in dict.fromkeys(level.shape[1:] for level in maps):

@@ -28,7 +28,7 @@ from vitruvian.hub import BUILTIN, is_builtin
 from vitruvian.images import resize
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.models.sapiens2.modeling import Sapiens2ForSemanticSegmentation
 from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection, decode_people
@@ -152,7 +152,7 @@ class Sapiens2Detector:
         uncut = ((boxes[:, :2] > margin) | at_start).all(1) & ((boxes[:, 2:] < ends) | at_end).all(1)  # [n]
         return boxes[uncut] + boxes.new_tensor([left, top, left, top]), scores[uncut]
 
-    def _input_hw(self, size_hw: tuple[int, int]) -> tuple[int, int]:
+    def _input_hw(self, size_hw: SizeHW) -> SizeHW:
         """Return the size to resize an image to: whole patches, in nearly its aspect ratio."""
         scale = _LONG_SIDE / max(size_hw)
         height, width = (
@@ -175,7 +175,7 @@ def _scaled(start: float, end: float, scale: float) -> slice:
     return slice(first, max(first + 1, math.ceil(end * scale)))
 
 
-def _extra_tiles(size_hw: tuple[int, int]) -> list[Region]:
+def _extra_tiles(size_hw: SizeHW) -> list[Region]:
     """Return the tiles to process in addition to the whole image if it is elongated."""
     short, long = min(size_hw), max(size_hw)
     if long < _ELONGATED * short:

@@ -21,7 +21,7 @@ from vitruvian.errors import InputError
 from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.connected_components import remove_islands
 from vitruvian.images.data_format import pixels_of
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.outputs import QueryLogits
 from vitruvian.models.mask_classification.processing import MaskClassificationImageProcessor
@@ -80,7 +80,7 @@ class SegmentationDetector:
         outputs = self.model(pixel_values=batch["pixel_values"].to(weight.device, weight.dtype), pixel_mask=mask)
         return self._people_of(QueryLogits.from_outputs(outputs), mask, (image.shape[0], image.shape[1]))
 
-    def _people_of(self, queries: QueryLogits, pixel_mask: Tensor, size_hw: tuple[int, int]) -> People:
+    def _people_of(self, queries: QueryLogits, pixel_mask: Tensor, size_hw: SizeHW) -> People:
         """Return the people among the queries of one image."""
         scale = min(1.0, math.sqrt(_MAX_PIXELS / (size_hw[0] * size_hw[1])))
         target_hw = max(1, round(size_hw[0] * scale)), max(1, round(size_hw[1] * scale))

@@ -26,7 +26,7 @@ from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import as_tensor
 from vitruvian.images.guided_filter import guided_upsample
-from vitruvian.images.types import BoolArray, Float32Array
+from vitruvian.images.types import BoolArray, Float32Array, SizeHW
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.modeling import Sapiens2ForImageMatting, Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
@@ -134,7 +134,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return DenseContext(crops or whole_image(frame.size_hw, note=whole_image_note(self.options)))
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 
-    def _tile_hw(self) -> tuple[int, int]:
+    def _tile_hw(self) -> SizeHW:
         tile = self.options.tile
         if tile is None or isinstance(tile, bool):
             return self.processor.size_hw
@@ -222,7 +222,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             for output, region in zip(outputs, context.regions, strict=True)
         ]
 
-    def unpad(self, output: Tensor, size_hw: tuple[int, int]) -> Tensor:
+    def unpad(self, output: Tensor, size_hw: SizeHW) -> Tensor:
         """Return the part of a map [C, h, w] that is not padding, for an image or tile of `size_hw`."""
         return crop_padding(output, size_hw, self.processor.size_hw) if self.processor.do_pad else output
 

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.images import fit_inside_hw
-from vitruvian.images.types import BoolArray, Float32Array
+from vitruvian.images.types import BoolArray, Float32Array, SizeHW
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
 from vitruvian.pipelines.camera import Camera, estimated_camera, fit_focal, in_front, known_camera, median_focal
@@ -134,7 +134,7 @@ class PointmapPipeline(DensePipeline[Pointmap, PointmapOptions]):
         metric = camera.note is None and (known is not None or any(scale is not None for scale in scales))
         return _Scene(camera.unproject(depth), mask, camera, canonical / camera.focal, metric=metric)
 
-    def _canonical_focal(self, size_hw: tuple[int, int]) -> float:
+    def _canonical_focal(self, size_hw: SizeHW) -> float:
         """Return the canonical focal length in pixels of an image or tile that is resized to the input."""
         height, width = self.processor.size_hw
         inner = fit_inside_hw(size_hw, (height, width)) if self.processor.do_pad else (height, width)

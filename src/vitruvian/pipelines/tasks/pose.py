@@ -21,6 +21,7 @@ from vitruvian.cuda.graphs import no_capture
 from vitruvian.cuda.streams import HostCopy, record_stream, stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
+from vitruvian.images.types import SizeHW
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
 from vitruvian.ops.crop import crop_windows_numpy
@@ -158,7 +159,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
             names=names,
         )
 
-    def _to_source(self, xy: NDArray[np.float32], heatmap_hw: tuple[int, int], people: People) -> NDArray[np.float32]:
+    def _to_source(self, xy: NDArray[np.float32], heatmap_hw: SizeHW, people: People) -> NDArray[np.float32]:
         """Transform keypoints [P, J, 2] from pixels of people's heatmaps to those of the image."""
         center_xy, size_wh = crop_windows_numpy(people.boxes_xywh, self.processor.size_hw)  # [P, 2] each
         last_xy = np.array([heatmap_hw[1] - 1, heatmap_hw[0] - 1], np.float32)

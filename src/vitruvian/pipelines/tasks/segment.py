@@ -14,6 +14,7 @@ from vitruvian.cuda.streams import stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.rle import encode_packed, pack_masks
+from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.processing import Sam2Processor
 from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
@@ -35,7 +36,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     forward_options = ("best",)
 
     @property
-    def input_hw(self) -> tuple[int, int]:
+    def input_hw(self) -> SizeHW:
         """Height and width of an input."""
         return height_width(self.processor.image_processor.size, "size")
 
@@ -45,7 +46,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         pixels = pixels_of(frame.image)  # [3, H, W]
         return Prepared(frame, [ModelInput(self.processor.image_processor.prepare_image(pixels), prompts)])
 
-    def prompts(self, size_hw: tuple[int, int]) -> tuple[BatchFeature, bool]:
+    def prompts(self, size_hw: SizeHW) -> tuple[BatchFeature, bool]:
         """Return the prompts of the options as inputs of the model, and whether it proposes three masks of each."""
         options = self.options
         points, labels, boxes = _nest(options.points, 3), _nest(options.labels, 2), _nest(options.boxes, 2)
@@ -121,7 +122,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         )
 
 
-def upsampled_masks(processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], **options: Any) -> Tensor:
+def upsampled_masks(processor: Sam2Processor, logits: Tensor, size_hw: SizeHW, **options: Any) -> Tensor:
     """Upsample logits [N, h, w] to an image; return masks that `pack_masks` packed, uint8 [N, H, ceil(W / 8)].
 
     `options` are those of `Sam2Processor.post_process_masks`. Does not synchronize the device unless they clean up.
@@ -134,9 +135,7 @@ def upsampled_masks(processor: Sam2Processor, logits: Tensor, size_hw: tuple[int
     return torch.cat([pack_masks(masks[:, 0]) for masks in parts])
 
 
-def disjoint_masks(
-    processor: Sam2Processor, logits: Tensor, size_hw: tuple[int, int], *, mask_threshold: float = 0.0
-) -> Tensor:
+def disjoint_masks(processor: Sam2Processor, logits: Tensor, size_hw: SizeHW, *, mask_threshold: float = 0.0) -> Tensor:
     """Same as `upsampled_masks`, for masks of which each pixel is only in that with the highest logit."""
     highest = torch.full(size_hw, -torch.inf, device=logits.device)
     owner = torch.zeros(size_hw, dtype=torch.int64, device=logits.device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitruvian.cuda.streams import stack_on_device
 from vitruvian.images.data_format import pixels_of
+from vitruvian.images.types import SizeHW
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import Options
@@ -31,9 +32,9 @@ class SegmentationPipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, Opt
     post_process_options: ClassVar[dict[str, object]] = {}  # further arguments
 
     @property
-    def input_hw(self) -> tuple[int, int]:
+    def input_hw(self) -> SizeHW:
         """Height and width of a typical photograph after resizing."""
-        size_hw: tuple[int, int] = self.processor.resized_hw(_TYPICAL_HW)
+        size_hw: SizeHW = self.processor.resized_hw(_TYPICAL_HW)
         return size_hw
 
     @property

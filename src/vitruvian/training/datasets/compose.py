@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitruvian.human import PART_INDEX
 from vitruvian.images.boxes import mask_boxes
+from vitruvian.images.types import SizeHW
 from vitruvian.tensor_cache import constant
 from vitruvian.training.datasets.crop_window import CropWindow
 from vitruvian.training.datasets.labels import LabeledImages
@@ -35,7 +36,7 @@ _CLOTHES = tuple(PART_INDEX[name] for name in ("Apparel", "Lower_Clothing", "Upp
 class CropSampling:
     """How people are cropped and what is composed around them."""
 
-    size_hw: tuple[int, int] = (384, 288)
+    size_hw: SizeHW = (384, 288)
     padding: float = 1.25  # the crop is the box times this, as at inference
     scale: tuple[float, float] = (0.78, 1.3)
     shift: float = 0.09  # of the crop's sides
@@ -48,7 +49,7 @@ class CropSampling:
     border_probability: float = 0.15  # that the image ends within the crop
 
     @classmethod
-    def plain(cls, size_hw: tuple[int, int] = (384, 288)) -> Self:
+    def plain(cls, size_hw: SizeHW = (384, 288)) -> Self:
         """Return options for crops as at inference, without augmentation."""
         probabilities = [field.name for field in fields(cls) if field.name.endswith("_probability")]
         return cls(size_hw=size_hw, scale=(1.0, 1.0), shift=0.0, **dict.fromkeys(probabilities, 0.0))
@@ -185,7 +186,7 @@ def _crop(samples: Samples, window: CropWindow) -> LabeledImages:
     )
 
 
-def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+def _crop_backgrounds(backgrounds: Tensor, count: int, size_hw: SizeHW, *, rng: Rng) -> Tensor:
     """Crop images [G, S, S, 3] uint8 at random, some blurred, all recolored: [count, 3, H, W] 0..1."""
     crop = photo_crops(backgrounds, count, size_hw, rng=rng, zoom=(0.35, 1.0))
     soft = F.interpolate(F.interpolate(crop, scale_factor=0.125, mode="area"), size=size_hw, mode="bilinear")
@@ -283,7 +284,7 @@ def _occlude(crops: LabeledImages, shape: Tensor, backgrounds: Tensor, rng: Rng)
 class SceneOptions:
     """How whole images are composed."""
 
-    size_hw: tuple[int, int] = (288, 384)
+    size_hw: SizeHW = (288, 384)
     people: tuple[float, ...] = (0.06, 0.22, 0.2, 0.17, 0.14, 0.12, 0.09)  # probability of 0, 1, 2 … people
     relative_height: tuple[float, float] = (0.15, 1.35)  # of a person, over the height of the image
     close_up_probability: float = 0.2  # of a sample's image as rendered: one person near the camera, truncated anywhere
@@ -348,7 +349,7 @@ def compose_scenes(
 
 
 def _scene_window(
-    boxes_xywh: Tensor, truncated: Tensor, relative_height: Tensor, rng: Rng, size_hw: tuple[int, int]
+    boxes_xywh: Tensor, truncated: Tensor, relative_height: Tensor, rng: Rng, size_hw: SizeHW
 ) -> CropWindow:
     """Draw windows that put people [k] at random positions; those `truncated` below at the lower border."""
     k, (H, W) = len(boxes_xywh), size_hw
@@ -394,7 +395,7 @@ def _replace_by_close_ups(scenes: LabeledImages, samples: Samples, rng: Rng, opt
     return both.select(torch.arange(n, device=area.device) + n * ~rng.bernoulli(options.close_up_probability, n))
 
 
-def crop_scenes(scenes: LabeledImages, *, rng: Rng, size_hw: tuple[int, int]) -> LabeledImages:
+def crop_scenes(scenes: LabeledImages, *, rng: Rng, size_hw: SizeHW) -> LabeledImages:
     """Crop one person of each whole image, as a pose model reads people: small, beside others, half hidden.
 
     Crops are around the visible part. Images without people are replaced by others; where all are empty, crops are

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.human import FLIP_PERMUTATION, PART_FLIP_PERMUTATION
+from vitruvian.images.types import SizeHW
 from vitruvian.tensor_cache import constant
 
 _ANTIALIAS_ABOVE = 4 / 3  # images that shrink by more than this are antialiased
@@ -22,7 +23,7 @@ class CropWindow:
     start_xy: Tensor  # [n, 2] source pixel of the first output pixel
     step_xy: Tensor  # [n, 2] source pixels per output pixel, positive
     flipped: Tensor  # [n] bool
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     # The principal point moves to the middle: a model cannot see where in a larger image a crop lies, and pipelines
     # restore points by their depth alone. False transforms the camera exactly.
     centered: bool = True

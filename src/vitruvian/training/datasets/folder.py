@@ -21,6 +21,7 @@ from torch import Tensor
 from vitruvian.errors import CheckpointError, InputError, check_choice
 from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.images import crop_windows, fit_inside_hw
+from vitruvian.images.types import SizeHW
 from vitruvian.training.config import AugmentConfig, TrainConfig
 from vitruvian.training.datasets.augmentation import Photometric, photometric
 from vitruvian.training.datasets.crop_window import CropWindow
@@ -40,7 +41,7 @@ class _Annotations:
     """An image of a dataset: its files, its camera, and its people, the subject of the crop first."""
 
     files: Mapping[str, str]  # "images", "matte" …
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
     intrinsics: Tensor  # [3, 3]
     boxes_xywh: Tensor  # [M, 4]
     keypoints: Tensor  # [308, 3] of the subject; zero where there is none, and so are stature and area
@@ -62,7 +63,7 @@ class PeopleFolder:
         self,
         folder: str | Path,
         *,
-        size_hw: tuple[int, int],
+        size_hw: SizeHW,
         tasks: Sequence[str],
         view: Literal["person", "image"] = "person",
     ) -> None:
@@ -211,14 +212,14 @@ def _read_entry(image: JsonObject, people: Sequence[JsonObject], subject: JsonOb
 _ONE_SURFACE = 0.02  # depths that differ by less than this share are interpolated
 
 
-def _person_crop(box_xywh: Tensor, size_hw: tuple[int, int]) -> CropWindow:
+def _person_crop(box_xywh: Tensor, size_hw: SizeHW) -> CropWindow:
     """Return the crop around a person [4] that `Sapiens2ImageProcessor` cuts out too."""
     center_xy, size_wh = crop_windows(box_xywh[None], size_hw)  # [1, 2] each
     step = size_wh / torch.tensor([size_hw[1] - 1, size_hw[0] - 1])
     return CropWindow(center_xy - size_wh / 2, step, torch.zeros(1, dtype=torch.bool), size_hw)
 
 
-def _image_crop(source_hw: tuple[int, int], size_hw: tuple[int, int]) -> CropWindow:
+def _image_crop(source_hw: SizeHW, size_hw: SizeHW) -> CropWindow:
     """Return the crop that shows a whole image, as large as possible, centered."""
     inner = fit_inside_hw(source_hw, size_hw)
     step = torch.tensor([[source_hw[1] / inner[1], source_hw[0] / inner[0]]])  # [1, 2]

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError, check_choice
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.detection import draw_people
 from vitruvian.losses.heatmap import draw_heatmaps
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL, NORMAL_AXES
@@ -71,7 +72,7 @@ class LabeledImages(TensorBatch):
         return value
 
     @property
-    def size_hw(self) -> tuple[int, int]:
+    def size_hw(self) -> SizeHW:
         """Height and width of the images."""
         return self.image.shape[-2], self.image.shape[-1]
 
@@ -168,7 +169,7 @@ def task_labels(images: LabeledImages, task: str, *, stride: int, sigma: float |
 
 
 def keypoint_targets(
-    keypoints: Tensor, *, size_hw: tuple[int, int], stride: int = 4, sigma: float | None = None
+    keypoints: Tensor, *, size_hw: SizeHW, stride: int = 4, sigma: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Draw known keypoints [B, J, 3], also hidden ones: heatmaps [B, J, h, w] and weights [B, J], 0 for unknown ones.
 

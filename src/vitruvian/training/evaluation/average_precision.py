@@ -21,7 +21,7 @@ from torch import Tensor
 from vitruvian.errors import InputError, check_choice
 from vitruvian.images.boxes import box_areas, box_iou
 from vitruvian.images.rle import encode_rles, rle_area, rle_iou
-from vitruvian.images.types import BoolArray, Float64Array
+from vitruvian.images.types import BoolArray, Float64Array, SizeHW
 from vitruvian.training.evaluation.metric import Array, Metric, PerObject, Values, as_row, nan_mean, ratio
 
 Objects = Array | Sequence[object]  # boxes, masks or RLEs
@@ -319,7 +319,7 @@ class BoxAP(AveragePrecision):
         *,
         crowd: PerObject = None,
         ignored: PerObject = None,
-        size_hw: tuple[int, int] | None = None,
+        size_hw: SizeHW | None = None,
     ) -> None:
         """Add one image: D boxes [D, 4] with scores [D], and G true ones [G, 4].
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.images.srgb import linear_to_srgb
+from vitruvian.images.types import SizeHW
 from vitruvian.training.synthetic.asset_pack import Scenery
 from vitruvian.training.synthetic.camera import Cameras
 from vitruvian.training.synthetic.camera_effects import defocus, sample_grading
@@ -41,7 +42,7 @@ def sample_backgrounds(scenery: Scenery, cameras: Cameras, *, rng: Rng) -> Tenso
 
 
 def photo_crops(
-    photos: Tensor, count: int, size_hw: tuple[int, int], *, rng: Rng, zoom: tuple[float, float] = (0.6, 1.0)
+    photos: Tensor, count: int, size_hw: SizeHW, *, rng: Rng, zoom: tuple[float, float] = (0.6, 1.0)
 ) -> Tensor:
     """Crop square photos [G, S, S, 3] uint8 at random, mirrored and slightly rotated: [count, 3, H, W] sRGB.
 
@@ -80,7 +81,7 @@ def _panoramas(environments: Tensor, cameras: Cameras, rng: Rng) -> Tensor:
     return linear_to_srgb((exposed / (1 + 0.5 * exposed)).clamp(0.0, 1.0))
 
 
-def _grid(size_hw: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+def _grid(size_hw: SizeHW, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return x and y [1, 1, H, W]; y runs from -1 to 1, x in the same unit."""
     H, W = size_hw
     y = (torch.arange(H, device=device) + 0.5) / H * 2 - 1
@@ -96,7 +97,7 @@ def _colors(B: int, rng: Rng, *, gray: float = 0.6) -> Tensor:
     return torch.where(rng.bernoulli(gray, B, 1), plain, color)[:, :, None, None]
 
 
-def _backdrops(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
+def _backdrops(B: int, size_hw: SizeHW, rng: Rng) -> Tensor:
     """Draw studio backdrops: two similar colors in a linear or radial gradient."""
     x, y = _grid(size_hw, rng.device)
     angle = rng.uniform(0.0, 2 * math.pi, B, 1, 1, 1)
@@ -109,7 +110,7 @@ def _backdrops(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
     return first + (second - first) * t
 
 
-def colored_noise(B: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
+def colored_noise(B: int, size_hw: SizeHW, *, rng: Rng) -> Tensor:
     """Draw colored noise of several octaves, [B, 3, H, W] in 0..1."""
     H, W = size_hw
     total = torch.zeros(B, 3, H, W, device=rng.device)
@@ -125,7 +126,7 @@ def colored_noise(B: int, size_hw: tuple[int, int], *, rng: Rng) -> Tensor:
 
 
 def soft_shape(
-    B: int, size_hw: tuple[int, int], *, rng: Rng, radius: tuple[float, float] = (0.04, 0.6), upright: bool = False
+    B: int, size_hw: SizeHW, *, rng: Rng, radius: tuple[float, float] = (0.04, 0.6), upright: bool = False
 ) -> Tensor:
     """Draw the coverage [B, 1, H, W] of one random box or ellipse per image, `radius` in half heights of the image."""
     x, y = _grid(size_hw, rng.device)
@@ -140,7 +141,7 @@ def soft_shape(
     return (0.5 - distance * size_hw[0] / 2 / rng.log_uniform(1.0, 6.0, B, 1, 1, 1)).clamp(0.0, 1.0)
 
 
-def _rooms(B: int, size_hw: tuple[int, int], rng: Rng) -> Tensor:
+def _rooms(B: int, size_hw: SizeHW, rng: Rng) -> Tensor:
     """Draw a wall with frames and windows, a floor of boards or tiles, sometimes a second wall."""
     x, y = _grid(size_hw, rng.device)
     wall = _backdrops(B, size_hw, rng)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import InputError
+from vitruvian.images.types import SizeHW
 from vitruvian.losses.pointmap import pixel_rays
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.training.synthetic.rng import Rng
@@ -60,7 +61,7 @@ class Cameras(TensorBatch):
     intrinsics: Tensor  # [B, 3, 3] pixels
     rotation: Tensor  # [B, 3, 3] world to camera
     translation: Tensor  # [B, 3] meters, in camera axes
-    size_hw: tuple[int, int]
+    size_hw: SizeHW
 
     @property
     def focal(self) -> Tensor:
@@ -126,7 +127,7 @@ def sample_cameras(
     placement: PeoplePlacement,
     *,
     stature_m: Tensor,
-    size_hw: tuple[int, int],
+    size_hw: SizeHW,
     rng: Rng,
     known: Tensor,
     framing_weights: Sequence[float] = (0.42, 0.29, 0.14, 0.15),

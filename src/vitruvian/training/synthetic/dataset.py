@@ -41,7 +41,7 @@ from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.human import KEYPOINT_NAMES, PART_COLORS, PART_NAMES, SAPIENS_308, SKELETON
 from vitruvian.images import image_to_tensor, load_image
 from vitruvian.images.rle import encode_rle, rle_area
-from vitruvian.images.types import RgbImage
+from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.training.seeds import derive_seed
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.people_batch import sample_people
@@ -127,7 +127,7 @@ def read_maps(folder: Path, names: Mapping[str, str], wanted: frozenset[str] = M
     return maps
 
 
-def _read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _read_geometry(path: Path, size_hw: SizeHW) -> tuple[Tensor, Tensor]:
     """Read normals [3, H, W] and depth [H, W]."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -145,7 +145,7 @@ def _read_geometry(path: Path, size_hw: tuple[int, int]) -> tuple[Tensor, Tensor
     return torch.from_numpy(normals), depth
 
 
-def _read_png(path: Path, modes: tuple[str, ...], size_hw: tuple[int, int]) -> NDArray[np.uint8]:
+def _read_png(path: Path, modes: tuple[str, ...], size_hw: SizeHW) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
             mode, pixels = image.mode, np.asarray(image)

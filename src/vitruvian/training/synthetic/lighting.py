@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.images.types import SizeHW
 from vitruvian.training.synthetic.camera import rotate
 from vitruvian.training.synthetic.rasterizer import Cutouts, Meshes, depth_map, rasterize
 from vitruvian.training.synthetic.rng import Rng
@@ -90,14 +91,14 @@ def _irradiance_harmonics(maps: Tensor) -> Tensor:
     return coefficients * cosine[:, None]  # [B, 9, 3]
 
 
-def _blur_maps(maps: Tensor, *, power: float, size_hw: tuple[int, int]) -> Tensor:
+def _blur_maps(maps: Tensor, *, power: float, size_hw: SizeHW) -> Tensor:
     """Average maps [B, H, W, 3] with the lobe cos^power around each direction of a smaller map, [B, h, w, 3]."""
     lobe = _lobes((maps.shape[1], maps.shape[2]), size_hw, power, str(maps.device))  # [h·w, H·W]
     return torch.einsum("mn,bnc->bmc", lobe, maps.flatten(1, 2)).view(-1, *size_hw, 3)  # [B, h, w, 3]
 
 
 @lru_cache(maxsize=8)
-def _lobes(source_hw: tuple[int, int], target_hw: tuple[int, int], power: float, device: str) -> Tensor:
+def _lobes(source_hw: SizeHW, target_hw: SizeHW, power: float, device: str) -> Tensor:
     """Return the weights of the directions of a large map for those of a small one, [h·w, H·W]; rows sum to 1."""
     source, angles = _map_directions(*source_hw, device=device)
     target, _ = _map_directions(*target_hw, device=device)

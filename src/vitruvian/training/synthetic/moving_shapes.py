@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvian.images.types import SizeHW
+
 _WAVES = 3  # of a texture
 _HARMONICS = 5  # of the outline of a blob
 _EDGE = 0.35  # width of the blended border of a shape in pixels, on either side
@@ -36,7 +38,7 @@ def draw_clips(
     generator: torch.Generator,
     *,
     count: int,
-    size_hw: tuple[int, int],
+    size_hw: SizeHW,
     length: int = 8,
     objects: int = 2,
     saturation: tuple[float, float] = (0.25, 0.7),
@@ -89,7 +91,7 @@ class _Random:
         return _Random(self.generator, (self.shape[0], 1)).uniform(low, high, *extra)
 
 
-def _grid(size_hw: tuple[int, int], device: torch.device) -> Tensor:
+def _grid(size_hw: SizeHW, device: torch.device) -> Tensor:
     """x and y of pixel centers [2, H, W]."""
     y, x = torch.meshgrid(*(torch.arange(side, device=device) + 0.5 for side in size_hw), indexing="ij")
     return torch.stack((x, y))

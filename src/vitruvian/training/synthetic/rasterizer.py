@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitruvian.images.types import SizeHW
 from vitruvian.ops.dispatch import triton_jit, use_triton
 from vitruvian.ops.triton_import import tl, triton
 
@@ -91,7 +92,7 @@ class Meshes:
     image_count: int  # B
 
 
-def rasterize(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None = None) -> Tensor:
+def rasterize(meshes: Meshes, screen: Tensor, size_hw: SizeHW, cutouts: Cutouts | None = None) -> Tensor:
     """Return the face that each sample sees, [B, H, W] int64: flat face id p·F + f, or -1 where there is none.
 
     `screen` [P, V, 3] holds x, y in samples and depth. Faces with a corner nearer than `_NEAREST` are left out.
@@ -104,7 +105,7 @@ def rasterize(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutouts:
     return torch.where(keys == _EMPTY, -1, keys & 0xFFFFFFFF)  # [B, H, W]
 
 
-def _work_items(meshes: Meshes, screen: Tensor, size_hw: tuple[int, int], cutouts: Cutouts | None) -> _WorkItems:
+def _work_items(meshes: Meshes, screen: Tensor, size_hw: SizeHW, cutouts: Cutouts | None) -> _WorkItems:
     """Snap corners, cull triangles and cut their bounding boxes into tiles."""
     P, V, _ = screen.shape
     H, W = size_hw

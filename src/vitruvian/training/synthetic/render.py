@@ -26,6 +26,7 @@ from vitruvian.errors import InputError
 from vitruvian.human import PART_INDEX
 from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.srgb import linear_to_srgb, srgb_to_linear
+from vitruvian.images.types import SizeHW
 from vitruvian.training.synthetic.asset_pack import AssetPack, Scenery
 from vitruvian.training.synthetic.backgrounds import colored_noise, photo_crops, sample_backgrounds, soft_shape
 from vitruvian.training.synthetic.camera import (
@@ -70,7 +71,7 @@ _LABELS_PER_PERSON = 32
 class RenderOptions:
     """How images are rendered. Probabilities are per image."""
 
-    size_hw: tuple[int, int] = (384, 288)
+    size_hw: SizeHW = (384, 288)
     supersample: int = 2  # samples per pixel side
     chunk: int = 16  # images rendered together
     shadow_size: int = 256  # texels per side of the key light's shadow map

@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from vitruvian.images.types import SizeHW
 from vitruvian.training.synthetic.asset_pack import AssetPack
 from vitruvian.training.synthetic.people_batch import sample_people
 from vitruvian.training.synthetic.render import DEFAULT_OPTIONS, GroundTruth, RenderOptions, render
@@ -41,7 +42,7 @@ class Samples(TensorBatch):
     stature_m: Tensor  # [n] height at rest
 
     @property
-    def size_hw(self) -> tuple[int, int]:
+    def size_hw(self) -> SizeHW:
         """Height and width of the images."""
         return self.image.shape[-2], self.image.shape[-1]
 
