@@ -16,9 +16,7 @@ Device = str | int | torch.device | None
 DType = str | torch.dtype | None
 
 
-def choose_dtype(
-    requested: torch.dtype | str | None, configured: torch.dtype | None, files: WeightFiles
-) -> torch.dtype:
+def choose_dtype(requested: DType, configured: torch.dtype | None, files: WeightFiles) -> torch.dtype:
     """Return the data type to load in: the requested one, that of the configuration, or that of the first weight."""
     wanted = configured if requested in (None, "auto") else requested
     if wanted is not None:
@@ -26,7 +24,7 @@ def choose_dtype(
     return next((tensor.dtype for _, tensor in files.tensors() if tensor.is_floating_point()), torch.float32)
 
 
-def default_placement(device: str | torch.device | int | None, dtype: torch.dtype | str | None) -> dict[str, Any]:
+def default_placement(device: Device, dtype: DType) -> dict[str, Any]:
     """Return the keywords of `from_pretrained` for a device and a data type, with defaults in place of None.
 
     The default is what a pipeline uses: the best device of this machine, in bfloat16 on a CUDA device that supports it
@@ -37,12 +35,17 @@ def default_placement(device: str | torch.device | int | None, dtype: torch.dtyp
     if dtype is None:
         # Emulated bfloat16 is slower than float32. CPUs and Metal are fastest, or most exact, in float32.
         dtype = torch.bfloat16 if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return {"dtype": checked_dtype(dtype)} | ({"device_map": "auto"} if chosen is None else {"device": chosen})
+    return {"dtype": checked_dtype(dtype)} | placement(chosen)
+
+
+def placement(device: Device) -> dict[str, Any]:
+    """Return the keywords of `from_pretrained` for a device, by default the best one."""
+    return {"device_map": "auto"} if device is None else {"device": device}
 
 
 def choose_devices(
     model: nn.Module,
-    device: str | torch.device | int | None,
+    device: Device,
     device_map: object,
     dtype: torch.dtype,
     no_split_modules: Sequence[str] = (),

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from vitruvian.config import Config, checked_dtype
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.devices import (
+    Device,
+    DType,
     add_device_hooks,
     check_one_device,
     checked_device,
@@ -120,9 +122,9 @@ class Model(AdapterMixin, TransformersMixin):
         cls,
         config: Config,
         *,
-        dtype: torch.dtype | str | None = None,
-        torch_dtype: torch.dtype | str | None = None,
-        device: str | torch.device | int | None = None,
+        dtype: DType = None,
+        torch_dtype: DType = None,
+        device: Device = None,
         attn_implementation: str | dict[str, str] | None = None,
     ) -> Self:
         """Build a model with new weights in training mode, directly on its device and in its data type.
@@ -150,9 +152,9 @@ class Model(AdapterMixin, TransformersMixin):
         pretrained_model_name_or_path: str | Path | None,
         *,
         config: Config | str | Path | None = None,
-        dtype: torch.dtype | str | None = None,
-        torch_dtype: torch.dtype | str | None = None,
-        device: str | torch.device | int | None = None,
+        dtype: DType = None,
+        torch_dtype: DType = None,
+        device: Device = None,
         device_map: str | torch.device | int | dict[str, Any] | None = None,
         max_memory: dict[int | str, int | str] | None = None,
         ignore_mismatched_sizes: bool = False,

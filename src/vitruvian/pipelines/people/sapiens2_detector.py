@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.devices import Device, DType
+from vitruvian.devices import Device, DType, placement
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, is_builtin
 from vitruvian.images import resize
@@ -77,9 +77,7 @@ class Sapiens2Detector:
     @classmethod
     def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load the built-in model, or a multi-task checkpoint with a detection head."""
-        model = Sapiens2ForPeopleDetection.from_pretrained(
-            source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
-        )
+        model = Sapiens2ForPeopleDetection.from_pretrained(source, strict=True, dtype=dtype, **placement(device))
         name = str(source) if source == BUILTIN else Path(source).name
         if is_builtin(source) or "seg" in local_heads(source):
             parts = Sapiens2ForSemanticSegmentation.from_pretrained(source, dtype=model.dtype, device=model.device)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoImageProcessor, AutoModelForUniversalSegmentation
-from vitruvian.devices import Device, DType
+from vitruvian.devices import Device, DType, placement
 from vitruvian.errors import InputError
 from vitruvian.images.boxes import mask_boxes
 from vitruvian.images.connected_components import remove_islands
@@ -65,9 +65,7 @@ class SegmentationDetector:
     @classmethod
     def open(cls, source: str | Path, *, device: Device, dtype: DType, **options: Any) -> Self:
         """Load a checkpoint: a folder or a Hub name."""
-        model = AutoModelForUniversalSegmentation.from_pretrained(
-            source, strict=True, dtype=dtype, device=device, device_map="auto" if device is None else None
-        )
+        model = AutoModelForUniversalSegmentation.from_pretrained(source, strict=True, dtype=dtype, **placement(device))
         return cls(model, AutoImageProcessor.from_pretrained(source), name=Path(source).name, **options)
 
     @torch.inference_mode()
