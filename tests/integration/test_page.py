@@ -399,6 +399,34 @@ def test_clicks_and_boxes_with_undo(page: Any) -> None:
     masks(0)
 
 
+def test_undo_shows_the_masks_of_the_object_that_it_changes(page: Any) -> None:
+    open_example(page)
+    page.click("[data-task=segment]")
+    stage = page.locator("#stage")
+
+    def masks(count: int) -> None:
+        playwright.expect(stage).to_have_attribute("data-masks", str(count))
+        page.wait_for_function("() => !document.querySelector('[data-task=segment] .spinner')")
+
+    page.mouse.click(*place(page, 0.5, 0.5))
+    masks(1)
+    page.get_by_role("button", name="New object").click()
+    page.mouse.click(*place(page, 0.8, 0.2))
+    masks(2)
+    sent = []
+    page.on("request", lambda one: sent.append(json.loads(one.post_data)) if one.url.endswith("/segment") else None)
+    page.get_by_role("button", name="Object 1", exact=False).first.click()
+    page.mouse.click(*place(page, 0.3, 0.3))
+    playwright.expect(page.locator("#panel .objects li").first).to_contain_text("2 points")
+    masks(2)
+    page.get_by_role("button", name="Object 2", exact=False).first.click()
+    assert [len(one["points"][0]) for one in sent] == [2]  # a selection asks for nothing
+    page.get_by_role("button", name="Undo").click()
+    playwright.expect(page.locator("#panel .objects li").first).to_contain_text("1 point ")
+    masks(2)
+    assert [len(one["points"][0]) for one in sent] == [2, 1]
+
+
 # ------------------------------------------------------------------------------------------------ files and code
 
 
@@ -431,6 +459,40 @@ def test_downloads_and_code(page: Any, server: ServerProcess, tmp_path: Path) ->
         assert made["names"] == result["names"]
         close = np.abs(np.array(made["poses"][0]["keypoints"]) - np.array(result["poses"][0]["keypoints"]))
         assert close.max() < 1
+
+
+def test_the_code_of_every_click_and_of_tasks_runs(page: Any, server: ServerProcess, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLE, tmp_path / "it's me.jpg")
+    open_file(page, tmp_path / "it's me.jpg")
+    done(page, "pose")
+
+    def run_code(results: int) -> None:
+        page.get_by_role("button", name="Command line").click()
+        commands = page.locator("#code").text_content().splitlines()
+        page.get_by_role("button", name="Python").click()
+        with working_in(tmp_path):
+            assert [run(shlex.split(command)[1:]) for command in commands] == [0] * results
+            exec(compile(page.locator("#code").text_content(), "copied.py", "exec"), {})
+
+    select(page, "normals")
+    run_code(1)
+    with Image.open(tmp_path / "out/it's me_normals.png") as one, Image.open(tmp_path / "it's me_normals.png") as two:
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+
+    page.click("[data-task=segment]")
+    page.mouse.click(*place(page, 0.5, 0.5))
+    playwright.expect(page.locator("#stage")).to_have_attribute("data-masks", "1")
+    page.get_by_role("button", name="New object").click()
+    page.get_by_role("button", name="Box", exact=True).click()
+    page.mouse.move(*place(page, 0.6, 0.6))
+    page.mouse.down()
+    page.mouse.move(*place(page, 0.9, 0.95), steps=3)
+    page.mouse.up()
+    playwright.expect(page.locator("#stage")).to_have_attribute("data-masks", "2")
+    run_code(2)  # in folders of their own, with the checkpoint of this machine
+    for number in (1, 2):
+        made = json.loads((tmp_path / f"out/{number}/it's me_segment.json").read_text())
+        assert made["objects"] == json.loads((tmp_path / f"it's me_segment_{number}.json").read_text())["objects"]
 
 
 # ------------------------------------------------------------------------------------------------ video
@@ -469,6 +531,21 @@ def test_a_video_is_scrubbed_and_tracked(page: Any, tmp_path: Path) -> None:
     playwright.expect(page.locator("#job-list .job")).to_have_count(2)
     page.locator("#job-list").get_by_role("button", name="Delete the job").first.click()
     playwright.expect(page.locator("#job-list .job")).to_have_count(1)
+
+
+def test_many_jobs_leave_connections_for_the_page(page: Any, server: ServerProcess) -> None:
+    jobs = [
+        server.client.post("/v1/jobs", jpeg(1), task="pose", name=f"{number}.jpg").json["id"] for number in range(8)
+    ]
+    page.click("#show-jobs")
+    listed = page.locator("#job-list .job")
+    playwright.expect(listed.first).to_be_visible()
+    waiting = page.locator("#job-list .job[data-state=queued]")
+    waiting.first.get_by_role("button", name="Cancel").click()  # the browser has six connections to a server
+    playwright.expect(page.locator("#job-list .job[data-state=cancelled]").first).to_be_visible(timeout=10_000)
+    for job in jobs:
+        server.client.delete(f"/v1/jobs/{job}")
+    page.keyboard.press("Escape")
 
 
 # ------------------------------------------------------------------------------------------------ everyone

@@ -260,6 +260,7 @@ class TrackRequest(JobRequest):
     """Options of tracking jobs."""
 
     task: ClassVar[str] = "track"
+    result_names = frozenset({"save", "prompts", "everyone", "cutout"})
     prompts: list[TrackPromptFields] = Field([], description="What to track.")
     everyone: bool = Field(False, description="Detect people and track all of them.")
     cutout: bool = Field(False, description="Write only the objects, as a video with alpha.")

@@ -15,6 +15,7 @@ from vitruvian.serving.media_types import MEDIA_TYPES, formats_of
 from vitruvian.serving.metrics import CONTENT_TYPE
 from vitruvian.serving.routes.shared import ERRORS
 from vitruvian.serving.service import Service
+from vitruvian.serving.settings import Settings
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS
 from vitruvian.tasks import TASKS
 from vitruvian.version import __version__
@@ -97,7 +98,7 @@ def _model_info(service: Service, task: str) -> ModelInfo:
     return ModelInfo(
         task=task,
         summary=row.summary,
-        model=_public_name(service.settings.models[task]),
+        model=_shown_name(service.settings, task),
         state="ready" if queue is None else queue.state,
         device=None if pipe is None else str(pipe.device),
         dtype=None if pipe is None else str(pipe.model.dtype).removeprefix("torch."),
@@ -107,10 +108,11 @@ def _model_info(service: Service, task: str) -> ModelInfo:
         media_types={file_format: MEDIA_TYPES[file_format] for file_format in kinds},
         options=IMAGE_REQUESTS[task].model_json_schema() if task in IMAGE_REQUESTS else {},
         job_options=JOB_REQUESTS[task].model_json_schema(),
-        arguments=IMAGE_REQUESTS[task].call_names() if task in IMAGE_REQUESTS else {},
+        arguments=(IMAGE_REQUESTS.get(task) or JOB_REQUESTS[task]).call_names(),
     )
 
 
-def _public_name(checkpoint: str) -> str:
-    """Return the name of a checkpoint without the folders of this machine."""
-    return checkpoint.rstrip("/").rpartition("/")[2] if checkpoint.startswith(("/", ".", "~")) else checkpoint
+def _shown_name(settings: Settings, task: str) -> str:
+    """Return the name of a checkpoint; with API keys, whose clients are elsewhere, without folders of this machine."""
+    name = settings.models[task]
+    return name.rstrip("/").rpartition("/")[2] if settings.keys and name.startswith(("/", ".", "~")) else name

@@ -1,5 +1,6 @@
 /** The command line, the Python and the curl call that do what the page does. */
 
+import { apiKey } from "./api.js";
 import { TASK_VIEWS } from "./tasks.js";
 
 /**
@@ -29,7 +30,8 @@ export function commandLine({ model, source, options, prompts, trackPrompts, vid
   if (options.over && !video) start.push("--save", "png,plot"); // only the drawing is over the color
   for (const prompt of trackPrompts ?? []) start.push(...trackWords(prompt));
   const calls = prompts.length ? prompts : [{}];
-  return calls.map((prompt) => [...start, ...promptWords(prompt)].join(" ")).join("\n");
+  const folder = (/** @type {number} */ index) => (calls.length > 1 ? ["--out", `out/${index + 1}`] : []); // each has its own
+  return calls.map((prompt, index) => [...start, ...promptWords(prompt), ...folder(index)].join(" ")).join("\n");
 }
 
 /** @param {string} name @param {any} value @returns {string[]} */
@@ -84,11 +86,10 @@ export function python(call) {
   return lines.join("\n");
 }
 
-/** Return the arguments of the pipeline. @param {Call} call @returns {Object<string, any>} */
+/** Return the arguments of the pipeline. @param {Pick<Call, "model" | "options">} call @returns {Object<string, any>} */
 function pythonOptions({ model, options }) {
   /** @type {Object<string, any>} */
   const found = {};
-  if ("convention" in model.arguments) found.convention = "opencv"; // the command line's default
   for (const [name, value] of Object.entries(options)) {
     if (name in model.arguments) found[model.arguments[name]] = value;
   }
@@ -104,8 +105,8 @@ function trackPython({ model, source, options, trackPrompts = [] }) {
     const prompts = trackPrompts.map((prompt) => `    TrackPrompt(${keywords(prompt).join(", ")}),`);
     lines.push("prompts = [", ...prompts, "]");
   }
-  const given = everyone ? 'detect="builtin"' : "prompts=prompts";
-  return [...lines, `for result in track(${text(source)}, ${given}):`, "    print(result.frame, result.object_ids)"].join("\n");
+  const given = [text(source), everyone ? 'detect="builtin"' : "prompts=prompts", ...keywords(pythonOptions({ model, options }))];
+  return [...lines, `for result in track(${given.join(", ")}):`, "    print(result.frame, result.object_ids)"].join("\n");
 }
 
 /** @param {Object<string, any>} options @returns {string[]} */
@@ -134,7 +135,8 @@ export function curl({ model, source, options, prompts, trackPrompts, video }) {
       );
       if (video) query.unshift(`task=${model.task}`, `name=${encodeURIComponent(source)}`);
       const address = `${base}/v1/${video ? "jobs" : model.task}${query.length ? `?${query.join("&")}` : ""}`;
-      return `curl --data-binary ${quoted(`@${source}`)} ${quoted(address)}`;
+      const key = apiKey() ? '-H "Authorization: Bearer $VITRUVIAN_API_KEY" ' : ""; // the key itself is not shown
+      return `curl ${key}--data-binary ${quoted(`@${source}`)} ${quoted(address)}`;
     })
     .join("\n");
 }

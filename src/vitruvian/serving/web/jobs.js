@@ -20,16 +20,22 @@ export async function listJobs() {
 export class JobCard {
   /**
    * @param {any} job
-   * @param {{onEnd?: (job: any) => void, onDelete?: () => void}} listeners
+   * @param {{onEnd?: (job: any) => void, onDelete?: () => void, follows?: boolean}} options
    */
-  constructor(job, { onEnd = () => undefined, onDelete = () => undefined } = {}) {
+  constructor(job, { onEnd = () => undefined, onDelete = () => undefined, follows = true } = {}) {
     this.job = job;
     this.onEnd = onEnd;
     this.onDelete = onDelete;
     this.controller = new AbortController();
+    this.removed = false;
     this.element = make("article.job", { "data-state": job.state });
     this.update(job);
-    if (!hasEnded(job)) this.follow();
+    if (follows && !hasEnded(job)) this.follow();
+  }
+
+  /** Whether the job has ended, or was removed. */
+  get ended() {
+    return this.removed || hasEnded(this.job);
   }
 
   /** Stop following. */
@@ -50,7 +56,7 @@ export class JobCard {
     }
   }
 
-  /** @param {any} job @private */
+  /** Show another state of the job. @param {any} job */
   update(job) {
     const ended = hasEnded(job);
     if (this.element.dataset.state === job.state && this.bar && !ended) {
@@ -133,6 +139,7 @@ export class JobCard {
   async remove() {
     if (!(await this.act(`v1/jobs/${this.job.id}`, "DELETE"))) return;
     this.close();
+    this.removed = true;
     this.element.remove();
     this.onDelete();
   }

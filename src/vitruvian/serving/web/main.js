@@ -15,6 +15,9 @@ import { PEOPLE_TASKS, TASK_ORDER, TASK_VIEWS } from "./tasks.js";
 import { Video } from "./video.js";
 import { Viewer } from "./viewer.js";
 
+const SHOWN_JOBS = 50;
+const JOB_LIST_MS = 1000; // between looks at the list of jobs
+
 /**
  * A task on the image that is open.
  * @typedef {Object} Run
@@ -45,7 +48,7 @@ class Page {
     /** @type {Map<string, Run>} */
     this.runs = new Map(TASK_ORDER.map((task) => [task, newRun(task)]));
     this.active = "pose";
-    this.prompts = new Prompts((id) => this.promptsChanged(id));
+    this.prompts = new Prompts((ids) => this.promptsChanged(ids));
     /** @type {Map<string, any>} masks of prompted objects, by frame and id */
     this.answers = new Map();
     /** @type {Map<string, "busy" | "again">} */
@@ -268,11 +271,13 @@ class Page {
 
   // ------------------------------------------------------------------------------------------ prompts
 
-  /** @param {number} id @private */
-  promptsChanged(id) {
-    const key = this.promptKey(id);
-    if (!this.prompts.objects.some((object) => object.id === id && object.frame === this.prompts.frame)) this.answers.delete(key);
-    else if (this.models.has("segment")) this.ask(id);
+  /** @param {number[]} ids @private */
+  promptsChanged(ids) {
+    for (const id of ids) {
+      const isHere = this.prompts.objects.some((object) => object.id === id && object.frame === this.prompts.frame);
+      if (!isHere) this.answers.delete(this.promptKey(id));
+      else if (this.models.has("segment")) this.ask(id);
+    }
     this.showPrompts();
   }
 
@@ -526,7 +531,7 @@ class Page {
     const model = this.models.get(active);
     const open = Boolean(this.image || this.video);
     this.promptControls = this.code = this.updateStart = null;
-    const head = make("header.panel-head", {}, make("h2", {}, TASK_VIEWS[active].title), make("p.muted", {}, model?.summary ?? ""), model ? make("p.model", {}, model.model) : null);
+    const head = make("header.panel-head", {}, make("h2", {}, TASK_VIEWS[active].title), make("p.muted", {}, model?.summary ?? ""), model ? make("p.model", { title: model.model }, model.model.split("/").slice(-2).join("/")) : null);
     if (!model) {
       panel.replaceChildren(head);
       if (this.models.size) missingModel(active).then((note) => active === this.active && panel.replaceChildren(head, note));
@@ -689,14 +694,16 @@ class Page {
     const list = find("#job-list");
     list.replaceChildren(make("p.working", {}, make("span.spinner"), "Loading…"));
     dialog.showModal();
-    /** @type {JobCard[]} */
-    let cards = [];
-    dialog.addEventListener("close", () => cards.forEach((card) => card.close()), { once: true });
     try {
-      const jobs = await listJobs();
-      cards = jobs.slice(0, 50).map((job) => new JobCard(job));
+      const cards = (await listJobs()).slice(0, SHOWN_JOBS).map((job) => new JobCard(job, { follows: false }));
       const none = make("p.muted", {}, "There are no jobs. Open a video to start one.");
       list.replaceChildren(...(cards.length ? cards.map((card) => card.element) : [none]));
+      // Asked for together: a browser has six connections to a server, and each stream of events would take one.
+      while (dialog.open && cards.some((card) => !card.ended)) {
+        await new Promise((resolve) => setTimeout(resolve, JOB_LIST_MS));
+        const jobs = new Map((await listJobs()).map((job) => [job.id, job]));
+        for (const card of cards) if (!card.ended && jobs.has(card.job.id)) card.update(jobs.get(card.job.id));
+      }
     } catch (error) {
       list.replaceChildren(errorBox(/** @type {Error} */ (error)));
     }

@@ -11,7 +11,9 @@ import { css, objectColor } from "./colors.js";
 
 /** The prompts of an image, or of frames of a video. @implements {Prompter} */
 export class Prompts {
-  /** @param {(id: number) => void} onChange  called with the object whose prompts changed */
+  /**
+   * @param {(ids: number[]) => void} onChange  called with the objects whose prompts changed; none if only the selection did
+   */
   constructor(onChange) {
     this.onChange = onChange;
     /** @type {import("./viewer.js").Tool} */
@@ -26,6 +28,7 @@ export class Prompts {
 
   /** Remove everything. */
   clear() {
+    this.tool = "point";
     this.objects = [];
     this.active = 1;
     this.frame = 0;
@@ -41,9 +44,11 @@ export class Prompts {
   undo() {
     const last = this.history.pop();
     if (last === undefined) return;
-    const changed = this.active;
+    const before = this.objects;
     Object.assign(this, JSON.parse(last));
-    this.onChange(changed);
+    const ids = new Set([...before, ...this.objects].map((object) => object.id));
+    const own = (/** @type {PromptedObject[]} */ objects, /** @type {number} */ id) => JSON.stringify(objects.filter((object) => object.id === id));
+    this.onChange([...ids].filter((id) => own(before, id) !== own(this.objects, id)));
   }
 
   /** Give the next prompt to a new object. */
@@ -51,7 +56,7 @@ export class Prompts {
     if (!this.objects.some((object) => object.id === this.active)) return;
     this.remember();
     this.active = this.nextId();
-    this.onChange(this.active);
+    this.onChange([]);
   }
 
   /** @returns {number} */
@@ -62,7 +67,7 @@ export class Prompts {
   /** @param {number} id */
   select(id) {
     this.active = id;
-    this.onChange(id);
+    this.onChange([]);
   }
 
   /** @param {number} id */
@@ -70,7 +75,7 @@ export class Prompts {
     this.remember();
     this.objects = this.objects.filter((object) => object.id !== id);
     this.active = this.objects.at(-1)?.id ?? 1;
-    this.onChange(id);
+    this.onChange([id]);
   }
 
   /** Return the prompts of the active object in this frame, made if there are none. @private */
@@ -87,7 +92,7 @@ export class Prompts {
   addPoint(x, y, label) {
     this.remember();
     this.current().points.push({ x: rounded(x), y: rounded(y), label });
-    this.onChange(this.active);
+    this.onChange([this.active]);
   }
 
   /** @param {Box} box */
@@ -95,7 +100,7 @@ export class Prompts {
     this.remember();
     const object = this.current();
     object.box = /** @type {Box} */ (box.map(rounded));
-    this.onChange(this.active);
+    this.onChange([this.active]);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} scale */
