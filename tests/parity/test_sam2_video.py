@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -46,8 +47,10 @@ class Pair:
                 self.their_session.add_point_inputs(
                     index, frame_idx, self.session.point_inputs_per_obj[mine][frame_idx]
                 )
+                self.their_session.remove_mask_inputs(index, frame_idx)
             else:
                 self.their_session.add_mask_inputs(index, frame_idx, self.session.mask_inputs_per_obj[mine][frame_idx])
+                self.their_session.remove_point_inputs(index, frame_idx)
         self.their_session.obj_with_new_inputs = list(obj_ids)
 
     def compare(self, got: Any, want: Any) -> None:
@@ -117,6 +120,56 @@ def test_stream_with_a_box_a_mask_and_a_later_object(tmp_path: Path) -> None:
     pair.add(6, [2], input_masks=[torch.ones(SIDE, SIDE)])
     for index in range(6, FRAMES):
         pair.frame(frame=pair.frames[index])
+
+
+def random_prompts(random: Random, objects: int) -> dict[str, Any]:
+    def point() -> list[float]:
+        return [random.uniform(0, SIDE), random.uniform(0, SIDE)]
+
+    kind = random.choice(["points", "boxes", "both", "masks"])
+    if kind == "masks":
+        generator = torch.Generator().manual_seed(random.randrange(1000))
+        return {"input_masks": [torch.rand(SIDE, SIDE, generator=generator) > 0.5 for _ in range(objects)]}
+    prompts: dict[str, Any] = {}
+    if kind != "boxes":
+        counts = [random.randint(1, 3) for _ in range(objects)]
+        prompts["input_points"] = [[[point() for _ in range(count)] for count in counts]]
+        prompts["input_labels"] = [[[random.randint(0, 1) for _ in range(count)] for count in counts]]
+        prompts["clear_old_inputs"] = kind == "both" or random.random() < 0.5
+    if kind != "points":
+        corners = [point() for _ in range(objects)]
+        prompts["input_boxes"] = [[[x, y, x + 20, y + 10] for x, y in corners]]
+    return prompts
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("seed", range(8))
+def test_random_calls(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    pair = Pair(tmp_path, **random.choice([{}, SAM_2_0, {"max_cond_frame_num": 2}, {"num_maskmem": 1}]))
+    frames = 12
+    for _ in range(8):
+        unread = set(pair.their_session.obj_with_new_inputs)  # the reference would forget them
+        ids = random.sample([3, 7, 1, 12], random.randint(1, 3))
+        action = random.choice(["add", "forward", "propagate", "propagate", "reset"])
+        if not pair.session.obj_ids or (action == "add" and unread <= set(ids)):
+            frame_idx = random.randrange(frames)
+            pair.add(frame_idx, ids, **random_prompts(random, len(ids)))
+            pair.frame(frame_idx=frame_idx)
+        elif action == "forward":
+            pair.frame(frame_idx=random.randrange(frames), reverse=random.random() < 0.3)
+        elif action == "propagate":
+            start, count = random.randrange(frames), random.randint(0, 6)
+            pair.propagate(start_frame_idx=start, max_frame_num_to_track=count, reverse=random.random() < 0.4)
+        elif action == "reset":
+            name = random.choice(["reset_tracking_data", "reset_inference_session"])
+            getattr(pair.session, name)()
+            getattr(pair.their_session, name)()
+        for index, outputs in pair.their_session.output_dict_per_obj.items():
+            assert {kind: sorted(of) for kind, of in pair.session.output_dict_per_obj[index].items()} == {
+                kind: sorted(of) for kind, of in outputs.items()
+            }
+        assert pair.session.frames_tracked_per_obj == pair.their_session.frames_tracked_per_obj
 
 
 @pytest.mark.reference

@@ -154,6 +154,8 @@ class ObjectTracker:
     def segment(self, prompts: Sequence[TrackPrompt]) -> FrameMasks | None:
         """Add prompts to the last frame and segment it; None without objects."""
         assert self.frame is not None
+        for prompt in prompts:  # all are checked before any is added
+            prompt.check_fits(self.frame.size_hw)
         for prompt in prompts:
             prompt.add_to(self.session, self._processor, self._index, self.frame.size_hw)
             self._used_ids.add(prompt.object_id)
@@ -185,6 +187,8 @@ class ObjectTracker:
                 is_gone = 0 < self._forget_after < self.number - self._last_seen[object_id]
                 if is_gone or any(overlaps[row][other] >= limit for other in others):
                     self.remove(object_id)
+                    if object_id in new_ids:  # no result has it
+                        self._used_ids.remove(object_id)
                     continue
             kept.append(row)
         if len(kept) == len(masks.ids):

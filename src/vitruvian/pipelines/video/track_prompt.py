@@ -76,16 +76,21 @@ class TrackPrompt:
         return f"object {self.object_id} in frame {self.frame}"
 
     def check_fits(self, size_hw: tuple[int, int]) -> None:
-        """Raise `PromptError` for points outside of a frame of this size, and for a mask of another size."""
+        """Raise `PromptError` for points or a box outside of a frame of this size, and for a mask of another size."""
+        height, width = size_hw
         if self.points is not None:
             points = np.asarray(self.points)  # [N, 2]
-            outside = points[((points < 0) | (points > size_hw[::-1])).any(axis=1)].tolist()
+            outside = points[((points < 0) | (points > (width, height))).any(axis=1)].tolist()
             if outside:
-                expected = f"x in 0…{size_hw[1]} and y in 0…{size_hw[0]}"
+                expected = f"x in 0…{width} and y in 0…{height}"
                 raise PromptError(f"points: expected {expected} for {self.name}, got {outside}.")
+        if self.box is not None:
+            x1, y1, x2, y2 = np.asarray(self.box).tolist()
+            if x2 <= 0 or y2 <= 0 or x1 >= width or y1 >= height:
+                raise self._error("box", f"a box that meets the frame ({width} × {height} pixels)")
         if self.mask is not None and np.shape(self.mask) != size_hw:
-            expected, got = f"{size_hw[0]}×{size_hw[1]} pixels", list(np.shape(self.mask))
-            raise PromptError(f"mask: expected {expected} for {self.name}, got {got}.")
+            got = list(np.shape(self.mask))
+            raise PromptError(f"mask: expected {height}×{width} pixels for {self.name}, got {got}.")
 
     def add_to(
         self,

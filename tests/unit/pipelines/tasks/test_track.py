@@ -252,7 +252,9 @@ class TestPeopleWhoComeAndGo:
         assert self.ids(track, forget_after=0) == self.ids(track) == [[1, 2]] * self.FRAMES
 
     def test_a_detection_of_part_of_a_person_is_that_person(self, track: Any) -> None:
-        assert self.ids(track, size=8.0, shift=3.0) == [[1, 2]] * self.FRAMES
+        results = self.start(track, size=8.0, shift=3.0)
+        assert [result.object_ids.tolist() for result in results] == [[1, 2]] * self.FRAMES
+        assert results.state_before(self.FRAMES)["used_ids"].tolist() == [1, 2]
 
     def test_two_objects_with_one_mask_are_one_person(self, track: Any) -> None:
         found = Finder([[16, 46, 52, 82], [28, 58, 36, 66]], [])
@@ -320,7 +322,10 @@ class TestBadInput:
         ("prompt", "message"),
         [
             (TrackPrompt(object_id=4, frame=2, points=[[500, 2]]), "object 4 in frame 2.*500"),
-            (TrackPrompt(object_id=4, frame=2, box=[90, 9, 95, 15]), "object 4 in frame 2.*meets"),
+            (
+                TrackPrompt(object_id=4, frame=2, box=[90, 9, 95, 15]),
+                "box: expected a box that meets .* object 4 in frame 2",
+            ),
             (TrackPrompt(object_id=4, frame=2, mask=np.ones((3, 3))), "40×56 pixels"),
         ],
     )
@@ -332,6 +337,15 @@ class TestBadInput:
         with pytest.raises(PromptError, match=message):
             next(results)
         assert list(results) == []
+
+    def test_a_refused_prompt_adds_none_of_those_with_it(self, track: Any) -> None:
+        results = track(FRAMES, prompts=POINT)
+        next(results)
+        good = dataclasses.replace(BOX, frame=0)
+        with pytest.raises(PromptError, match="object 9 in frame 0"):
+            results.add(good, TrackPrompt(object_id=9, points=[[500, 2]]))
+        assert results.object_ids == [7]
+        assert results.add(good).object_ids.tolist() == [7, 2]
 
     @pytest.mark.parametrize("interactive", [True, False])
     @pytest.mark.parametrize("bad", ["no.png", sample_image(3, (30, 30))])
