@@ -55,7 +55,7 @@ def test_mask_prompts_and_crops(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run([*arguments, "-o", str(tmp_path)]) == 0
     assert records(tmp_path) != lines
     assert run(["track", "clip.mp4", *MODEL, "--mask", "1@0:none.png", "-o", str(tmp_path)]) == 2
-    assert "--mask: expected an image file, got 'none.png'" in capsys.readouterr().err
+    assert "none.png: expected an image file, got none" in capsys.readouterr().err
 
 
 def test_refine_gives_what_all_prompts_at_once_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,8 +252,11 @@ def test_a_video_that_breaks_off(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_no_one_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["track", "clip.mp4", *MODEL, "--everyone", "--detect-every", "50", "-o", str(tmp_path)]
-    assert run([*arguments, "--save", "json,crops,vis.json"]) != 0
-    assert "no object is visible in any frame. Leave crops out" in capsys.readouterr().err
+    assert run([*arguments, "--save", "json,crops,vis.json"]) == 0
+    assert "note: no object is visible in any frame, so there are no crops" in capsys.readouterr().err
+    assert not any((tmp_path / "clip_track_crops").iterdir())
+    assert run([*arguments, "--save", "json,crops,vis.json"]) == 0
+    assert "1 skipped" in capsys.readouterr().err
     assert [line["objects"] for line in records(tmp_path)] == [[]] * COUNT
     assert json.loads((tmp_path / "clip_track.vis.json").read_text())["videos"][0]["length"] == COUNT
 
@@ -304,5 +307,74 @@ def test_commands_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert command("track", tmp_path / "clip.mp4", "-o", out, "--then", then, "-q") == 0
     assert len(json_lines((out / "clip_pose.jsonl").read_text())) == COUNT
     assert len(json_lines((out / "clip_parts.jsonl").read_text())) == COUNT
-    assert command("track", tmp_path / "clip.mp4", "-o", out, "--then", "segment") == 2
-    assert "--then: expected tasks among pose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--then", "segment"], "--then: expected tasks among pose"),
+        (["--then", "pose=no/such"], "--then: pose: "),
+        (["--then", f"pose={MODEL[1]}"], f"{MODEL[1]}: expected a checkpoint for pose, got Sam2VideoModel"),
+        (
+            ["--then", "pose", "-o", "x.mp4"],
+            "--then: expected a folder as --out, for the records too, got the file x.mp4",
+        ),
+        (["--then", "pose", "camera:9"], "--then: expected videos, got a camera"),
+        (["--cutout", "--save", "mp4"], "--cutout: expected a video with alpha (webm, mov), got --save mp4"),
+        (["--cutout", "--save", "png,crops"], "--cutout: expected a video with alpha"),
+        (["--cutout", "-o", "x.mp4"], "--cutout: expected a video with alpha (webm, mov), got --out x.mp4"),
+        (["--detect-every", "5"], "--detect-every: requires --everyone"),
+        (["--detect", "builtin"], "--detect: requires --everyone"),
+        (["--max-people", "2"], "--max-people: requires --everyone"),
+    ],
+)
+def test_options_that_would_be_ignored(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They are refused before any work."""
+    folder = [] if "-o" in options else ["-o", str(tmp_path / "out")]
+    assert command("track", "clip.mp4", *options, *folder) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cutout_with_a_name(tmp_path: Path) -> None:
+    assert command("track", "clip.mp4", "--cutout", "-o", tmp_path / "x.webm") == 0
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "x.webm")) as container:
+        assert "alpha_mode" in {key.lower() for key in container.streams.video[0].metadata}
+
+
+def test_commands_that_follow_have_records(tmp_path: Path) -> None:
+    then = ("--then", "pose=facebook/sapiens2-pose-0.4b", "-q")
+    assert command("track", "clip.mp4", "-o", tmp_path, "--save", "mp4", *then) == 0
+    assert len(json_lines((tmp_path / "clip_pose.jsonl").read_text())) == COUNT
+    for number in range(3):
+        Image.fromarray(sample_image(number, SIZE)).save(tmp_path / f"f_{number}.png")
+    assert command("track", tmp_path / "f_%d.png", "-o", tmp_path / "frames", *then) == 0
+    poses = json_lines((tmp_path / "frames" / "f_pose.jsonl").read_text())
+    tracked = json_lines((tmp_path / "frames" / "f_track.jsonl").read_text())
+    for line, objects in zip(poses, tracked, strict=True):
+        visible = [one["id"] for one in objects["objects"] if one["presence"] >= 0.5 and one["area"]]
+        assert [person["id"] for person in line["poses"]] == visible
+
+
+def test_annotations_are_those_of_davis(tmp_path: Path) -> None:
+    assert command("track", "clip.mp4", "-o", tmp_path, "--box", "2@3:4,6,40,30", "--save", "png") == 0
+    maps = sorted((tmp_path / "clip_track").iterdir())
+    assert [path.name for path in maps] == [f"{number:05d}.png" for number in range(COUNT)]
+    for path in maps:
+        with Image.open(path) as image:
+            assert image.mode == "P"
+            assert image.getpalette()[:9] == [0, 0, 0, 128, 0, 0, 0, 128, 0]
+            assert len(image.getpalette()) == 768
+    assert np.unique(pixels(maps[5])).tolist() == [0, 1, 2]
+    (tmp_path / "prompt.png").write_bytes(maps[5].read_bytes())  # several objects in one image
+    arguments = ["track", "clip.mp4", *MODEL, "--mask", f"1@5:{tmp_path / 'prompt.png'}", "-o", str(tmp_path / "again")]
+    assert run([*arguments, "--save", "png"]) == 0
+    again = pixels(tmp_path / "again" / "clip_track" / "00005.png")
+    assert np.unique(again).tolist() == [0, 1]
+    assert ((again == 1) != (pixels(maps[5]) == 1)).sum() < 0.2 * (pixels(maps[5]) == 1).sum()

@@ -165,7 +165,7 @@ class Journal:
             InputError: A file holds the result of another source, or the journal does not explain it.
         """
         paths = list(files)
-        present = [path for path in paths if _has_content(path)]
+        present = [path for path in paths if _has_content(path) or self._is_empty_result(path)]
         if not present:
             return "new"
         origin = Origin.of(item, settings)
@@ -186,6 +186,12 @@ class Journal:
         if proven == len(paths):
             return "done"
         return "changed" if stale else "new"
+
+    def _is_empty_result(self, path: Path) -> bool:
+        """Return whether a folder is recorded as done without files, such as the crops of a video without objects."""
+        with self._lock:
+            entry = self._entries.get(self.name_of(path))
+        return path.is_dir() and entry is not None and entry.size == 0
 
     def wrote(self, path: Path) -> bool:
         """Return whether a file, or the folder that it is in, is a result that this journal names."""
@@ -217,7 +223,7 @@ class Journal:
         """
         sizes = {path: size_on_disk(path) for path in files}
         for path, size in sizes.items():
-            if not size and not (path.suffix == _MAY_BE_EMPTY and path.exists()):
+            if not size and not (path.is_dir() or (path.suffix == _MAY_BE_EMPTY and path.exists())):
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
         names = {self.name_of(path): size for path, size in sizes.items()}
         self._append({"event": "done", "files": names}, origin)

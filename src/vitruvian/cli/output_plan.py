@@ -198,6 +198,8 @@ class OutputPlan:
         if file_format == CROPS:
             return output_path(self._path(stem, f"_{CROPS}"), FRAME_FORMAT, ".png")
         folder = self._path(stem, "")
+        if not self.task.takes_images:  # the names that datasets of tracked objects have
+            return output_path(folder, FRAME_FORMAT, file_extension(file_format))
         return output_path(folder, folder.name, f"_{FRAME_FORMAT}{file_extension(file_format)}")
 
 

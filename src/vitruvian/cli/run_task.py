@@ -113,6 +113,7 @@ class TaskRun:
             Preview(command.preview)
         if command.model is not None:  # wrong options show before any work
             command.task.pipeline_class().check_options(self.call_options)
+        command.check_following()
         coco = command.coco if isinstance(command, CocoGroup) else None
         self.dataset = None if coco is None else CocoDataset(coco, overwrite=command.overwrite)
 
@@ -226,9 +227,9 @@ class TaskRun:
         """Add the commands of `track --then` for videos that are done, now or before."""
         for item in sources:
             records = self._files.get(item.identity, {}).get("json")
-            if item.kind != "video" or item.path is None or records is None or not records.is_file():
+            if item.kind != "video" or records is None or not records.is_file():
                 continue
-            commands = self.command.following_commands(str(item.path), records)
+            commands = self.command.following_commands(str(item.source), records)
             if commands and self.journal.status(item, [records], self.digest) == "done":
                 self.following += commands
 

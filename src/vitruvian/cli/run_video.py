@@ -54,8 +54,9 @@ def run_video_file(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool,
     if report.failures:
         raise InputError(f"{item.name}: {report.failures} of {report.frames} frames failed. Its .jsonl says which.")
     frames.check(report.frames)
-    frames.check_crops()
-    run.report.done(item.name, run.complete(item), changed=changed, frames=report.frames, resumed_at=report.resumed_at)
+    note, paths = frames.finish_crops(), run.complete(item)
+    details = {"frames": report.frames, "resumed_at": report.resumed_at}
+    run.report.done(item.name, paths, changed=changed, note=note, **details)
 
 
 def _restarts(command: TaskCommand, files: Mapping[str, Path]) -> bool:
@@ -203,10 +204,12 @@ class _FrameWriter:
             if frames != count:
                 raise InputError(f"{path}: expected {count} frames, got {frames}. Run it again with --overwrite.")
 
-    def check_crops(self) -> None:
-        """Raise `InputError` if crops were asked for and there are none."""
-        if self._crops is not None and not _crop_files(self._crops.parent):
-            raise InputError(f"{self._crops.parent}: no object is visible in any frame. Leave crops out of --save.")
+    def finish_crops(self) -> str | None:
+        """Make the folder of crops, which were asked for, and return a note if there are none."""
+        if self._crops is None or _crop_files(self._crops.parent):
+            return None
+        self._crops.parent.mkdir(parents=True, exist_ok=True)
+        return "no object is visible in any frame, so there are no crops"
 
     def _frames(self, pattern: Path) -> list[tuple[int, Path]]:
         """List the files of a pattern, with the numbers of their frames."""

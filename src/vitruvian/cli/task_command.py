@@ -127,6 +127,9 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
     def check_video(self, source: str | Path) -> None:
         """Raise `InputError` for options that do not fit a video, before anything is written."""
 
+    def check_following(self) -> None:
+        """Raise `InputError` for `following_commands` that cannot run, before any work."""
+
     def resume_settings(self) -> dict[str, object]:
         """Return settings that are stored with a video that is being written, beside the digest of all."""
         return {}

@@ -7,7 +7,7 @@ Line widths and text sizes follow the size of the image.
 from vitruvian.draw.boxes import draw_boxes, enclosing_boxes
 from vitruvian.draw.contact_sheet import contact_sheet
 from vitruvian.draw.dense import add_depth_bar, checkerboard, color_depth, color_normals, composite, principal_colors
-from vitruvian.draw.palettes import class_colors
+from vitruvian.draw.palettes import class_colors, davis_colors
 from vitruvian.draw.points import draw_points
 from vitruvian.draw.pose import draw_pose
 from vitruvian.draw.segmentation import draw_labels, draw_masks, draw_panoptic
@@ -20,6 +20,7 @@ __all__ = [
     "color_normals",
     "composite",
     "contact_sheet",
+    "davis_colors",
     "draw_boxes",
     "draw_labels",
     "draw_masks",

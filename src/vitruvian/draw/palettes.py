@@ -48,6 +48,15 @@ def _class_table() -> RgbImage:
     return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, 3)
 
 
+@lru_cache(maxsize=1)
+def davis_colors() -> RgbImage:
+    """Return the palette of the annotations in DAVIS, uint8 [256, 3]."""
+    colors = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
+    number = np.arange(22)[:, None] >> np.arange(3)  # [22, 3]
+    colors[:22] = np.minimum((number & 1) * 128 + (number >> 3 & 1) * 64, 191)
+    return colors
+
+
 def identity_colors(ids: Sequence[int]) -> RgbImage:
     """Return a color for each identity, uint8 [N, 3]: the same one in every frame; they repeat after 64."""
     return class_colors(64)[np.asarray(ids, dtype=np.int64) % 64]

@@ -38,10 +38,7 @@ def to_upright_rgb(
     The EXIF block is dropped, so that an image that is read twice is not rotated twice. Without `copy`, an image that
     is upright RGB already is returned as it is.
     """
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
-        orientation = None
+    orientation = _orientation(image)
     if not copy and image.mode == "RGB" and not image.has_transparency_data and orientation not in _TO_UPRIGHT:
         return image
     profile = image.info.get("icc_profile")
@@ -51,6 +48,20 @@ def to_upright_rgb(
         rgb = rgb.transpose(_TO_UPRIGHT[orientation])
     rgb.info = {"icc_profile": profile} if profile else {}
     return rgb
+
+
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Return an image of any mode rotated by its EXIF tag."""
+    orientation = _orientation(image)
+    return image.transpose(_TO_UPRIGHT[orientation]) if orientation in _TO_UPRIGHT else image
+
+
+def _orientation(image: Image.Image) -> int | None:
+    try:
+        orientation: int | None = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # noqa: BLE001 - broken EXIF raises errors of every kind, and the pixels are fine
+        return None
+    return orientation
 
 
 def to_array(image: Image.Image) -> npt.NDArray[np.uint8]:

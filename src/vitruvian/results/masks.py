@@ -173,8 +173,7 @@ class Masks(Result):
             write_lines(path, yolo_segment_lines(outlines, classes, self.size_hw))
         elif extension == ".png":
             numbers = self.index_map()
-            colors: RgbImage = np.concatenate([np.zeros((1, 3), np.uint8), class_colors(int(numbers.max()))])
-            write_label_png(path, numbers, colors)
+            write_label_png(path, numbers, self._palette(int(numbers.max())))
         else:
             super().write(path, extension)
 
@@ -230,6 +229,10 @@ class Masks(Result):
             names=None if self.label_names is None else list(self.label_names),
             ids=self._ids(),
         )
+
+    def _palette(self, largest: int) -> RgbImage:
+        """Return the colors of the labels up to `largest` in PNG files, uint8 [K, 3]."""
+        return np.concatenate([np.zeros((1, 3), np.uint8), class_colors(largest)])
 
     def _ids(self) -> NDArray[np.int64] | None:
         """Return the identity of each object [N], where they have some."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.draw import davis_colors
 from vitruvian.errors import InputError
 from vitruvian.filesystem.json_files import JsonObject
+from vitruvian.images.types import RgbImage
 from vitruvian.results.base import array_of, rounded_list
 from vitruvian.results.masks import Masks, MasksKind
 
@@ -72,6 +74,9 @@ class Track(Masks):
         ):
             each |= {"id": object_id, "presence": presence}
         return values
+
+    def _palette(self, largest: int) -> RgbImage:
+        return davis_colors()
 
     def _ids(self) -> NDArray[np.int64]:
         return self.object_ids

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from typer import Option
 
 from vitruvian.cli.option_groups import (
+    STDIO,
     MessageGroup,
     ModelGroup,
     OutputGroup,
@@ -19,10 +20,12 @@ from vitruvian.cli.option_groups import (
     read_numbers,
     read_points,
 )
+from vitruvian.cli.output_plan import named_format
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import open_video
 from vitruvian.filesystem.json_files import read_json
+from vitruvian.filesystem.media_files import CAMERA, source_kind
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 _PROMPTS = ("box", "points", "mask")  # boxes first: they replace points
 _OWN_OPTIONS = ("save", "model", "revision", "detect_every")  # not those of the commands of --then
+_PEOPLE_OPTIONS = ("detect", "detect_every", "max_people", "forget_after")  # with --everyone
 _PEOPLE_TASKS = tuple(name for name in PIPELINE_TASKS if issubclass(TASKS[name].options_class(), PeopleOptions))
 
 
@@ -61,7 +65,10 @@ class TrackCommand(TaskCommand):
     box: Annotated[list[str] | None, Option(help="Box around an object: ID@FRAME:x1,y1,x2,y2. Repeat for more.")] = None
     mask: Annotated[
         list[str] | None,
-        Option(help="Mask image (non-black pixels = object): ID@FRAME:mask.png. Repeat for more."),
+        Option(
+            help="Mask image: ID@FRAME:mask.png. The object is its alpha, the pixels with the value ID in an image "
+            "of several objects, or else what is not black. Repeat for more."
+        ),
     ] = None
     everyone: Annotated[bool, Option("--everyone", help="Detect people and track all of them.")] = False
     detect: Annotated[str | None, Option(help="Detector for --everyone; see vitruvian pose --help.")] = None
@@ -94,9 +101,7 @@ class TrackCommand(TaskCommand):
 
     def with_defaults(self) -> Self:
         """With --cutout, save a video that has alpha; with --refine, add the prompts of the first run."""
-        changes: dict[str, Any] = {}
-        if self.cutout and self.save is None:
-            changes["save"] = "webm,json"
+        changes: dict[str, Any] = {"save": self._saved_formats()}
         if self.refine is not None:
             if not any(getattr(self, name) for name in _PROMPTS):
                 raise InputError("--refine: expected further prompts, got none. Add --points, --box or --mask.")
@@ -107,10 +112,34 @@ class TrackCommand(TaskCommand):
                 name: list(dict.fromkeys([*saved[name], *(getattr(self, name) or ())])) or None for name in _PROMPTS
             }
             changes["everyone"] = self.everyone or bool(saved["everyone"])
-        for name in self._people_tasks():
-            if name not in _PEOPLE_TASKS:
-                raise InputError(f"--then: expected tasks among {', '.join(_PEOPLE_TASKS)}, got {name!r}.")
-        return dataclasses.replace(self, **changes)
+        command = dataclasses.replace(self, **changes)
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name) != field.default
+            if field.name in _PEOPLE_OPTIONS and given and not command.everyone:
+                raise InputError(f"--{field.name.replace('_', '-')}: requires --everyone. Add it, or drop the option.")
+        return command
+
+    def _saved_formats(self) -> str | None:
+        """Return what --save stands for: with --cutout a video with alpha, with --then also records.
+
+        Raises:
+            InputError: --save or --out are other files.
+        """
+        named = (
+            None if self.out in (None, STDIO) else named_format(self.task, Path(str(self.out)).expanduser(), self.save)
+        )
+        save = "webm,json" if self.cutout and self.save is None and named is None else self.save
+        words = [word.strip().lower().lstrip(".") for word in (save or "").split(",")]
+        if self.cutout and not {*words, named} & {"webm", "mov"}:
+            option, got = ("--save", save) if named is None else ("--out", self.out)
+            raise InputError(
+                f"--cutout: expected a video with alpha (webm, mov), got {option} {got}. Choose one of them."
+            )
+        if self.then is None:
+            return save
+        if named not in (None, "json"):
+            raise InputError(f"--then: expected a folder as --out, for the records too, got the file {self.out}.")
+        return save if save is None or "json" in words else f"{save},json"
 
     def call_options(self) -> dict[str, object]:
         """Add the prompts and the people detector."""
@@ -130,6 +159,7 @@ class TrackCommand(TaskCommand):
 
     def _prompts(self) -> list[TrackPrompt]:
         """Read the prompts."""
+        from vitruvian.images.mask_file import read_mask
         from vitruvian.pipelines.video.track_prompt import TrackPrompt
 
         prompts = []
@@ -140,7 +170,7 @@ class TrackCommand(TaskCommand):
             elif option == "points":
                 values["points"], values["labels"] = read_points(rest)
             else:
-                values["mask"] = _read_mask(Path(rest).expanduser())
+                values["mask"] = read_mask(Path(rest).expanduser(), object_id)
             prompts.append(TrackPrompt(object_id=object_id, frame=frame, **values))
         return prompts
 
@@ -158,7 +188,29 @@ class TrackCommand(TaskCommand):
         """Check that all prompts fit the video."""
         from vitruvian.pipelines.video.track_prompt import check_prompts
 
+        if self.then is not None and Path(source).is_dir():
+            raise InputError(
+                f"--then: expected numbered images (frame_%05d.png), got the folder {source}. Name them so."
+            )
         check_prompts(self._prompts(), open_video(source))
+
+    def check_following(self) -> None:
+        """Check the tasks, sources and models of --then."""
+        from vitruvian.cli.checkpoints import check_model
+
+        tasks = self._people_tasks()
+        if tasks and any(CAMERA.fullmatch(source) for source in self.sources):
+            raise InputError(
+                f"--then: expected videos, got a camera. Run {' and '.join(tasks)} on its video afterwards."
+            )
+        for name, model in tasks.items():
+            if name not in _PEOPLE_TASKS:
+                raise InputError(f"--then: expected tasks among {', '.join(_PEOPLE_TASKS)}, got {name!r}.")
+            try:
+                if model is not None:
+                    check_model(model, TASKS[name])
+            except (VitruvianError, OSError) as error:
+                raise InputError(f"--then: {name}: {error}") from error
 
     # ------------------------------------------------------------------------------------- state, following commands
 
@@ -230,8 +282,12 @@ class TrackCommand(TaskCommand):
         }
         if self.out is not None and not Path(self.out).is_dir():
             shared["out"] = str(records.parent)
+        shared |= {"sources": [source], "boxes": [str(records)], "on_empty": "none"}
+        numbered = source_kind(source) == "sequence"  # which is a video only if a format says so
         return [
-            TASK_COMMANDS[name](sources=[source], model=model, boxes=[str(records)], on_empty="none", **shared)  # type: ignore[call-arg]
+            TASK_COMMANDS[name](
+                model=model, save=",".join(TASKS[name].default_video_formats) if numbered else None, **shared
+            )
             for name, model in self._people_tasks().items()
         ]
 
@@ -247,12 +303,3 @@ def _read_address(option: str, text: str) -> tuple[int, int, str]:
     if not match:
         raise InputError(f"{option}: expected ID@FRAME:numbers such as 1@0:220,120, got {text!r}.")
     return int(match[1]), int(match[2]), match[3]
-
-
-def _read_mask(path: Path) -> Any:
-    """Read a mask, bool [H, W]: the pixels of an image that are not black."""
-    from vitruvian.images.read import load_rgb
-
-    if not path.is_file():
-        raise InputError(f"--mask: expected an image file, got {str(path)!r}, which does not exist.")
-    return load_rgb(path).any(axis=2)

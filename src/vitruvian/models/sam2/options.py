@@ -108,6 +108,8 @@ class Sam2SessionOptions:
     def __post_init__(self) -> None:
         if self.max_cond_frame_num is not None and self.max_cond_frame_num < 1:
             raise InputError(f"max_cond_frame_num: expected at least 1, got {self.max_cond_frame_num}.")
+        if self.history_folder is not None and not self.keep_history:
+            raise InputError("history_folder: requires keep_history=True. Add it, or leave the folder out.")
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> Sam2SessionOptions:
