@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,7 @@ def driver_memory(count: int) -> dict[str, Any]:
                 index, summary = ShardIndex.read(out, settings="s"), JobSummary()
                 stages = Stages(
                     actor=EmptyActor, arguments=(), read=None, write=write_counted,
-                    write_arguments=(out, "s", "parquet"), crashed=crashed_table,
+                    write_arguments=(out, "s", "parquet"), crashed=partial(crashed_table, ()),
                 )  # fmt: skip
                 runner = ChunkRunner(stages, first_shard=0, placement=Placement(1, 1, 0), rows_per_shard=64)
                 remaining = remaining_sources(list_sources([str(manifest)]), index, summary, {}, retry_failed=False)  # type: ignore[arg-type]

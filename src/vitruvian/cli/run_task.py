@@ -56,7 +56,7 @@ def run_task(command: TaskCommand) -> None:
 
         run_on_cluster(command)
     if command.split_seconds is not None:
-        raise InputError("--split-seconds: requires --ray.")
+        raise InputError("--split-seconds: expected --ray too. Add it, or drop the option.")
     code, following = _run_command(command)
     for other in following:
         code = max(code, _run_command(other)[0])
