@@ -135,7 +135,8 @@ class ObjectTracker:
 
     def state_before(self, frame: int) -> State:
         """Return the state before a frame, and drop older snapshots."""
-        state = self._snapshots.get(frame) or self.state()
+        first = min((number for number in self._snapshots if number >= frame), default=None)
+        state = self.state() if first is None else self._snapshots[first]
         self._snapshots = {number: state for number, state in self._snapshots.items() if number > frame}
         return state
 

@@ -206,9 +206,10 @@ class TrackedDetector(Stateful):
 
     def detect_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in a frame, which must be the next one."""
-        self._number = self._number if frame is None else frame
-        if self._snapshot_every and self._number % self._snapshot_every == 0:
-            self._snapshots[self._number] = self.state()
+        number, every = self._number if frame is None else frame, self._snapshot_every
+        if every and number // every != (self._number - 1) // every:  # frames before this one may have failed
+            self._snapshots[number - number % every] = self.state()
+        self._number = number
         if self._cuts(image):
             self._tracker.reset()
             self._since = self._every
@@ -245,7 +246,8 @@ class TrackedDetector(Stateful):
 
     def state_before(self, frame: int) -> State:
         """Return the state before a frame, and drop older snapshots."""
-        state = self._snapshots.get(frame, self.state())
+        first = min((number for number in self._snapshots if number >= frame), default=None)
+        state = self.state() if first is None else self._snapshots[first]
         self._snapshots = {number: state for number, state in self._snapshots.items() if number > frame}
         return state
 

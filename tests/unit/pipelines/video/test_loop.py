@@ -326,6 +326,17 @@ class TestTrackedDetector:
         assert people.ids.tolist() == [3]
         np.testing.assert_array_equal(people.boxes_xyxy, [[0, 0, 20, 64]])
 
+    def test_snapshots_where_frames_failed(self) -> None:
+        detector = TrackedDetector(DETECTOR, snapshot_every=2)
+        states = []
+        for number in (0, 1, 5, 6):  # 2 to 4 have failed
+            states.append(detector.state())
+            detector.detect_in(scene(number), source="", frame=number)
+        for before, index in ((2, 2), (4, 2), (6, 3)):
+            assert (
+                detector.state_before(before)["_tracker.tracks"].tobytes() == states[index]["_tracker.tracks"].tobytes()
+            )
+
     def test_snapshots(self) -> None:
         detector = TrackedDetector(DETECTOR, snapshot_every=4)
         for number in range(10):

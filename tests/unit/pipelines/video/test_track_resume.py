@@ -111,6 +111,21 @@ def test_ids_of_removed_people_are_part_of_the_state(pipe: Any) -> None:
     assert next(restored).object_ids.tolist() == next(first).object_ids.tolist() == [2]
 
 
+def test_the_state_before_frames_that_failed(pipe: Any, tmp_path: Path) -> None:
+    frames: list[Any] = [sample_image(number, HW) for number in range(8)]
+    want = pipe(frames[:2], prompts=PROMPTS[:1])
+    assert len(list(want)) == 2
+    frames[2:5] = [tmp_path / "no.png"] * 3
+    results = pipe(frames, prompts=PROMPTS[:1], interactive=False)
+    results.snapshot(2)
+    assert [isinstance(result, Failure) for result in results] == [2 <= number < 5 for number in range(8)]
+    for before in (2, 4):
+        got = results.state_before(before)
+        assert {name: value.tolist() for name, value in got.items()} == {
+            name: value.tolist() for name, value in want.state_before(2).items()
+        }
+
+
 def test_kept_segments_before_a_change_are_used_again(pipe: Any, clip: Path, tmp_path: Path) -> None:
     whole, refined, state = tmp_path / "whole.jsonl", tmp_path / "refined.jsonl", tmp_path / "kept"
     track(pipe, clip, whole)
