@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -63,6 +64,8 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
     add_tasks(app, service)
     for kind in (VitruvianError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
+    if settings.keys:
+        app.openapi = partial(_describe_keys, app.openapi)  # type: ignore[method-assign]
     app.add_middleware(AccessMiddleware, settings=settings, metrics=service.metrics)
     if settings.cors_origins:
         app.add_middleware(
@@ -70,8 +73,19 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "x-api-key", "content-type", "accept"],
+            expose_headers=["content-disposition", "retry-after"],
         )
     return app
+
+
+def _describe_keys(openapi: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the description of the server with the two ways to send an API key."""
+    schema = openapi()
+    bearer = {"type": "http", "scheme": "bearer"}
+    header = {"type": "apiKey", "in": "header", "name": "X-API-Key"}
+    schema["components"]["securitySchemes"] = {"bearer": bearer, "header": header}
+    schema["security"] = [{"bearer": []}, {"header": []}]
+    return schema
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -362,6 +363,30 @@ def test_an_unexpected_error_tells_nothing(
         assert answer.status == 500
         assert b"secret" not in answer.body
         assert json.loads(answer.body)["error"]["subject"] == "server"
+
+
+def test_the_description_is_true(models: dict[str, str], tmp_path: Path) -> None:
+    key = {"X-API-Key": add_key(tmp_path / "keys", "ada")}
+    with serve(models, tmp_path, keys=read_keys(tmp_path / "keys"), allow_urls=True) as (client, _):
+        client.headers = key
+        described = client.get("/openapi.json").json
+        assert {"bearer": []} in described["security"]
+        assert described["components"]["securitySchemes"]["header"]["name"] == "X-API-Key"
+        job = client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
+        name = client.wait_for_job(job)["files"][0]["name"]
+        for path, methods in described["paths"].items():
+            if "get" in methods and not {"item_id", "frame"} & set(re.findall(r"\w+", path)):
+                answer = client.get(path.format(job_id=job, name=name))
+                media = answer.headers["content-type"].partition(";")[0]
+                assert answer.status == 200, path
+                assert not {media, "*/*"}.isdisjoint(methods["get"]["responses"]["200"]["content"]), path
+        request = described["paths"]["/v1/embed"]["post"]
+        assert "url" in [one["name"] for one in request["parameters"]]
+        assert "url" in request["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    with serve(models, tmp_path) as (client, _):
+        described = client.get("/openapi.json").json
+        assert "security" not in described
+        assert "url" not in [one["name"] for one in described["paths"]["/v1/embed"]["post"]["parameters"]]
 
 
 def test_names_of_files_keep_their_letters() -> None:

@@ -110,7 +110,12 @@ def add_jobs(app: FastAPI, service: Service) -> None:
             headers={"X-Accel-Buffering": "no"},
         )
 
-    @app.get("/v1/jobs/{job_id}/files/{name:path}", summary="A result of a job.", responses=ERRORS)
+    @app.get(
+        "/v1/jobs/{job_id}/files/{name:path}",
+        summary="A result of a job.",
+        responses={200: {"content": {"*/*": {"schema": BINARY}}}, **ERRORS},
+        response_class=Response,
+    )
     async def job_file(request: Request, job_id: Id, name: str) -> FileResponse:
         files = await asyncio.to_thread(jobs.files, jobs.get(job_id, request.state.owner))
         path = files.get(name)  # never a path of the client's

@@ -112,8 +112,8 @@ def query_parameter(name: str, schema: dict[str, Any], description: str) -> dict
     return {"name": name, "in": "query", "schema": schema, "description": description}
 
 
-def task_request(task: str, *, stored: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI description of a request."""
+def task_request(task: str, *, stored: bool = False, urls: bool = False) -> dict[str, Any]:
+    """Return the OpenAPI description of a request; `stored` if the image is there, `urls` if it may be an address."""
     schema = IMAGE_REQUESTS[task].model_json_schema()
     fields = schema.get("properties", {})
     formats = {"type": "string", "enum": list(formats_of(task))}
@@ -121,8 +121,11 @@ def task_request(task: str, *, stored: bool = False) -> dict[str, Any]:
     parameters.append(query_parameter("as", formats, "Kind of the answer, instead of the header Accept."))
     if stored:
         return {"parameters": parameters, "requestBody": {"content": {"application/json": {"schema": schema}}}}
-    parameters.append(query_parameter("url", {"type": "string"}, "Address of an image."))
     parameters.append(query_parameter("name", {"type": "string"}, "Name of the image."))
     form = {"type": "object", "properties": {"image": BINARY, **fields}}
     content = {"image/*": {"schema": BINARY}, "multipart/form-data": {"schema": form}}
-    return {"parameters": parameters, "requestBody": {"required": True, "content": content}}
+    if urls:
+        url = {"type": "string", "description": "Address of an image, in place of one."}
+        parameters.append(query_parameter("url", url, url["description"]))
+        content["application/json"] = {"schema": {**schema, "properties": {"url": url, **fields}}}
+    return {"parameters": parameters, "requestBody": {"required": not urls, "content": content}}

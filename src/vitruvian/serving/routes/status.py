@@ -52,11 +52,11 @@ class ModelList(BaseModel):
 def add_status(app: FastAPI, service: Service) -> None:
     """Add the routes about the server itself."""
 
-    @app.get("/healthz", summary="Whether the server runs.")
+    @app.get("/healthz", summary="Whether the server runs.", response_class=PlainTextResponse)
     async def healthz() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
-    @app.get("/readyz", summary="Whether all models are loaded.", responses=ERRORS)
+    @app.get("/readyz", summary="Whether all models are loaded.", responses=ERRORS, response_class=PlainTextResponse)
     async def readyz() -> PlainTextResponse:
         waiting = [task for task, queue in service.queues.items() if queue.state != "ready"]
         if waiting:
@@ -66,7 +66,7 @@ def add_status(app: FastAPI, service: Service) -> None:
             )  # fmt: skip
         return PlainTextResponse("ready\n")
 
-    @app.get("/metrics", summary="Metrics for Prometheus.")
+    @app.get("/metrics", summary="Metrics for Prometheus.", responses=ERRORS, response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 

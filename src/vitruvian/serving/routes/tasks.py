@@ -22,7 +22,7 @@ def add_tasks(app: FastAPI, service: Service) -> None:
             operation_id=task,
             responses={200: task_answer(task), **ERRORS},
             response_class=Response,
-            openapi_extra=task_request(task),
+            openapi_extra=task_request(task, urls=service.settings.allow_urls),
         )(_task_handler(service, task))
 
     @app.post("/v1/{task}", include_in_schema=False)
