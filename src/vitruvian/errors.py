@@ -24,6 +24,8 @@ from typing import Any
 # `boxes`, `K and fov`, `boxes[0]`: a subject that names arguments, not a file
 _ARGUMENTS = re.compile(r"[A-Za-z_]\w*(\[\d+\])?((, | and )[A-Za-z_]\w*(\[\d+\])?)*")
 
+# A message with the name of a file before it or not
+_FORM = re.compile(r"(?:\S.{0,400}?: )?expected (?P<expected>.+?), got (?P<got>.+?)\.(?: (?P<hint>.+))?", re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -31,8 +33,8 @@ class VitruvianError(Exception):
     """Base of all errors that vitruvian raises on purpose.
 
     The message is written out, ``InputError("boxes: expected …")``, or in fields,
-    ``InputError(subject="boxes", expected="one or more", got="none", hint="Pass boxes or a detector.")``. Errors can be
-    pickled.
+    ``InputError(subject="boxes", expected="one or more", got="none", hint="Pass boxes or a detector.")``. Both have the
+    fields. Errors can be pickled.
 
     Attributes:
         limit: The name of the limit (`vitruvian.limits`) that the input exceeds, if that is the error.
@@ -63,8 +65,10 @@ class VitruvianError(Exception):
                 subject, message = name, rest
         if expected is not None:
             message = f"expected {expected}." if got is None else f"expected {expected}, got {got}."
-        self.subject, self.expected, self.got, self.hint = subject, expected, got, hint
         self.detail = replace_control_characters(str(message) if hint is None else f"{message} {hint}".strip())
+        if expected is None and hint is None and (form := _FORM.fullmatch(self.detail)):
+            expected, got, hint = form["expected"], form["got"], form["hint"]
+        self.subject, self.expected, self.got, self.hint = subject, expected, got, hint
         super().__init__(self.about(subject))
 
     def about(self, subject: str | None) -> str:

@@ -53,6 +53,16 @@ def test_choices_and_names() -> None:
         check_choice("mode", "x", ())
 
 
+@pytest.mark.parametrize("subject", ["boxes", "my photo.jpg", "https://a.org/x", None])
+def test_the_parts_of_a_message(subject: str | None) -> None:
+    written = InputError(f"{'' if subject is None else f'{subject}: '}expected a, b. or c, got d.e. Pass f. Or g.")
+    fields = InputError(subject=subject, expected="a, b. or c", got="d.e", hint="Pass f. Or g.")
+    assert str(written) == str(fields)
+    for name in ("expected", "got", "hint"):
+        assert getattr(written, name) == getattr(fields, name) == getattr(pickle.loads(pickle.dumps(written)), name)
+    assert InputError("boxes: cannot be used.").expected is None
+
+
 @pytest.mark.parametrize(
     ("message", "subject"),
     [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.errors import InputError
+from vitruvian.pipelines import pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.scale.job import JobSummary, run_on_ray
 from vitruvian.scale.worker import PipelineSpec
@@ -73,7 +74,7 @@ class RayPipeline:
             options: Options of the task for this call.
         """
         named = [sources] if isinstance(sources, str | Path) else sources
-        self.spec.check(options)
+        pipeline_class(self.spec.task).check_options(options)
         return run_on_ray(
             dataclasses.replace(self.spec, options=dict(self.spec.options) | options),
             [os.fspath(source) for source in named],

@@ -13,7 +13,7 @@ import numpy as np
 from vitruvian.errors import VitruvianError
 from vitruvian.filesystem.atomic import sync_to_disk
 from vitruvian.limits import Limits, get_limits, set_limits
-from vitruvian.pipelines import Failure, pipeline, pipeline_class
+from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.saving import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -54,10 +54,6 @@ class PipelineSpec:
     dtype: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     limits: Limits = field(default_factory=get_limits)
-
-    def check(self, options: Mapping[str, object]) -> None:
-        """Raise `InputError` for options that the task does not have."""
-        pipeline_class(self.task).check_options(options)
 
     def open_runner(self) -> Runner:
         """Open the pipeline in this process."""

@@ -17,14 +17,13 @@ from starlette.responses import JSONResponse
 from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputError, MissingExtraError, VitruvianError
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; for the log and the metrics, no client reads it
-_FORM = re.compile(r"expected (?P<expected>.+?), got (?P<got>.+?)\.(?: (?P<hint>.+))?", re.DOTALL)
 _OPTION_NAMES = {  # arguments of pipelines and processors under other names than the options of requests
     "input_points": "points",
     "input_labels": "labels",
     "input_boxes": "boxes",
     "K": "intrinsics",
 }
-_SUBJECT = re.compile(r"([^:\s][^:]{0,200}): (.+)", re.DOTALL)
+_FILE = re.compile(r"(\S.{0,400}?): ")
 
 
 class ErrorParts(BaseModel):
@@ -128,20 +127,14 @@ def _error_parts(error: BaseException) -> ErrorParts:
     if not isinstance(error, VitruvianError):
         advice = "It is a bug of the server: its log has the details."
         return ErrorParts(message=f"server: unexpected error. {advice}", subject="server", hint=advice)
-    subject, detail = error.subject, error.detail
-    if subject is None and (found := _SUBJECT.fullmatch(detail)):
-        subject, detail = found[1], found[2]
-    message = str(error)
-    if (
-        subject is not None
-        and (name := " and ".join(_OPTION_NAMES.get(one, one) for one in subject.split(" and "))) != subject
-    ):
-        subject, message = name, error.about(name)
-    expected, got, hint = error.expected, error.got, error.hint
-    form = _FORM.fullmatch(detail) if expected is None else None
-    if form is not None:
-        expected, got, hint = form["expected"], form["got"], form["hint"]
-    return ErrorParts(message=message, subject=subject, expected=expected, got=got, hint=hint)
+    subject: str | None
+    if error.subject is not None:
+        subject = " and ".join(_OPTION_NAMES.get(name, name) for name in error.subject.split(" and "))
+        message = error.about(subject)
+    else:  # the name of a file may be in the text
+        found, message = _FILE.match(error.detail), str(error)
+        subject = None if found is None else found[1]
+    return ErrorParts(message=message, subject=subject, expected=error.expected, got=error.got, hint=error.hint)
 
 
 def error_response(error: BaseException) -> JSONResponse:
