@@ -40,7 +40,7 @@ from vitruvian.filesystem.media_files import FRAME_PATTERN
 from vitruvian.pipelines.video.state import State
 
 _PLAN = "plan.json"
-_VERSION = 6
+_VERSION = 7
 
 
 @dataclass(frozen=True)
