@@ -132,6 +132,7 @@ class Source:
         count: Number of images, if known.
         video: The video file, if it is one.
         live: Whether images arrive in real time.
+        close: Ends `loaders`, also if it waits for images; called from another thread once no more are taken.
     """
 
     loaders: Callable[[], Iterator[FrameLoader]]
@@ -139,6 +140,7 @@ class Source:
     count: int | None = None
     video: VideoReader | None = None
     live: bool = False
+    close: Callable[[], object] | None = None
 
     def __iter__(self) -> Iterator[Frame | Failure]:
         return (loader.frame(index) for index, loader in enumerate(self.loaders()))

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal
 
 from vitruvian.pipelines.base import TaskPipeline
@@ -179,9 +180,6 @@ class ModelQueue:
                 self._run_engine(pipe)
             except Exception as error:  # noqa: BLE001 - logged; the queue continues
                 _log.exception("the engine of %s stopped; it starts again", self.name)
-                with self._changed:  # the reader of this run must not take requests of the next
-                    self._run_number += 1
-                    self._changed.notify_all()
                 for request in self._in_engine.values():
                     request.fail(error)
             self._in_engine.clear()
@@ -191,7 +189,7 @@ class ModelQueue:
         fixed = None if self._batch_size is None else BatchSize(self._batch_size, fixed=False)
         outcomes = run_many(
             SharedSteps(self.name, call, self.lock, self._metrics),
-            Source(self._loaders),
+            Source(partial(self._loaders, self._run_number), close=self._end_run),
             batch=fixed or pipe.batch_size(call.options, live=False),
             batch_timeout=None,  # requests collect while the model runs
         )
@@ -201,9 +199,15 @@ class ModelQueue:
             if isinstance(outcome, Failure):
                 request.fail(outcome.error)
 
-    def _loaders(self) -> Iterator[FrameLoader]:
-        """Yield the images of requests as they come, until the queue is closed and empty."""
-        index, number = 0, self._run_number
+    def _end_run(self) -> None:
+        """End the reader of this run, which must not take requests of the next."""
+        with self._changed:
+            self._run_number += 1
+            self._changed.notify_all()
+
+    def _loaders(self, number: int) -> Iterator[FrameLoader]:
+        """Yield the images of requests as they come, until the queue is closed and empty, or the run ends."""
+        index = 0
         while True:
             with self._changed:
                 while not self._waiting and self.state == "ready" and number == self._run_number:

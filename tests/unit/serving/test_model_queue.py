@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.pipelines import parts_of
 from tests.helpers.server import jpeg, wait
 from vitruvian.errors import ImageError, InputError
+from vitruvian.pipelines.engine.runner import _SHUTDOWN_TIMEOUT, InferenceEngine
 from vitruvian.pipelines.tasks.pose import PosePipeline
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import Metrics
@@ -157,6 +158,20 @@ def _frame() -> Any:
     from vitruvian.pipelines.sources import Frame
 
     return Frame(image=load_rgb(jpeg()), name="a.jpg")
+
+
+def test_after_an_error_of_the_engine_the_queue_continues_at_once(
+    queue: ModelQueue, pipe: GatedPose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe.gate.set()
+    submit(queue).result(60)
+    monkeypatch.setattr(InferenceEngine, "complete", lambda engine, batch: 1 / 0)
+    start = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        submit(queue).result(60)
+    monkeypatch.undo()
+    assert len(submit(queue).result(60)) == 1
+    assert time.monotonic() - start < _SHUTDOWN_TIMEOUT  # it does not wait for its reader, which waits for requests
 
 
 def test_a_full_queue_refuses(queue: ModelQueue, pipe: GatedPose) -> None:

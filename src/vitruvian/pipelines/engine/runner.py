@@ -223,6 +223,8 @@ class InferenceEngine(Generic[ResultT]):
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
+        if self._source.close is not None:
+            self._source.close()
         self._slots.release()  # the reader may be blocked on it
         self._budget.close()
         for pool in (self._decode_pool, self._pool, self._load_pool):
