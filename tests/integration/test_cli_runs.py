@@ -78,6 +78,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
     stamp = written.stat().st_mtime_ns
     assert "0 done, 1 skipped" in run()
     assert "0 done, 1 skipped" in run("--batch-size", 2)  # does not change results
+    assert "0 done, 1 skipped" in run("--no-sound", "--no-smooth", "--detect-every", 3)  # for videos
     assert written.stat().st_mtime_ns == stamp
     assert "1 done" in run("--overwrite")
     assert written.stat().st_mtime_ns > stamp

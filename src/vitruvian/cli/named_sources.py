@@ -74,6 +74,11 @@ class NamedSource:
         return self.frames if self.path is None else (self.path,)
 
     @property
+    def is_video(self) -> bool:
+        """Whether it is a video or a camera, rather than an image."""
+        return self.kind in ("video", "camera")
+
+    @property
     def remote(self) -> bool:
         """Whether it is downloaded."""
         return isinstance(self.source, str) and is_url(self.source)

@@ -37,7 +37,7 @@ def _save_formats(task: Task) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Formats:
-    """The file formats to write: for images and for videos, and whether a format of videos is among those named."""
+    """The file formats to write for an image and for a video, and whether `--save` names one that only videos have."""
 
     image: tuple[str, ...]
     video: tuple[str, ...]
@@ -64,10 +64,10 @@ def _read_save(task: Task, save: str | None) -> _Formats:
         raise InputError(
             f"--save: expected one video format, got {' and '.join(videos)}. Run the command once for each."
         )
-    moving = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
+    video = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
     return _Formats(
         image=tuple(word for word in words if word in task.image_formats()),
-        video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in moving)),
+        video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in video)),
         names_video=any(word in (*VIDEO_FORMATS, VIDEO_DATASET) for word in words),
     )
 
@@ -165,21 +165,21 @@ class OutputPlan:
                 f"--out {STDIO}: expected one image for {self.stdout_format}, got {len(sources)}. "
                 "Use --save json, or a folder."
             )
-        if any(item.kind in ("video", "camera") for item in sources):
+        if any(item.is_video for item in sources):
             raise InputError(f"--out {STDIO}: expected images, got a video or a camera. Name a folder.")
 
     def files(self, item: NamedSource) -> dict[str, Path]:
         """Return the file of each format for a source; of formats with a file per frame, their pattern."""
-        moving = item.kind in ("video", "camera")
         if self.file is not None and self._file_format in (VIDEO_DATASET, CROPS):
             raise InputError(f"--out {self.file}: expected a folder for {self._file_format}, got a file.")
-        if self.file is not None and FRAME_FORMAT in self.file.name and not moving:
+        if self.file is not None and FRAME_FORMAT in self.file.name and not item.is_video:
             raise InputError(
                 f"--out {self.file}: {FRAME_FORMAT} numbers the frames of a video, got an image. Leave it out."
             )
         if self.file is not None and self._file_format is not None:
-            return {self._file_format: self.file} if moving or self._file_format in self.task.image_formats() else {}
-        if not moving:
+            fits = item.is_video or self._file_format in self.task.image_formats()
+            return {self._file_format: self.file} if fits else {}
+        if not item.is_video:
             stem = item.stem.replace(FRAME_FORMAT, FRAME_FORMAT.replace("%", "_"))
             return {name: self._path(stem, file_extension(name)) for name in self._formats.image}
         stem = item.stem.replace("%", "_")  # %05d stands for the number of a frame

@@ -170,7 +170,7 @@ def _run_shards(command: TaskCommand, report: RunReport, address: str | None) ->
             overwrite=command.overwrite,
             retry_failed=command.retry_failed,
             encode=_CommandEncoder(worker, formats),
-            settings=f"{run.digest}-{','.join(formats)}",
+            settings=f"{run.image_digest}-{','.join(formats)}",
             progress=progress,
         )
     report.add_counts(done=summary.done, skipped=summary.skipped, folder=folder)

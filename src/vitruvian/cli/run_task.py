@@ -128,9 +128,17 @@ class TaskRun:
         remove_unused_locks(self.plan.folder)
 
     @cached_property
-    def digest(self) -> str:
-        """The digest of everything that affects the results."""
-        return self.command.digest()
+    def image_digest(self) -> str:
+        """The digest of everything that affects the results of images."""
+        return self.command.digest(video=False)
+
+    @cached_property
+    def video_digest(self) -> str:
+        """The digest of everything that affects the results of videos."""
+        return self.command.digest(video=True)
+
+    def _digest(self, item: NamedSource) -> str:
+        return self.video_digest if item.is_video else self.image_digest
 
     @cached_property
     def journal(self) -> Journal:
@@ -194,8 +202,8 @@ class TaskRun:
         remaining, changed = self.plan_sources(sources)
         if self.dataset is not None:
             self.dataset.remove({item.file_name for item in remaining})
-        images = [item for item in remaining if item.kind in ("image", "stdin")]
-        videos = [item for item in remaining if item.kind not in ("image", "stdin")]
+        images = [item for item in remaining if not item.is_video]
+        videos = [item for item in remaining if item.is_video]
         if images:
             self._run_images(images, changed)
         for item in videos:
@@ -230,7 +238,7 @@ class TaskRun:
             if item.kind != "video" or records is None or not records.is_file():
                 continue
             commands = self.command.following_commands(str(item.source), records)
-            if commands and self.journal.status(item, [records], self.digest) == "done":
+            if commands and self.journal.status(item, [records], self.video_digest) == "done":
                 self.following += commands
 
     @contextmanager
@@ -265,7 +273,7 @@ class TaskRun:
         """Plan the files of a source, and return "new" or "changed"; raise `InputError` if it cannot be processed."""
         if item.error is not None:
             raise item.error
-        if item.kind in ("image", "stdin") and not self.command.task.takes_images:
+        if not item.is_video and not self.command.task.takes_images:
             raise InputError(
                 f"{item.name}: expected a video or a camera for {self.command.name}, got an image. Pass its folder, or "
                 f"all frames as {FRAME_FORMAT}.png."
@@ -289,12 +297,14 @@ class TaskRun:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"
-        status = self.journal.status(item, paths, self.digest)
+        status = self.journal.status(item, paths, self._digest(item))
         if status != "done":
             return status
-        if item.kind == "stdin" or (self.dataset is not None and not self.dataset.has(item.file_name, self.digest)):
+        if item.kind == "stdin" or (
+            self.dataset is not None and not self.dataset.has(item.file_name, self.image_digest)
+        ):
             return "new"
-        if self.command.lacks_state(self._files[item.identity], self.digest):
+        if self.command.lacks_state(self._files[item.identity], self.video_digest):
             return "new"
         raise _AlreadyDoneError
 
@@ -313,7 +323,7 @@ class TaskRun:
         try:
             self.journal.refresh()
             self._journal_status(item, paths)
-            origin = self.journal.begin(item, paths, self.digest)
+            origin = self.journal.begin(item, paths, self._digest(item))
             self._remove_temporary_files(paths)
         except BaseException:
             lock.release()
@@ -336,7 +346,7 @@ class TaskRun:
     def complete(self, item: NamedSource) -> list[Path]:
         """Record that the outputs of a source are written, unlock them, and return them. Thread-safe."""
         paths = result_paths(self._files[item.identity])
-        if item.kind in ("video", "camera"):  # worker threads sync the files of images
+        if item.is_video:  # worker threads sync the files of images
             sync_to_disk(paths)
         self._written[item.identity] = item, self.journal.done(self._locks[item.identity][1], paths)
         self.release(item)
@@ -390,7 +400,7 @@ class TaskRun:
                         writer.flush(index)
                         if self.dataset is not None:
                             converted = self.command.output.convert(result)
-                            self.dataset.add(converted, images[index].file_name, self.digest)
+                            self.dataset.add(converted, images[index].file_name, self.image_digest)
                         report_done(index)
                     bar.update(index + 1)
         finally:

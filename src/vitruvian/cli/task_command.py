@@ -42,6 +42,7 @@ _NOT_IN_DIGEST = {
     for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, ClusterGroup, MessageGroup)
     for field in dataclasses.fields(group)
 }
+_VIDEO_OPTIONS = {field.name for field in dataclasses.fields(VideoGroup)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +95,10 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
         output: OutputOptions = self.task.output_class()(**{row.argument: getattr(self, row.name) for row in rows})
         return output
 
-    def digest(self) -> str:
-        """Return a digest of everything that the results depend on."""
-        options = {k: v for k, v in (vars(self) | self.call_options()).items() if k not in _NOT_IN_DIGEST}
+    def digest(self, *, video: bool) -> str:
+        """Return a digest of everything that the results of images, or those of videos, depend on."""
+        ignored = _NOT_IN_DIGEST if video else _NOT_IN_DIGEST | _VIDEO_OPTIONS
+        options = {k: v for k, v in (vars(self) | self.call_options()).items() if k not in ignored}
         return settings_digest(
             self.name,
             self.model,

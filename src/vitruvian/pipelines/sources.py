@@ -39,8 +39,8 @@ from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.read import load_rgb
 from vitruvian.images.types import RgbImage, SizeHW
 
-# Platform → format of PyAV and the name of camera number n.
-_CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}"), "win32": ("dshow", "video={}")}
+# Platform → format of PyAV and the name of camera number n. On Windows cameras have names, not numbers.
+_CAMERA_FORMATS = {"linux": ("v4l2", "/dev/video{}"), "darwin": ("avfoundation", "{}")}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -376,7 +376,12 @@ def _from_camera(number: int) -> Source:
 def _camera_frames(number: int) -> Iterator[tuple[float, RgbImage]]:
     """Yield (seconds since the first frame, image uint8 [H, W, 3]) of a camera for as long as it runs."""
     av = import_av()
-    device_format, name = _CAMERA_FORMATS.get(sys.platform, _CAMERA_FORMATS["linux"])
+    if sys.platform not in _CAMERA_FORMATS:
+        raise InputError(
+            f"camera:{number}: expected Linux or macOS, got {sys.platform}. Read the camera with another library, and "
+            "pass a generator of its frames."
+        )
+    device_format, name = _CAMERA_FORMATS[sys.platform]
     options = {"framerate": "30"} if device_format == "avfoundation" else {}
     try:
         container = av.open(name.format(number), format=device_format, options=options)

@@ -296,12 +296,23 @@ class Jobs:
             if job is None or job.state != "running":
                 return
             self._jobs[job_id] = job = dataclasses.replace(job, bytes=size)
-            free = shutil.disk_usage(self._folder).free
-            if size > self._limits.job_bytes or self.nbytes > self._limits.disk_bytes or free < _FREE_BYTES // 2:
-                text = f"job: expected at most {self._limits.job_bytes:,} bytes with results, got more."
+            text = self._space_error(size)
+            if text is not None:
                 self._finish(job, "failed", (text,))
                 await self._end_process(job_id)
                 return
+
+    def _space_error(self, size: int) -> str | None:
+        """Return why a job with so many bytes is ended; None while there is space."""
+        free = shutil.disk_usage(self._folder).free
+        if size > self._limits.job_bytes:
+            return f"job: expected at most {self._limits.job_bytes:,} bytes with results, got {size:,}."
+        if self.nbytes > self._limits.disk_bytes:
+            limit = self._limits.disk_bytes
+            return f"disk: expected at most {limit:,} bytes of jobs, got {self.nbytes:,}. Delete finished jobs."
+        if free < _FREE_BYTES // 2:
+            return f"disk: expected at least {_FREE_BYTES // 2:,} free bytes, got {free:,}. Delete finished jobs."
+        return None
 
     async def _end_process(self, job_id: str) -> None:
         """Interrupt the process of a job, if it runs, and wait for its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -248,6 +249,12 @@ class TestVideo:
         assert opened.live
         with pytest.raises(InputError, match="camera:97"):
             list(opened)
+
+    def test_cameras_of_other_platforms(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("av")
+        monkeypatch.setattr(sys, "platform", "win32")
+        with pytest.raises(InputError, match="camera:0: expected Linux or macOS, got win32"):
+            list(open_source(0))
 
 
 class TestFocalLength:

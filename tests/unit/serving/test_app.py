@@ -304,13 +304,21 @@ def test_limits_of_waiting_jobs_disks_and_frames(models: dict[str, str], tmp_pat
         assert client.post("/v1/jobs", IMAGE, task="embed").status == 507  # the two jobs of before
 
 
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("job_bytes", "job: expected at most 10 bytes with results"),
+        ("disk_bytes", "disk: expected at most 10 bytes of jobs"),
+    ],
+)
 def test_a_job_with_too_many_bytes_fails(
-    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, message: str, models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "_SIZE_SECONDS", 0.1)
-    with serve(models, tmp_path, limits={"job_bytes": 10}) as (client, _):
+    with serve(models, tmp_path, job_workers=0) as (client, _):
         job = client.post("/v1/jobs", IMAGE, task="embed").json["id"]
-        assert "at most 10 bytes" in client.wait_for_job(job)["failures"][0]
+    with serve(models, tmp_path, limits={limit: 10}) as (client, _):
+        assert message in client.wait_for_job(job)["failures"][0]
 
 
 def test_finished_jobs_are_removed_after_a_time(

@@ -216,7 +216,7 @@ class TrackCommand(TaskCommand):
 
     def resume_settings(self) -> dict[str, object]:
         """Return the prompts, which --refine reads, and a digest of all other settings."""
-        others = dataclasses.replace(self, points=None, box=None, mask=None, everyone=True).digest()
+        others = dataclasses.replace(self, points=None, box=None, mask=None, everyone=True).digest(video=True)
         prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
         return {"prompts": prompts, "others": others}
 

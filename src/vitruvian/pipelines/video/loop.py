@@ -84,7 +84,7 @@ class VideoOptions(VideoOutput):
         frame_files: Names of the files that `record` writes for each frame; a run with others is not resumed.
         on_start: Called with the first frame that is processed, before it is; those before it are taken over.
         overwrite: Start again. Existing output stays until it is replaced.
-        max_frames: Stop after this many frames.
+        max_frames: Stop after this many frames, or where an earlier run was stopped, if that is later.
         keep_state: Folder to keep segments and states in, for `refine`.
         refine: A folder that `keep_state` named, and the first frame that is to change: everything before the segment
             of that frame is taken over.
@@ -291,15 +291,14 @@ def _consume(results: Iterable[Result | Failure], writer: _SegmentWriter, *, liv
     ending, options = _Ending(), writer.options
     try:
         try:
-            for result in results:
+            count = None if options.max_frames is None else max(0, options.max_frames - writer.next_frame)
+            for result in islice(results, count):
                 if isinstance(result, Failure) and result.frame is None:  # the source failed, not a frame
                     ending = _Ending(error=result.error)
                     break
                 writer.add(result)
                 if options.progress is not None:
                     options.progress(writer.next_frame, options.max_frames if live else total)
-                if writer.next_frame == options.max_frames:
-                    break
         except KeyboardInterrupt:
             if not live:
                 raise

@@ -449,6 +449,15 @@ def test_a_real_clip_keeps_its_length_and_rate(tmp_path: Path) -> None:
     assert numbers(lines(records)) == [[1]] * 247
 
 
+@pytest.mark.parametrize("max_frames", [10, 12, 8])
+def test_a_number_of_frames_of_a_video_that_was_stopped(clip: Path, tmp_path: Path, max_frames: int) -> None:
+    options: dict[str, Any] = {"out": tmp_path / "o.mp4", "detector": DETECTOR, "draw": draw, "segment_seconds": 5 / 24}
+    with pytest.raises(KeyboardInterrupt):
+        run_video(clip, Task(stop_at=17), **options)
+    report = run_video(clip, Task(), **options, max_frames=max_frames)
+    assert (report.resumed_at, report.frames) == (10, max(10, max_frames))
+
+
 class TestCamera:
     @staticmethod
     def plug_in(monkeypatch: pytest.MonkeyPatch, *, stop: int = 1000, error: Exception | None = None) -> None:
