@@ -17,6 +17,7 @@ from vitruvian.filesystem.media_files import is_url
 
 MAX_NAME_BYTES = 255  # length of a name on common file systems
 _TEMPORARY_BYTES = 24  # what temporary names add, such as `.NAME.1a2b3c4d.part`
+_MAX_WRITTEN = 64  # results that may be written again
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"/\\|?*]+')
 
 
@@ -107,6 +108,7 @@ class PathPattern:
         self.folder = Path(os.path.dirname(self.pattern[: self.pattern.index("{")]))
         self._names = DistinctNames()
         self._by_index: dict[int, str] = {}  # stems of results that are not written yet
+        self._written: dict[int, str] = {}  # of the latest results, which may be written again
         self._by_path: dict[str, str] = {}  # stems of sources, where results share that of their source
         self._lock = threading.Lock()
 
@@ -127,10 +129,13 @@ class PathPattern:
 
     def path(self, source: str, index: int, frame: int) -> Path:
         """Return where the result that is number `index` goes; announces it where that was not done."""
-        if index not in self._by_index:
+        if index not in self._by_index and index not in self._written:
             self.announce(source, index)
         with self._lock:
-            stem = self._by_index.pop(index)
+            stem = self._by_index.pop(index, None) or self._written.pop(index)
+            self._written[index] = stem
+            if len(self._written) > _MAX_WRITTEN:
+                del self._written[next(iter(self._written))]
         name = self._format(stem, frame)
         longest = max(len(os.fsencode(part)) for part in Path(name).parts)
         path = Path(self._format(_short_name(stem, reserved_bytes=longest - len(os.fsencode(stem))), frame))

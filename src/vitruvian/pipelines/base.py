@@ -204,7 +204,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             save=write,
             batch_timeout=call.options.batch_timeout,
         )
-        return call.wrap_results(results, opened)
+        return call.wrap_results(results, opened, write)
 
     def on_ray(
         self,
@@ -235,8 +235,10 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             gpus_per_worker=gpus_per_worker,
         )
 
-    def wrap_results(self, results: ResultGenerator[ResultT], source: Source) -> Results[ResultT]:
-        """Return what a call for many images returns."""
+    def wrap_results(
+        self, results: ResultGenerator[ResultT], source: Source, write: Callable[[Any, int], object] | None
+    ) -> Results[ResultT]:
+        """Return what a call for many images returns; `write` saves the result with an index."""
         return Results(results, count=source.count, video=source.video)
 
     def for_call(self, changes: Mapping[str, object]) -> Self:

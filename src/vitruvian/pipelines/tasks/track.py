@@ -9,9 +9,9 @@ attends to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -46,8 +46,15 @@ class TrackResults(Results[Track]):
         session: The session of the model; with `keep_history` it has all frames and masks.
     """
 
-    def __init__(self, results: ResultGenerator[Track], source: Source, pipe: TrackPipeline) -> None:
+    def __init__(
+        self,
+        results: ResultGenerator[Track],
+        source: Source,
+        pipe: TrackPipeline,
+        write: Callable[[Any, int], object] | None,
+    ) -> None:
         super().__init__(results, count=source.count, video=source.video)
+        self._write = write
         self._pipe, self._tracker = pipe, pipe.tracker
         self._passed = -1  # number of the frame of the last result or failure
         self.session = self._tracker.session
@@ -58,10 +65,10 @@ class TrackResults(Results[Track]):
         return list(self.session.obj_ids)
 
     def add(self, *prompts: TrackPrompt) -> Track | None:
-        """Add prompts for the frame of the last result or for later frames.
+        """Add prompts for the frame of the last result or for later frames: all, or none if one does not fit.
 
         Returns:
-            The new result of the last frame if some prompts are for it.
+            The new result of the last frame if some prompts are for it. It is saved, as the first one was.
         """
         tracker = self._tracker
         now = max(tracker.number, self._passed)
@@ -75,6 +82,11 @@ class TrackResults(Results[Track]):
                     f"{prompt.frame} for object {prompt.object_id}.{hint}"
                 )
         check_together(prompts)
+        if self.video is not None:
+            check_prompts(prompts, self.video)
+        elif tracker.frame is not None:
+            for prompt in prompts:
+                prompt.check_fits(tracker.frame.size_hw)
         tracker.add([prompt for prompt in prompts if prompt.frame > now])
         current = [prompt for prompt in prompts if prompt.frame == now]
         if not current or tracker.frame is None:
@@ -82,7 +94,10 @@ class TrackResults(Results[Track]):
         with torch.inference_mode():
             prepared = Prepared(tracker.frame, [])
             decoded = self._pipe.decode(prepared, [tracker.segment(current)])
-            return self._pipe.finish(prepared, HostCopy(decoded).wait())
+            result = self._pipe.finish(prepared, HostCopy(decoded).wait())
+        if self._write is not None:
+            self._write(result, tracker.frame.index)
+        return result
 
     def remove(self, object_id: int) -> None:
         """Stop tracking an object, from the next frame on."""
@@ -169,11 +184,13 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         """Continue a video in whose earlier frames people were detected or not."""
         self._people_found = people_found
 
-    def wrap_results(self, results: ResultGenerator[Track], source: Source) -> TrackResults:
+    def wrap_results(
+        self, results: ResultGenerator[Track], source: Source, write: Callable[[Any, int], object] | None
+    ) -> TrackResults:
         """Return results to which prompts can be added."""
         if source.video is not None:
             check_prompts(self.options.prompt_list, source.video)
-        return TrackResults(results, source, self)
+        return TrackResults(results, source, self, write)
 
     def batch_size(self, options: TrackOptions, *, live: bool) -> BatchSize:
         """Return 1: a frame needs the memory of the one before."""

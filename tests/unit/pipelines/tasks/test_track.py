@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,34 @@ def test_objects_are_corrected_added_and_removed_during_a_run(track: Any) -> Non
             wanted = {0: [7], 1: [7], 2: [7, 3], 3: [7, 3], 4: [7, 9], 5: [7, 9]}[number]
             assert result.object_ids.tolist() == wanted
         assert results.object_ids == [7, 9]
+
+
+@pytest.mark.parametrize("pattern", ["{stem}_{frame:05d}.json", "{stem}.json"])
+def test_corrected_frames_are_saved_again(track: Any, tmp_path: Path, pattern: str) -> None:
+    clip = write_clip(tmp_path / "clip.mp4", FRAMES)
+    final = {}
+    for result in (results := track(clip, prompts=POINT, save=tmp_path / "out" / pattern)):
+        final[result.frame] = result
+        if result.frame in (1, 3):
+            point = TrackPrompt(object_id=7, frame=result.frame, points=[[40, 30]], labels=[0])
+            final[result.frame] = results.add(point)
+            assert (final[result.frame].masks != result.masks).any()
+    saved = [json.loads(path.read_text()) for path in (tmp_path / "out").iterdir()]
+    assert {one["frame"]: one["objects"] for one in saved} == {n: one.to_dict()["objects"] for n, one in final.items()}
+    assert len(saved) == len(FRAMES)
+
+
+def test_prompts_are_added_all_or_none(track: Any, tmp_path: Path) -> None:
+    good = TrackPrompt(object_id=3, frame=4, points=[[9, 9]])
+    for source in (FRAMES, write_clip(tmp_path / "clip.mp4", FRAMES)):
+        results = track(source, prompts=POINT)
+        next(results)
+        bad = [TrackPrompt(object_id=5, frame=frame, points=[[900, 9]]) for frame in (0, 5)]
+        bad += [TrackPrompt(object_id=5, frame=90, points=[[9, 9]])] if results.video else []
+        for one in bad:
+            with pytest.raises(PromptError, match=f"{one.frame}"):
+                results.add(good, one)
+        assert [result.object_ids.tolist() for result in results] == [[7]] * 5
 
 
 def test_a_frame_without_objects_has_no_masks(track: Any) -> None:
