@@ -335,6 +335,10 @@ def test_points_and_normals_in_3d(page: Any) -> None:
     page.get_by_role("switch", name="Normal lines").click()
     assert space.get_attribute("data-lines") == "true"
     shot(page, "points")
+    page.set_viewport_size(PHONE)
+    tools = page.locator("#space-tools")
+    assert tools.evaluate("(bar) => bar.scrollWidth <= bar.clientWidth")
+    page.set_viewport_size(DESKTOP)
     page.click("#open-3d")
     assert page.locator("#space").is_hidden()
 

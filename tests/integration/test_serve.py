@@ -27,6 +27,7 @@ from vitruvian.serving.media_types import formats_of
 from vitruvian.tasks import find_task
 
 IMAGE = jpeg()
+CUT_FORM = (form(("a", "a.jpg", IMAGE))[0][:-200], form()[1])
 SIZE = [40, 56]
 OPTIONS: dict[str, dict[str, Any]] = {
     "segment": {"points": [[[9, 7]]]},
@@ -158,6 +159,8 @@ def test_headers(client: Client) -> None:
         ("POST", "/v1/pose?url=http://127.0.0.1/a.jpg", b"", {}, 403, "url"),
         ("POST", "/v1/pose", b"[1]", {"Content-Type": "application/json"}, 400, "body"),
         ("POST", "/v1/pose", b"x", {"Content-Type": "multipart/form-data"}, 400, "form"),
+        ("POST", "/v1/pose", CUT_FORM[0], CUT_FORM[1], 400, "form"),
+        ("POST", "/v1/jobs?task=embed", CUT_FORM[0], CUT_FORM[1], 400, "form"),
         ("POST", "/v1/pose", IMAGE, {"Accept": "text/html"}, 406, "Accept"),
         ("POST", "/v1/pose?as=exr", IMAGE, {}, 406, "as"),
         ("POST", "/v1/nothing", IMAGE, {}, 404, "task"),

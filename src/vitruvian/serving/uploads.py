@@ -32,6 +32,7 @@ from vitruvian.serving.settings import ServerLimits
 _MAX_FIELDS = 64
 _MAX_FIELD_BYTES = 1 << 20
 _MAX_NAME = 100
+_END_BYTES = 16  # of a form, where its last boundary is
 _MAX_FETCHES = 4  # at the same time: each holds a thread
 _OPTION_SECONDS = 30.0  # for a body with options
 FORM, _JSON = "multipart/form-data", "application/json"
@@ -138,14 +139,15 @@ class LimitedRequest:
 
     def __init__(self, request: Request, max_bytes: int, seconds: float, on_bytes: Any = None) -> None:
         self._request, self._max_bytes, self._on_bytes = request, max_bytes, on_bytes
-        self._seconds, self._count = seconds, 0
+        self._seconds, self._count, self._end = seconds, 0, b""
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > max_bytes:
             raise too_large("upload", max_bytes, "bytes", f"{int(length):,}")
 
     async def _receive(self) -> Message:
         message = await self._request.receive()
-        count = len(message.get("body", b""))
+        body = message.get("body", b"")
+        count, self._end = len(body), (self._end + body)[-_END_BYTES:]
         self._count += count
         if self._count > self._max_bytes:
             raise too_large("upload", self._max_bytes, "bytes")
@@ -176,6 +178,9 @@ class LimitedRequest:
             async with asyncio.timeout(self._seconds):
                 request = Request(self._request.scope, self._receive)
                 form = await request.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
+                if not self._end.rstrip().endswith(b"--"):  # the parser drops the file that was not complete
+                    await form.close()
+                    raise RequestError(400, subject="form", expected="its last boundary", got="the end of the upload")
         try:
             yield form
         finally:
