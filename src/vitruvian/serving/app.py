@@ -62,7 +62,7 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
     add_videos(app, service)
     add_jobs(app, service)
     add_tasks(app, service)
-    for kind in (VitruvianError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
+    for kind in (VitruvianError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, _on_error)
     if settings.keys:
         app.openapi = partial(_describe_keys, app.openapi)  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ def _describe_keys(openapi: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Answer with an error; unexpected ones are logged."""
+    """Answer with an error. `AccessMiddleware` does so for unexpected ones."""
     if isinstance(error, RequestValidationError):
         error = wrong_value(error.errors()[0])
     elif isinstance(error, HTTPException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from vitruvian.serving.errors import RequestError, error_response, too_many
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.settings import Settings, is_loopback
 
+_log = logging.getLogger("vitruvian.serving")
 # Scripts and styles only from the server itself, none inline; pages of other sites cannot embed it.
 _POLICY = {
     "default-src": "'self'",
@@ -78,7 +80,11 @@ class AccessMiddleware:
         try:
             self._check(scope)
             await self._app(scope, receive, send_with_headers)
-        except RequestError as error:
+        except Exception as error:
+            if answered.is_set():
+                raise
+            if not isinstance(error, RequestError):
+                _log.error("%s %s", scope["method"], scope["path"], exc_info=error)
             await error_response(error)(scope, receive, send_with_headers)
         finally:
             self._active -= 1

@@ -371,6 +371,7 @@ def test_an_unexpected_error_tells_nothing(
         assert answer.status == 500
         assert b"secret" not in answer.body
         assert json.loads(answer.body)["error"]["subject"] == "server"
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
 
 
 def test_the_description_is_true(models: dict[str, str], tmp_path: Path) -> None:
