@@ -340,8 +340,8 @@ def _as_videos(videos: Any) -> list[Any]:
     """Return a list of videos from one video or several."""
     if isinstance(videos, (str, Path, bytes)):
         raise InputError(
-            "videos: expected frames, got a path. Pass [image for _, _, image in VideoReader(path)], with VideoReader from "
-            'vitruvian.files.video, or use pipeline("track"), which takes paths.'
+            "videos: expected frames, got a path. Pass [image for _, _, image in VideoReader(path)], with VideoReader "
+            'of vitruvian.files.video, or use pipeline("track"), which takes paths.'
         )
     if isinstance(videos, (list, tuple)):
         if not len(videos):
