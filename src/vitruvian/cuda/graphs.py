@@ -3,6 +3,14 @@
 Small batches are limited by kernel launches, which a graph replaces by one. Eight images of 1024×768 are not, and still
 gain 2 %. Larger batches gain nothing by themselves, but in programs with several threads each launch may wait for the
 GIL: pipelines that run many batches of one size capture that size (see `capture_only`).
+
+Who decides what:
+
+- `Model.optimize` gives a model its cache (`new_graph_cache`: how many graphs, after how many calls of one shape) and
+  captures its `forward`, or with `captures_forward = False` the parts that the model passes to `run_captured`.
+- `GraphCache.accepts` decides for each call: inference without autocast on CUDA, and a small batch.
+- `BatchQueue.graph_size` replaces the limit on batches by the one size that a run captures (`capture_only`).
+- Tasks that capture the model together with what follows switch off captures inside (`no_capture`).
 """
 
 from __future__ import annotations
@@ -29,7 +37,7 @@ Key = tuple[object, ...]
 
 # Batches with at most this many pixel values are captured, however many images they hold.
 _MAX_PIXEL_VALUES = 8 * 3 * 1024 * 768
-_MAX_COUNTED = 256  # shapes whose calls without a graph are counted
+_MAX_COUNTED = 256  # shapes whose calls without a graph are counted, and that are known to fail
 _only_batch: ContextVar[int | None] = ContextVar("_only_batch", default=None)  # None: all small batches
 
 
@@ -44,7 +52,7 @@ def capture_only(batch: int) -> Iterator[None]:
 
 
 def no_capture() -> AbstractContextManager[None]:
-    """Capture no calls within this context: for shapes that rarely come again, a capture costs more than it saves."""
+    """Capture no calls within this context: the caller is captured as a whole, or shapes rarely come again."""
     return capture_only(0)
 
 
@@ -70,7 +78,7 @@ class GraphCache:
 
     Attributes:
         replays: Number of replays by batch size.
-        failed: Calls that cannot be captured, and why. They run without a graph.
+        failed: The last calls that cannot be captured, and why. They run without a graph.
     """
 
     def __init__(self, *, max_graphs: int = 4, max_batch: int = 4, calls_before: int = 0) -> None:
@@ -86,7 +94,10 @@ class GraphCache:
         return _empty_cache, (self.max_graphs, self.max_batch, self.calls_before)
 
     def accepts(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        """Return whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested."""
+        """Return whether to capture a call: inference, CUDA tensors only, and a batch that gains or is requested.
+
+        Under autocast nothing is captured: no key tells its data type, and it frees its casts of weights at its end.
+        """
         tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         return (
             bool(tensors)
@@ -95,6 +106,7 @@ class GraphCache:
             and self.accepts_batch(tensors[0])
             and not torch.cuda.is_current_stream_capturing()
             and not torch.compiler.is_compiling()
+            and not torch.is_autocast_enabled("cuda")
         )
 
     def accepts_batch(self, first: Tensor) -> bool:
@@ -156,6 +168,8 @@ class GraphCache:
                 raise out_of_memory from None
             self._pool = None  # a pool is unusable after a failed capture
             self.failed[key] = " ".join(str(chain[-1]).split())[:200]
+            if len(self.failed) > _MAX_COUNTED:
+                del self.failed[next(iter(self.failed))]
             warnings.warn(
                 f"{function.__qualname__}: cannot be captured as a CUDA graph and runs without one, more slowly "
                 f"({self.failed[key]}).",

@@ -9,7 +9,9 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from vitruvian.cuda import graphs
 from vitruvian.cuda.graphs import GraphCache, _causes, _describe, capture_only, no_capture
 from vitruvian.errors import VitruvianWarning
 from vitruvian.tensor_cache import cached_tensors
@@ -22,6 +24,21 @@ def test_accepts_inference_on_cuda_devices_only() -> None:
     cache = GraphCache()
     assert not cache.accepts((torch.ones(1),), {})
     assert not cache.accepts((), {"flag": True})
+
+
+@torch.no_grad()
+def test_accepts_nothing_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has one precision, and the casts that autocast caches are freed where it ends."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # absent without CUDA
+    with FakeTensorMode():
+        x = torch.empty(1, device="cuda")
+    cache, before = GraphCache(), torch.is_autocast_enabled("cuda")
+    try:
+        for enabled in (False, True, False):
+            torch.set_autocast_enabled("cuda", enabled)  # torch.autocast leaves it off without CUDA
+            assert cache.accepts((x,), {}) is not enabled
+    finally:
+        torch.set_autocast_enabled("cuda", before)
 
 
 def test_graphs_depend_on_layout_and_not_on_values() -> None:
@@ -45,6 +62,19 @@ def test_which_batches_are_captured() -> None:
             assert accepted() == []
         assert accepted() == [16]
     assert accepted() == [1, 2, 3, 4]
+
+
+def test_failures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails:
+        def capture(self, *_: object) -> None:
+            raise RuntimeError("synchronizes")
+
+    monkeypatch.setattr(graphs, "_CapturePool", Fails)
+    cache = GraphCache()
+    for size in range(1, 301):
+        with pytest.warns(VitruvianWarning, match="cannot be captured"):
+            assert cache(torch.numel, (torch.empty(size),), {}) == size
+    assert len(cache.failed) == graphs._MAX_COUNTED
 
 
 def test_causes_of_an_error() -> None:

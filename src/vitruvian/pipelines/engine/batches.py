@@ -131,7 +131,7 @@ class Batch(Generic[OwnerT]):
         return self
 
     def inputs(self) -> list[ModelInput]:
-        """Return the inputs, padded with the last one up to the size of a CUDA graph. Call it in the context."""
+        """Return the inputs; more than half of a CUDA graph is padded with the last one. Call it in the context."""
         inputs = [
             row.model_input if isinstance(row.model_input, ModelInput) else row.model_input() for row in self.rows
         ]
