@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,34 @@ def test_custom_objective(tmp_path: Path):
     assert 1 < result.scores["w"] < 2.5  # the average
     assert objective.model.weight.item() != result.scores["w"]
     assert not (tmp_path / "model").exists()
+
+
+def test_evaluation_between_two_lines_of_the_log(tmp_path: Path):
+    class Slow(Numbers):
+        def batch(self, step: int) -> Tensor:
+            time.sleep(0.05)
+            return super().batch(step)
+
+    config = small_run(tmp_path, None, "pose", steps=3, log__every=3, evaluation__every=2)
+    train(config, objective=Line(), batches=Slow(), evaluate=lambda model, step: {})
+    assert losses(tmp_path, "steps/s")[0] <= 20
+    state = json.loads((tmp_path / "checkpoints" / "step-00000003" / "state.json").read_text())
+    assert state["seconds"] >= 0.15
+
+
+def test_a_finished_run_returns_the_scores_of_its_last_evaluation(tmp_path: Path):
+    config = small_run(tmp_path, None, "pose", steps=3, evaluation__every=2)
+
+    def run() -> dict[str, float]:
+        return train(
+            config,
+            objective=Line(),
+            batches=Numbers(),
+            evaluate=lambda model, step: {"step": float(step), "none": math.nan},
+        ).scores
+
+    assert run()["step"] == 3
+    assert run() == {"step": 3}
 
 
 def test_nonfinite_steps_are_skipped_and_counted(tmp_path: Path):

@@ -43,7 +43,8 @@ def attention(
         k: Keys [B, G, M, D]; A must be a multiple of G.
         v: Values [B, G, M, D].
         implementation: One of `IMPLEMENTATIONS`. Flash attention takes no masks and only half precision on a CUDA
-            device; otherwise "sdpa" runs. Weights always come from "eager", which returns them in any case.
+            device, version 3 also no dropout; otherwise "sdpa" runs. Weights always come from "eager", which returns
+            them in any case.
         mask: Added to the scores, or boolean with True where a query attends; broadcasts to [B, A, N, M].
         scale: Factor on the scores; 1 / √D by default.
         dropout: Probability of dropping a weight (0 outside training).
@@ -51,7 +52,8 @@ def attention(
     """
     if need_weights or implementation == "eager":
         return _attention_eager(q, k, v, mask=mask, scale=scale, dropout=dropout)
-    if implementation in _FLASH_MODULES and mask is None and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+    flash = implementation == "flash_attention_2" or (implementation == "flash_attention_3" and dropout == 0)
+    if flash and mask is None and q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
         return _attention_flash(q, k, v, implementation, scale, dropout), None
     grouped = q.shape[1] != k.shape[1]
     if grouped and not q.is_cuda:

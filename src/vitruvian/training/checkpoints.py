@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitruvian.errors import CheckpointError, InputError
+from vitruvian.filesystem.atomic import write_text
 from vitruvian.filesystem.json_files import JsonObject, read_json_object
 from vitruvian.training.ema import ExponentialMovingAverage, unique_weights
 from vitruvian.training.optimizer import named_weights
@@ -68,10 +69,9 @@ def save_checkpoint(
         if ema is not None:
             _save(ema.values, partial / "average.safetensors")
         _save(_optimizer_tensors(optimizer), partial / "optimizer.safetensors")
-        scores = {name: value for name, value in state.scores.items() if math.isfinite(value)}
         about = {
             "format": _FORMAT,
-            **asdict(replace(state, scores=scores)),
+            **asdict(replace(state, scores=_finite(state.scores))),
             "average_updates": None if ema is None else ema.updates,
             "config": dict(config),
         }
@@ -84,6 +84,12 @@ def save_checkpoint(
     for old in _list_checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
     return path
+
+
+def save_scores(path: Path, scores: Mapping[str, float]) -> None:
+    """Write the scores of an evaluation into the checkpoint of its step, which was saved before."""
+    about = read_json_object(path / "state.json") | {"scores": _finite(scores)}
+    write_text(path / "state.json", json.dumps(about, indent=2) + "\n")
 
 
 def load_checkpoint(
@@ -163,6 +169,11 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, T
     if unknown:
         raise CheckpointError(f"{path}: the optimizer trained other weights ({', '.join(sorted(unknown)[:5])}).")
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _finite(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores that JSON has a value for."""
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

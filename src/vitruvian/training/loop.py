@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vitruvian.errors import InputError, import_extra
 from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-from vitruvian.training.checkpoints import TrainingState, find_checkpoint, load_checkpoint, save_checkpoint
+from vitruvian.training.checkpoints import TrainingState, find_checkpoint, load_checkpoint, save_checkpoint, save_scores
 from vitruvian.training.config import TrainConfig, differences, write_config
 from vitruvian.training.datasets.folder import FolderBatches, PeopleFolder
 from vitruvian.training.datasets.stream import SyntheticStream
@@ -170,13 +170,16 @@ class _Run:
                     self.log_means(done)
                 if self.should_stop(stopped, done):
                     interrupted = not last
-                if done % config.checkpoint.every == 0 or last or interrupted:
+                saves = done % config.checkpoint.every == 0 or last or interrupted
+                if saves:
                     self.save(models=config.checkpoint.models or last or interrupted)
                 if interrupted:
                     self.log.note(f"stopped after {done} of {config.steps} steps; run it again to resume")
                     break
                 if done % config.evaluation.every == 0 or last:
                     self.run_evaluation(done)
+                    if saves and self.accelerator.is_main_process and self.saved is not None:
+                        save_scores(self.saved, self.state.scores)
         self.read_counts()
         return TrainResult(
             folder=self.folder,
@@ -277,9 +280,10 @@ class _Run:
         self.accelerator.wait_for_everyone()
 
     def run_evaluation(self, step: int) -> None:
-        """Evaluate the EMA weights."""
+        """Evaluate the EMA weights; the time for it counts for no step."""
         if self.evaluate is None:
             return
+        start = time.perf_counter()
         if self.accelerator.is_main_process:
             self.objective.eval()
             with self.ema_weights(), torch.no_grad():
@@ -287,7 +291,7 @@ class _Run:
             self.objective.train()
             self.log.evaluation(step, self.state.scores)
         self.accelerator.wait_for_everyone()
-        self.last_log_time = time.perf_counter()
+        self.last_log_time += time.perf_counter() - start
 
     def ema_weights(self) -> contextlib.AbstractContextManager[None]:
         """Replace the weights by their EMA within the context, if there is one."""

@@ -137,6 +137,7 @@ class TestFlash:
         mask = torch.ones(5, 7, dtype=torch.bool)
         attention(q.half(), k.half(), v.half(), implementation="flash_attention_2", mask=mask)
         attention(q.half(), k.half(), v.half(), implementation="flash_attention_2", need_weights=True)
+        attention(q.half(), k.half(), v.half(), implementation="flash_attention_3", dropout=0.5)  # has none
         assert not calls
 
 
