@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -64,6 +66,7 @@ class WeightCache(Generic[T]):
 
     def __init__(self) -> None:
         self._value: T | None = None
+        self._weights: list[weakref.ref[Tensor]] = []  # another tensor may take the memory of one that is gone
         self._versions: list[tuple[int, int]] = []
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -73,6 +76,7 @@ class WeightCache(Generic[T]):
         """Return the value for the present state of `weights`."""
         # Inference tensors count no versions, and cannot be modified outside of inference mode.
         versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
-        if self._value is None or versions != self._versions:
-            self._value, self._versions = compute(), versions
+        same = versions == self._versions and all(map(operator.is_, weights, (ref() for ref in self._weights)))
+        if self._value is None or not same:
+            self._value, self._versions, self._weights = compute(), versions, [weakref.ref(one) for one in weights]
         return self._value

@@ -1,6 +1,7 @@
+import numpy as np
 import torch
 
-from vitruvian.tensor_cache import cached_tensors, keep_alive
+from vitruvian.tensor_cache import WeightCache, cached_tensors, keep_alive
 
 
 def test_builds_once_for_the_same_arguments() -> None:
@@ -67,3 +68,19 @@ def test_what_is_given_can_be_held_longer_than_it_is_remembered() -> None:
     assert held[0] is first
     numbers(5)
     assert len(held) == 2
+
+
+def test_values_of_weights_follow_changes_and_replacement() -> None:
+    memory = np.ones(3, np.float32)
+    cache: WeightCache[float] = WeightCache()
+
+    def total(weight: torch.Tensor) -> float:
+        return cache.get([weight], lambda: float(weight.sum()))
+
+    weight = torch.from_numpy(memory)
+    assert total(weight) == 3
+    memory[:] = 2  # which torch does not see
+    assert total(weight) == 3
+    assert total(torch.from_numpy(memory)) == 6  # another tensor in the same memory
+    weight.add_(1)
+    assert total(weight) == 9

@@ -20,6 +20,8 @@ def pinned_copy(values: Tensor | NDArray[np.generic], device: torch.device) -> T
     if device.type != "cuda":
         tensor = torch.from_numpy(np.array(values, order="C")) if isinstance(values, np.ndarray) else values
         return tensor.to(device)
+    if isinstance(values, Tensor) and values.dtype == torch.bfloat16:  # numpy has no such type
+        return pinned_copy(values.view(torch.int16), device).view(torch.bfloat16)
     array = values.numpy() if isinstance(values, Tensor) else values
     if array.nbytes > _MAX_PINNED_BYTES:
         return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(device)

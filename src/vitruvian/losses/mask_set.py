@@ -92,7 +92,8 @@ class MaskSetLoss(nn.Module):
         Args:
             masks_queries_logits: Scores of the pixels [B, Q, h, w].
             class_queries_logits: Scores of the classes [B, Q, K + 1].
-            mask_labels: For each image its masks [T, H, W] of any type, or a list of COCO RLEs.
+            mask_labels: For each image its masks [T, H, W] of any type, or a list of COCO RLEs. Larger values than 1
+                are padding.
             class_labels: For each image the classes of its masks [T].
             auxiliary_predictions: Further predictions, as dicts of the first two.
         """
@@ -177,7 +178,14 @@ def _read_targets(
             )
         stack = stack.to(like.device)
         if stack.dtype != torch.bool and stack.numel() and stack.max() > 1:
-            stack = stack.masked_fill(stack > 1, 0)  # processors fill the padding of a batch with their ignore index
+            image = stack <= 1  # processors fill the padding of a batch with their ignore index
+            frame = image.any(dim=2, keepdim=True) & image.any(dim=1, keepdim=True)
+            if not (stack == 1).any() and not torch.equal(image, frame):
+                raise InputError(
+                    f"mask_labels[{number}]: expected masks of 0 and 1, got none of 1 and some of {stack.max():g}. "
+                    "Pass masks > 0."
+                )
+            stack = stack.masked_fill(~image, 0)
         targets.append(Target(stack.contiguous(), labels.to(like.device, torch.int64)))
     return targets
 

@@ -411,6 +411,7 @@ class Model(AdapterMixin, TransformersMixin):
     def set_attn_implementation(self, attn_implementation: str | dict[str, str]) -> None:
         """Select the implementation of attention: ``"sdpa"``, ``"eager"`` or an installed flash attention.
 
+        Flash attention takes no masks and no position biases: attention that has them, as in Swin, runs "sdpa".
         A table selects it for the parts that `Config.sub_configs` names, and under an empty name for the rest.
         """
         chosen = attn_implementation if isinstance(attn_implementation, dict) else {"": attn_implementation}

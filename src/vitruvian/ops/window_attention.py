@@ -39,6 +39,7 @@ def window_attention(
     fill: Tensor | None = None,
     bias: Tensor | None = None,
     dropout: float = 0.0,
+    implementation: str = "sdpa",
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend inside the windows of a token grid.
@@ -54,6 +55,7 @@ def window_attention(
         fill: Value of qkv in the padding [3C]; zeros by default.
         bias: Bias of the scores [A, N, N].
         dropout: Probability of dropping an attention weight.
+        implementation: See `vitruvian.ops.attention`; the Triton version runs in place of "sdpa".
         need_weights: Return the attention weights too.
 
     Returns:
@@ -63,7 +65,7 @@ def window_attention(
     fill = None if fill is None else fill.to(qkv.dtype)
     bias = None if bias is None else bias.to(qkv.dtype)
     tensors = [tensor for tensor in (qkv, fill, bias) if tensor is not None]
-    supported = dropout == 0 and window**2 <= _LARGEST_WINDOW and not need_weights
+    supported = implementation == "sdpa" and dropout == 0 and window**2 <= _LARGEST_WINDOW and not need_weights
     if supported and use_triton("window_attention", *tensors):
         out = _window_attention_triton(
             qkv, grid_hw=grid_hw, heads=heads, window=window, shift=shift, pool=pool, fill=fill, bias=bias
@@ -76,7 +78,9 @@ def window_attention(
     outputs, parts = [], []
     for (kind, _), qs, ks, vs in groups:
         mask = None if masks is None else masks[kind : kind + 1]
-        out, group_weights = attention(qs, ks, vs, mask=mask, dropout=dropout, need_weights=need_weights)
+        out, group_weights = attention(
+            qs, ks, vs, implementation=implementation, mask=mask, dropout=dropout, need_weights=need_weights
+        )
         outputs.append(out)
         parts.append(group_weights)
     out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]  # [windows, A, N / pool², D]

@@ -23,6 +23,8 @@ def test_values_arrive_as_a_copy(device: str, limit: int, monkeypatch: pytest.Mo
         copied = pinned_copy(values, torch.device(device))
         assert copied.device.type == device
         np.testing.assert_array_equal(copied.cpu().numpy(), np.asarray(values))
+    halves = torch.arange(6.0).view(2, 3).T.bfloat16()
+    assert torch.equal(pinned_copy(halves, torch.device(device)).cpu(), halves)
     copied = pinned_copy(frozen, torch.device(device))
     copied.fill_(7)
     assert frozen.max() == 1

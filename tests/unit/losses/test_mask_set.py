@@ -67,6 +67,21 @@ def test_every_weight_counts(comparison: Any, name: str) -> None:
     assert loss.total > 0
 
 
+def test_masks_of_0_and_255_are_an_error_and_padding_is_not() -> None:
+    like, classes = torch.zeros(1, QUERIES, 8, 10), [torch.zeros(2, dtype=torch.int64)]
+    masks = torch.zeros(2, 8, 10, dtype=torch.uint8)
+    masks[:, 2:5, 3:6] = 255
+    with pytest.raises(InputError, match=r"mask_labels\[0\]: expected masks of 0 and 1, got none of 1 and some of 255"):
+        _read_targets([masks], classes, like=like, num_labels=CLASSES)
+    masks[0, 2:5, 3:6] = 1  # the processor leaves such values in its padding only
+    masks[1] = 0
+    masks[:, :, 7:], masks[:, 6:] = 255, 255
+    (target,) = _read_targets([masks], classes, like=like, num_labels=CLASSES)
+    assert torch.equal(target.masks.sum(dim=(1, 2)), torch.tensor([9, 0]))
+    (target,) = _read_targets([masks[1:]], [classes[0][1:]], like=like, num_labels=CLASSES)
+    assert not target.masks.any()
+
+
 def test_no_object_weight_counts() -> None:
     inputs = batch(numbers=(0, 0))
     queries = inputs["class_queries_logits"]

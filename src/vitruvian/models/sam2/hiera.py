@@ -231,6 +231,7 @@ class HieraAttention(nn.Module):
                 window=self.window,
                 pool=stride[0],
                 fill=self.qkv.bias,
+                implementation=self.attn_implementation,
             )
             out = unflatten(out, 1, (grid_hw[0] // stride[0], -1))  # [B, h', w', C']
         return self.proj(out), weights

@@ -14,7 +14,7 @@ from tests.families.sam2 import SIDE, hiera_fields, tiny
 from vitruvian.errors import InputError, WeightsError
 from vitruvian.losses.prompted_masks import prompted_mask_loss
 from vitruvian.models.sam2.configuration import Sam2HieraDetConfig
-from vitruvian.models.sam2.hiera import Sam2HieraDetModel, _bicubic_matrix, max_pool
+from vitruvian.models.sam2.hiera import HieraAttention, Sam2HieraDetModel, _bicubic_matrix, max_pool
 from vitruvian.models.sam2.mask_decoder import _select_stable, stability_score
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.ops import dispatch, layer_norm, two_way_attention, window_attention
@@ -189,6 +189,21 @@ def test_other_backbones_with_and_without_weights(fields: dict[str, Any]) -> Non
         got, want = backbone(pixels), backbone(pixels, output_attentions=True, output_hidden_states=True)
     for one, other in zip(got.intermediate_hidden_states, want.intermediate_hidden_states, strict=True):
         close(one, other)
+
+
+def test_windows_attend_with_the_chosen_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, real = [], window_attention.attention
+
+    def recorded(*args: Any, implementation: str, **options: Any) -> Any:
+        used.append(implementation)
+        return real(*args, implementation=implementation, **options)
+
+    monkeypatch.setattr(window_attention, "attention", recorded)
+    attend = HieraAttention(16, 16, heads=2, window=4, stride=None)
+    for name in ("sdpa", "flash_attention_2"):
+        attend.attn_implementation = name
+        attend(torch.randn(1, 8, 8, 16))
+    assert used == ["sdpa", "flash_attention_2"]
 
 
 def test_pooling_and_bicubic_matrix() -> None:
