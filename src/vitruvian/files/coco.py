@@ -13,6 +13,7 @@ import json
 import re
 import tempfile
 import threading
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import IO, Protocol, runtime_checkable
@@ -320,41 +321,48 @@ def _lines_of(spool: IO[str]) -> Iterator[str]:
 def write_youtube_vis(path: str | Path, records: str | Path, *, name: str) -> None:
     """Write the tracked objects of one video as a YouTube-VIS dataset: one annotation for each object.
 
-    The file of records is read once for each object, so that memory does not grow with their number.
+    Masks are kept in a temporary file, so that memory does not grow with their size.
 
     Args:
         path: The JSON file to write.
         records: A file with a line of JSON for each frame, `Track.to_dict`.
         name: Name of the video.
     """
-    frames, ids, size_hw = 0, dict[int, None](), [0, 0]
-    for record in _read_json_lines(records):
-        frames, size_hw = frames + 1, record.get("size_hw", size_hw)
-        ids |= {entry["id"]: None for entry in record.get("objects", ())}
-    height, width = size_hw
-    file_names = [f"{name}/{number:05d}" for number in range(frames)]
-    video = {"id": 1, "file_names": file_names, "length": frames, "height": height, "width": width}
-    shared = {"video_id": 1, "category_id": 1, "iscrowd": 0, "length": frames, "height": height, "width": width}
-    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        category = {"id": 1, "name": "object", "supercategory": "object"}
-        file.write(f'{{"videos":[{json_text(video)}],\n"categories":[{json_text(category)}],\n"annotations":[')
-        for number, object_id in enumerate(sorted(ids)):
-            annotation = {"id": object_id} | shared | _object_in_time(records, object_id)
-            file.write((",\n" if number else "\n") + json_text(annotation))
-        file.write("]}\n")
+    frames, size_hw = 0, [0, 0]
+    masks: dict[int, array[int]] = {}  # object -> frame and position in the file of each of its masks
+    with tempfile.TemporaryFile() as spool:
+        for record in _read_json_lines(records):
+            size_hw = record.get("size_hw", size_hw)
+            for entry in record.get("objects", ()):
+                places = masks.setdefault(entry["id"], array("q"))
+                if entry["area"]:
+                    places.extend((frames, spool.tell()))
+                    spool.write(json_text(entry).encode() + b"\n")
+            frames += 1
+        height, width = size_hw
+        file_names = [f"{name}/{number:05d}" for number in range(frames)]
+        video = {"id": 1, "file_names": file_names, "length": frames, "height": height, "width": width}
+        shared = {"video_id": 1, "category_id": 1, "iscrowd": 0, "length": frames, "height": height, "width": width}
+        with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            category = {"id": 1, "name": "object", "supercategory": "object"}
+            file.write(f'{{"videos":[{json_text(video)}],\n"categories":[{json_text(category)}],\n"annotations":[')
+            for number, (object_id, places) in enumerate(sorted(masks.items())):
+                annotation = {"id": object_id} | shared | _object_in_time(spool, places, frames)
+                file.write((",\n" if number else "\n") + json_text(annotation))
+            file.write("]}\n")
 
 
-def _object_in_time(records: str | Path, object_id: int) -> JsonObject:
+def _object_in_time(spool: IO[bytes], places: array[int], frames: int) -> JsonObject:
     """Return the masks, boxes and areas of an object in all frames, None where there is none, and its mean score."""
-    found: JsonObject = {"segmentations": [], "bboxes": [], "areas": []}
+    found: JsonObject = {name: [None] * frames for name in ("segmentations", "bboxes", "areas")}
     scores = []
-    for record in _read_json_lines(records):
-        visible = (entry for entry in record.get("objects", ()) if entry["id"] == object_id and entry["area"])
-        entry = next(visible, None)
-        found["segmentations"].append(entry and entry["rle"])
-        found["bboxes"].append(entry and rle_box_xywh(entry["rle"]))
-        found["areas"].append(entry and entry["area"])
-        scores += [] if entry is None else [entry["score"] or 0.0]
+    for frame, place in zip(places[::2], places[1::2], strict=True):
+        spool.seek(place)
+        entry = json.loads(spool.readline())
+        found["segmentations"][frame] = entry["rle"]
+        found["bboxes"][frame] = rle_box_xywh(entry["rle"])
+        found["areas"][frame] = entry["area"]
+        scores.append(entry["score"] or 0.0)
     return found | {"score": round(sum(scores) / max(1, len(scores)), 4)}
 
 

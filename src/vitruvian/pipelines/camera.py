@@ -13,7 +13,7 @@ from vitruvian.errors import InputError
 from vitruvian.images.types import BoolArray, Float32Array, SizeHW
 from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
-from vitruvian.results.pointmap import IntrinsicsFrom
+from vitruvian.results.pointmap import IntrinsicsFrom, focal_length
 
 _MIN_DEPTH = 1e-4
 _MAX_FITTED_PIXELS = 1 << 16  # number of pixels that the focal length is fitted to
@@ -39,7 +39,7 @@ class Camera:
     @property
     def focal(self) -> float:
         """Focal length in pixels."""
-        return math.sqrt(float(self.K[0, 0]) * float(self.K[1, 1]))
+        return focal_length(self.K)
 
     def unproject(self, depth: Float32Array) -> Float32Array:
         """Return the points of pixels at a depth: [H, W] -> [H, W, 3]."""

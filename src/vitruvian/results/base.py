@@ -166,15 +166,15 @@ class Result:
         self.write(target, max(matching, key=len))
         return target
 
-    def _save_to_stream(self, stream: IO[bytes], format: str | None) -> None:
-        """Write the file in a temporary folder, and copy it into a binary file object."""
+    def _save_to_stream(self, stream: IO[bytes], format: str | None, **options: Any) -> None:
+        """Write the file, with options of `save`, in a temporary folder, and copy it into a binary file object."""
         if not hasattr(stream, "write"):
             raise InputError(f"path: expected a file name or a file object, got {type(stream).__name__}.")
         if format is None:
             known = ", ".join(extension.lstrip(".") for extension in self.extensions)
             raise InputError(f"format: required for a file object: {known}. Pass format=…")
         with tempfile.TemporaryDirectory(prefix="vitruvian-") as folder:
-            stream.write(self.save(Path(folder) / "result", format).read_bytes())
+            stream.write(self.save(Path(folder) / "result", format, **options).read_bytes())
 
     def show(self) -> None:
         """Show the drawing: below the cell in a notebook, in the viewer of the system elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,8 +85,8 @@ class Pointmap(CameraMap):
 
     @property
     def focal(self) -> float:
-        """Focal length in source pixels: the mean of fx and fy."""
-        return float(self.intrinsics[0, 0] + self.intrinsics[1, 1]) / 2
+        """Focal length in source pixels: the geometric mean of fx and fy."""
+        return focal_length(self.intrinsics)
 
     def cloud(
         self, *, edge_threshold: float | None = _EDGE_THRESHOLD, max_points: int | None = None
@@ -143,7 +144,7 @@ class Pointmap(CameraMap):
         `edge_threshold` and `max_points` are those of `cloud`.
         """
         if not isinstance(path, str | os.PathLike):
-            self._save_to_stream(path, format)
+            self._save_to_stream(path, format, mesh=mesh, edge_threshold=edge_threshold, max_points=max_points)
             return None
         target = with_format(path, format)
         extension = target.suffix.lower()
@@ -214,6 +215,11 @@ class Pointmap(CameraMap):
     def _describe(self) -> str:
         unit = "meters" if self.metric else "an unknown unit"
         return f"points x, y, z in {self.convention} camera axes, in {unit}"
+
+
+def focal_length(K: NDArray[np.float32]) -> float:
+    """Return the geometric mean of fx and fy of a camera matrix [3, 3]."""
+    return math.sqrt(float(K[0, 0]) * float(K[1, 1]))
 
 
 def _depth_edges(depth: NDArray[np.float32], usable: NDArray[np.bool_], *, threshold: float) -> NDArray[np.bool_]:

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from vitruvian.errors import InputError
-from vitruvian.files import CocoWriter
-from vitruvian.files.coco import keypoint_category, keypoint_record, mask_record
+from vitruvian.files import CocoWriter, coco
+from vitruvian.files.coco import keypoint_category, keypoint_record, mask_record, write_youtube_vis
 from vitruvian.human import COCO_17, COCO_WHOLEBODY_133, SAPIENS_308
 from vitruvian.images.rle import encode_rle
 
@@ -217,3 +217,30 @@ class TestWriter:
         ]
         assert [(record["id"], record["image_id"]) for record in dataset["annotations"]] == [(3, 140), (4, 139)]
         assert [record["image_id"] for record in json.loads((tmp_path / "r.json").read_text())] == [140, 139]
+
+
+def test_youtube_vis_reads_the_records_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = np.zeros((4, 6), bool)
+    mask[1:3, 2:5] = True
+    rle, none = encode_rle(mask), encode_rle(np.zeros_like(mask))
+    there = {"rle": rle, "area": 6, "score": 0.5}
+    frames = [
+        [{"id": 7, **there}, {"id": 2, **there, "score": None}],
+        [{"id": 7, "rle": none, "area": 0, "score": 0.1}],
+        [{"id": 7, **there, "score": 0.8}, {"id": 9, "rle": none, "area": 0, "score": 0.0}],
+    ]
+    records = tmp_path / "track.json"
+    records.write_text("".join(json.dumps({"size_hw": [4, 6], "objects": objects}) + "\n" for objects in frames))
+    reads, read = [], coco._read_json_lines
+    monkeypatch.setattr(coco, "_read_json_lines", lambda path: reads.append(path) or read(path))
+    write_youtube_vis(tmp_path / "vis.json", records, name="clip")
+    written = json.loads((tmp_path / "vis.json").read_text())
+    assert written["videos"] == [
+        {"id": 1, "file_names": [f"clip/0000{n}" for n in range(3)], "length": 3, "height": 4, "width": 6}
+    ]
+    two, seven, nine = written["annotations"]
+    assert (two["id"], seven["id"], nine["id"]) == (2, 7, 9)
+    assert (seven["segmentations"], seven["areas"], seven["score"]) == ([rle, None, rle], [6, None, 6], 0.65)
+    assert (two["bboxes"], two["score"]) == ([[2, 1, 3, 2], None, None], 0)
+    assert (nine["segmentations"], nine["score"]) == ([None] * 3, 0)
+    assert len(reads) == 1

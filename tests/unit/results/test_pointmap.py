@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -30,6 +31,8 @@ class TestPointmap:
     def test_depth_focal_and_conventions(self) -> None:
         result = sample("pointmap")
         assert result.focal == 25
+        uneven = np.array([[20, 0, 14.5], [0, 45, 9.5], [0, 0, 1]], np.float32)
+        assert sample("pointmap", intrinsics=uneven).focal == pytest.approx(30)
         np.testing.assert_array_equal(result.depth, 2)
         opengl = result.to_convention("opengl")
         np.testing.assert_array_equal(opengl.depth, 2)
@@ -133,6 +136,11 @@ class TestFiles:
             step().save(tmp_path / "b.ply", mesh=True)
         with pytest.raises(InputError, match="max_points is for point clouds"):
             step().save(tmp_path / "b.glb", mesh=True, max_points=5)
+        for options in ({"mesh": True}, {"max_points": 5}, {"edge_threshold": None}):
+            stream = io.BytesIO()
+            step().save(stream, "glb", **options)  # type: ignore[arg-type]
+            step().save(tmp_path / "c.glb", **options)  # type: ignore[arg-type]
+            assert stream.getvalue() == (tmp_path / "c.glb").read_bytes()
         with pytest.raises(InputError, match="at least one point"):
             sample("pointmap", mask=np.zeros(HW, bool)).save(tmp_path / "b.glb")
 

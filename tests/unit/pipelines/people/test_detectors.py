@@ -107,15 +107,15 @@ class TestOpening:
 
 class TestGivenBoxes:
     def test_forms(self) -> None:
-        people = people_from_boxes([[10, 20, 30, 40]], (60, 80))
+        people = people_from_boxes([[10, 20, 30, 40]], (60, 80), box_format="xywh")
         np.testing.assert_array_equal(people.boxes_xyxy, [[10, 20, 40, 60]])
         assert (people.detector, people.scores.tolist()) == ("given", [1.0])
         one = people_from_boxes([10, 20, 30, 40], (60, 80), box_format="xyxy")
         np.testing.assert_array_equal(one.boxes_xyxy, [[10, 20, 30, 40]])
-        assert len(people_from_boxes([], (60, 80))) == 0
+        assert len(people_from_boxes([], (60, 80), box_format="xywh")) == 0
 
     def test_a_box_may_reach_out(self) -> None:
-        people = people_from_boxes([[-10, -10, 200, 200]], (60, 80))
+        people = people_from_boxes([[-10, -10, 200, 200]], (60, 80), box_format="xywh")
         np.testing.assert_array_equal(people.boxes_xyxy, [[-10, -10, 190, 190]])
 
     @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ class TestGivenBoxes:
     )
     def test_impossible_boxes_are_refused(self, boxes: Any, words: str) -> None:
         with pytest.raises(InputError, match=words):
-            people_from_boxes(boxes, (60, 80))
+            people_from_boxes(boxes, (60, 80), box_format="xywh")
