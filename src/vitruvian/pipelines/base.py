@@ -66,7 +66,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
 
     task: ClassVar[str]
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector finds no people
-    # Options that `forward` reads; inputs of calls that agree on them can share a batch. None: `forward` reads others.
+    # Options that `forward` reads; inputs of calls that agree on them can share a batch. None: those of one call only.
     forward_options: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
@@ -290,15 +290,19 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         """Detect the people of an image; None without a detector."""
         if self.detector is None or not isinstance(self.options, PeopleOptions):
             return None
-        people = self.detect_with(self.detector, frame, self.options.on_empty or self.on_empty)
+        people = self.detect_with(
+            self.detector, frame, self.options.on_empty or self.on_empty, max_people=self.options.max_people
+        )
         by_default = self.options.detect is None and self.detector.name == BUILTIN != self.model.config.name_or_path
         return replace(people, note=DEFAULT_DETECTOR_NOTE) if by_default and people.note is None else people
 
-    def detect_with(self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty) -> People:
+    def detect_with(
+        self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty, *, max_people: int | None = None
+    ) -> People:
         """Detect the people of an image."""
-        source, limit = str(frame.path or frame.name), getattr(self.options, "max_people", None)
+        source = str(frame.path or frame.name)
         return detect_people(
-            detector, frame.image, source=source, frame=frame.frame, on_empty=on_empty, max_people=limit
+            detector, frame.image, source=source, frame=frame.frame, on_empty=on_empty, max_people=max_people
         )
 
     @property
@@ -306,6 +310,12 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         """Height and width of the model's inputs, at least roughly."""
         height, width = self.processor.size_hw
         return height, width
+
+    def batch_key(self) -> object:
+        """Return the values of `forward_options`: calls that agree on them can share a batch."""
+        if self.forward_options is None:
+            return super().batch_key()
+        return type(self), *(getattr(self.options, name) for name in self.forward_options)
 
     def decode_thread(self) -> DecodeThread:
         """Return which thread calls `decode`. Tasks whose `decode` waits for the device return "worker"."""

@@ -130,7 +130,7 @@ class SharedSteps(InferenceSteps[Any]):
         """Run the model on the inputs of each group of calls that agree about it."""
         groups: dict[object, list[int]] = {}
         for index, model_input in enumerate(inputs):
-            groups.setdefault(_forward_key(model_input.extra.call), []).append(index)
+            groups.setdefault(model_input.extra.call.batch_key(), []).append(index)
         outputs: list[Any] = [None] * len(inputs)
         self._metrics.batch_size.labels(self._name).observe(len(inputs))
         with self._lock, self._metrics.stage(self._name, "forward"):
@@ -174,12 +174,3 @@ def _with_call(
         return made._replace(extra=_InputOfCall(call, made.extra))
 
     return make_with_call
-
-
-def _forward_key(call: InferenceSteps[Any]) -> object:
-    """Return what calls that can share a batch have in common."""
-    names = getattr(call, "forward_options", None)
-    if names is None:
-        return id(call)
-    options = getattr(call, "options", None)
-    return type(call), *(repr(getattr(options, name, None)) for name in names)

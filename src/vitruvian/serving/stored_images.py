@@ -53,10 +53,12 @@ class StoredImage(StoredItem):
 class EncodeImage(InferenceSteps[tuple[tuple[int, int], _ImageEmbedding]]):
     """Encodes an image with the SAM 2 model of a pipeline: the size of the image, and its embedding."""
 
-    forward_options = ()
-
     def __init__(self, pipe: SegmentPipeline) -> None:
         self._pipe = pipe
+
+    def batch_key(self) -> object:
+        """Return the same for all images: any can share a batch."""
+        return type(self)
 
     @property
     def device(self) -> torch.device:

@@ -94,6 +94,10 @@ class InferenceSteps(Generic[ResultT]):
         """Run the model on inputs of one shape; return one output for each. Called by the consumer's thread."""
         raise NotImplementedError
 
+    def batch_key(self) -> object:
+        """Return what steps of one model have in common if `forward` of either can take inputs of both together."""
+        return id(self)
+
     def decode_thread(self) -> DecodeThread:
         """Return which thread calls `decode`."""
         return "worker"

@@ -70,7 +70,6 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
     channels: ClassVar[int]
     blend: ClassVar[Blend] = "mean"
     fixed_input_size = True
-    forward_options = ("background",)
 
     def __init__(self, model: Model, processor: Sapiens2ImageProcessor, **options: object) -> None:
         super().__init__(model, processor, **options)
@@ -94,6 +93,10 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         else:
             call._matting = None
         return call
+
+    def batch_key(self) -> object:
+        """Return whether `forward` masks the background: calls that agree on it can share a batch."""
+        return type(self), self._matting is not None
 
     def _load_matting(self) -> Sapiens2TaskModel | None:
         """Load the matting head of a multi-task checkpoint; None if it has none."""
