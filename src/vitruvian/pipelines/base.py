@@ -297,7 +297,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         return replace(people, note=DEFAULT_DETECTOR_NOTE) if by_default and people.note is None else people
 
     def detect_with(
-        self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty, *, max_people: int | None = None
+        self, detector: PeopleDetector, frame: Frame, on_empty: OnEmpty, *, max_people: int | None
     ) -> People:
         """Detect the people of an image."""
         source = str(frame.path or frame.name)

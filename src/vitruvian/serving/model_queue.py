@@ -5,10 +5,13 @@
 
 How a batch forms: `ModelQueue.submit` adds a request; the engine takes requests from the queue (`_loaders`) as long as
 it has room, and its workers decode and prepare them. A batch starts when the model is idle
-(`InferenceEngine.batch_ready`), so a single request does not wait; requests that arrive while the model runs form the
-next batch. `SharedSteps.forward` (`request_batching`) runs it. An error is the answer to its image alone. A request
-that is cancelled, since its client has gone or its time is up, leaves the queue immediately; an image that is in the
-engine already is finished and dropped. `ModelQueue.close` drains the queue.
+(`InferenceEngine.batch_ready` in `pipelines/engine/runner.py`), so a single request does not wait; requests that arrive
+while the model runs form the next batch, up to its size (`BatchQueue.take` in `pipelines/engine/batches.py`).
+`SharedSteps.forward` (`shared_steps`) runs the inputs of a batch whose options agree together.
+
+An error is the answer to its image alone. A request that is cancelled, since its client has gone or its time is up,
+leaves the queue immediately; an image that is in the engine already is finished and dropped. `ModelQueue.close` drains
+the queue.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from vitruvian.pipelines.engine.runner import run_many
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.serving.errors import RequestError, too_many
 from vitruvian.serving.metrics import Metrics
-from vitruvian.serving.request_batching import AnswerT, QueuedRequest, SharedSteps
+from vitruvian.serving.shared_steps import AnswerT, QueuedRequest, SharedSteps
 
 QueueState = Literal["loading", "ready", "failed", "closed"]
 _log = logging.getLogger("vitruvian.serving")

@@ -33,8 +33,8 @@ from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.model_queue import FairLock, ModelQueue
-from vitruvian.serving.request_batching import QueuedRequest
 from vitruvian.serving.settings import Settings
+from vitruvian.serving.shared_steps import QueuedRequest
 from vitruvian.serving.stored_images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.stored_videos import StoredVideo, video_store
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest, TrackPromptFields, TrackRequest

@@ -19,7 +19,7 @@ from vitruvian.pipelines.tasks.pose import PosePipeline
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.model_queue import FairLock, ModelQueue
-from vitruvian.serving.request_batching import QueuedRequest
+from vitruvian.serving.shared_steps import QueuedRequest
 
 
 class GatedPose(PosePipeline):

@@ -205,7 +205,7 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
         number, every = frame_number(frame), self.options.detect_every
         if self.detector is None or (number % every if every else self._people_found):
             return None
-        people = self.detect_with(self.detector, frame, "none")
+        people = self.detect_with(self.detector, frame, "none", max_people=self.options.max_people)
         self._people_found = self._people_found or len(people) > 0
         return people
 

@@ -1,9 +1,7 @@
-"""Batches of images of concurrent requests.
+"""The steps that concurrent requests share in one run of the engine, each with the options of its own call.
 
-`ModelQueue` runs the pipelines' engine with one task, `SharedSteps`, for all requests. It passes each step on to the
-pipeline call of the image's request, so that each request has the options of its own call. The engine collects inputs
-of all images (`InferenceEngine.batch_ready` decides when they run), and `SharedSteps.forward` runs those of a batch
-whose calls agree about the model's `forward` together.
+`SharedSteps` passes each step on to the pipeline call of the image's request. Of a batch, it runs the inputs of calls
+with the same `InferenceSteps.batch_key` together. How a batch forms: see `model_queue`.
 """
 
 from __future__ import annotations
