@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +26,10 @@ from vitruvian.errors import InputError
 from vitruvian.ops.dispatch import triton_jit, use_triton
 from vitruvian.ops.pixel_normalization import ChannelValues, channel_constants, rescale_and_normalize
 from vitruvian.ops.triton_import import tl, triton
+from vitruvian.tensor_cache import constant
 
 Float32Array = NDArray[np.float32]
+ArrayT = TypeVar("ArrayT", Tensor, Float32Array)
 
 _CUBIC = -0.75  # the coefficient of torch's bicubic filter
 
@@ -56,7 +58,7 @@ def crop_boxes(
     if pixels.ndim != 3 or 0 in pixels.shape:
         raise InputError(f"pixels: expected one image [C, H, W], got {list(pixels.shape)}. Crop one at a time.")
     boxes = boxes_xywh.detach().float().cpu().numpy() if isinstance(boxes_xywh, Tensor) else boxes_xywh
-    positions = _sample_positions(boxes, output_hw, padding=padding)  # [N, 1 + w + h]
+    positions = sample_positions(boxes, output_hw, padding=padding)  # [N, 1 + w + h]
     is_rgb8 = pixels.dtype == torch.uint8 and pixels.shape[0] == 3
     if is_rgb8 and use_triton("crop", pixels, dtypes=(torch.uint8,)):
         constants = channel_constants(3, scale, mean, std)  # [2, 3]
@@ -97,7 +99,31 @@ def crop_windows_numpy(
     return center_xy, np.stack(sides, axis=1)  # [N, 2]
 
 
-def _sample_positions(boxes_xywh: Float32Array, output_hw: tuple[int, int], *, padding: float = 1.25) -> Float32Array:
+def crop_to_image_xy(xy: ArrayT, windows: tuple[ArrayT, ArrayT], grid_hw: tuple[int, int]) -> ArrayT:
+    """Transform points [N, J, 2] from pixels of a grid over each crop, such as its heatmaps, to pixels of the image.
+
+    Args:
+        xy: The points: tensors, or NumPy arrays, which no call of torch touches.
+        windows: What `crop_windows` or `crop_windows_numpy` returns for the N boxes.
+        grid_hw: Size of the grid. Its first and last pixels are on the edges of the crop window.
+    """
+    center_xy, size_wh = windows
+    return (xy / _last_xy(xy, grid_hw) - 0.5) * size_wh[:, None] + center_xy[:, None]
+
+
+def image_to_crop_xy(xy: ArrayT, windows: tuple[ArrayT, ArrayT], grid_hw: tuple[int, int]) -> ArrayT:
+    """Invert `crop_to_image_xy`."""
+    center_xy, size_wh = windows
+    return ((xy - center_xy[:, None]) / size_wh[:, None] + 0.5) * _last_xy(xy, grid_hw)
+
+
+def _last_xy(like: ArrayT, grid_hw: tuple[int, int]) -> ArrayT:
+    """Return x and y of the last pixel of a grid [2]."""
+    last = (grid_hw[1] - 1, grid_hw[0] - 1)
+    return constant(last, like.device) if isinstance(like, Tensor) else np.array(last, np.float32)
+
+
+def sample_positions(boxes_xywh: Float32Array, output_hw: tuple[int, int], *, padding: float = 1.25) -> Float32Array:
     """Return the sample positions of crops of boxes [N, 4]: [N, 1 + w + h].
 
     A row is 1 where the crop is enlarged and 0 where not, then x of each output column, then y of each output row.

@@ -14,7 +14,14 @@ from tests.unit.images.samples import photo
 from tests.unit.ops.versions import every_version
 from vitruvian.errors import InputError
 from vitruvian.images import image_to_tensor
-from vitruvian.ops.crop import _sample_positions, crop_boxes, crop_windows, crop_windows_numpy
+from vitruvian.ops.crop import (
+    crop_boxes,
+    crop_to_image_xy,
+    crop_windows,
+    crop_windows_numpy,
+    image_to_crop_xy,
+    sample_positions,
+)
 from vitruvian.ops.pixel_normalization import rescale_and_normalize
 
 IMAGENET = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -190,7 +197,7 @@ def test_windows_and_positions_are_those_of_float32_torch(size_hw):
     center_xy, size_wh = crop_windows_numpy(boxes, size_hw)
     np.testing.assert_array_equal(center_xy, center.numpy())
     np.testing.assert_array_equal(size_wh, size.numpy())
-    positions = _sample_positions(boxes, size_hw)
+    positions = sample_positions(boxes, size_hw)
     assert positions.dtype == center_xy.dtype == size_wh.dtype == np.float32
     enlarged = ((width - 1) / size[:, 0]).minimum((height - 1) / size[:, 1]) >= 1
     np.testing.assert_array_equal(positions[:, 0], enlarged.numpy())
@@ -199,13 +206,29 @@ def test_windows_and_positions_are_those_of_float32_torch(size_hw):
         np.testing.assert_array_equal(got, (center[:, axis, None] + steps * size[:, axis, None]).numpy())
 
 
+def test_points_of_crops_and_of_the_image():
+    boxes, grid_hw = np.array([BOXES["wide"], [3.0, 5.0, 40.0, 90.0]], np.float32), (16, 12)
+    windows = crop_windows_numpy(boxes, (64, 48))
+    corners = np.array([[[0, 0], [11, 15], [5.5, 7.5]]] * 2, np.float32)  # [N, 3, 2]
+    xy = crop_to_image_xy(corners, windows, grid_hw)
+    assert xy.dtype == np.float32
+    center_xy, size_wh = windows
+    expected = np.stack([center_xy - size_wh / 2, center_xy + size_wh / 2, center_xy], axis=1)
+    np.testing.assert_allclose(xy, expected, atol=1e-4)
+    as_tensors = tuple(map(torch.from_numpy, windows))
+    again = crop_to_image_xy(torch.from_numpy(corners), as_tensors, grid_hw)
+    np.testing.assert_array_equal(again.numpy(), xy)
+    torch.testing.assert_close(image_to_crop_xy(again, as_tensors, grid_hw), torch.from_numpy(corners))
+
+
 def test_positions_need_no_call_of_torch():
     class Forbidden(TorchDispatchMode):
         def __torch_dispatch__(self, function, *_):
             raise AssertionError(f"{function} was called")
 
     with Forbidden():
-        assert _sample_positions(np.array([BOXES["wide"]], np.float32), (64, 48)).shape == (1, 1 + 48 + 64)
+        crop_to_image_xy(np.zeros((1, 2, 2), np.float32), (np.zeros((1, 2), np.float32),) * 2, (64, 48))
+        assert sample_positions(np.array([BOXES["wide"]], np.float32), (64, 48)).shape == (1, 1 + 48 + 64)
 
 
 def test_mistakes_are_named():

@@ -29,7 +29,7 @@ from vitruvian.images.data_format import channels_first, in_data_format, size_of
 from vitruvian.images.label_maps import read_label_maps, resized_argmax
 from vitruvian.images.types import SizeHW
 from vitruvian.losses.heatmap import draw_heatmaps
-from vitruvian.ops.crop import Float32Array
+from vitruvian.ops.crop import Float32Array, crop_to_image_xy, image_to_crop_xy, sample_positions
 from vitruvian.ops.heatmap_peaks import decode_heatmaps
 from vitruvian.ops.interpolate import bilinear
 from vitruvian.outputs import BatchFeature, output_field
@@ -213,7 +213,6 @@ class Sapiens2ImageProcessor(ImageProcessor):
         check_count("keypoints", keypoints, len(people))
         factor, (height, width) = self.keypoint_heatmap_downscale_factor, self.size_hw
         target_hw = (height // factor, width // factor)
-        last = torch.tensor([target_hw[1] - 1, target_hw[0] - 1], dtype=torch.float32, device=device)
         targets: list[Tensor] = []
         weights: list[Tensor] = []
         for points, boxes in zip(keypoints, people, strict=True):
@@ -222,8 +221,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
             if not len(boxes):
                 continue
             known = _read_keypoints(points, device)  # [n, J, 3]
-            center_xy, size_wh = crop_windows(boxes.to(known.device), self.size_hw)
-            xy = ((known[..., :2] - center_xy[:, None]) / size_wh[:, None] + 0.5) * last  # [n, J, 2]
+            windows = crop_windows(boxes.to(known.device), self.size_hw)
+            xy = image_to_crop_xy(known[..., :2], windows, target_hw)  # [n, J, 2]
             maps, weight = draw_heatmaps(xy, known[..., 2] > 0, size_hw=target_hw, sigma=self.keypoint_heatmap_sigma)
             targets += list(maps)
             weights += list(weight)
@@ -271,9 +270,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
             return [[] for _ in people]
         all_boxes = torch.cat(people).to(heatmaps.device)  # [N, 4]
         xy, scores = decode_heatmaps(heatmaps, kernel_size=kernel_size)  # [N, J, 2], [N, J]
-        center_xy, size_wh = crop_windows(all_boxes, self.size_hw)
-        last = torch.tensor([heatmaps.shape[-1] - 1, heatmaps.shape[-2] - 1], device=xy.device)
-        xy = (xy / last - 0.5) * size_wh[:, None] + center_xy[:, None]  # [N, J, 2]
+        xy = crop_to_image_xy(xy, crop_windows(all_boxes, self.size_hw), heatmaps.shape[-2:])  # [N, J, 2]
         corners = torch.cat((all_boxes[:, :2], all_boxes[:, :2] + all_boxes[:, 2:]), dim=1)  # [N, 4]
         if sources is not None and targets is not None:
             factors = [
@@ -477,11 +474,10 @@ def _reduce_labels(labels: Tensor) -> Tensor:
 
 def _crop_labels(labels: Tensor, boxes: Tensor, size_hw: SizeHW) -> Tensor:
     """Crop boxes of a label map [1, H, W] with nearest sampling: [n, 1, h, w], 255 (ignore) beyond the image."""
-    center_xy, size_wh = crop_windows(boxes.to(labels.device), size_hw)
+    positions = torch.from_numpy(sample_positions(boxes.numpy(), size_hw)).to(labels.device)  # [n, 1 + w + h]
+    _, *axes = torch.split(positions.round().long(), [1, size_hw[1], size_hw[0]], dim=1)  # [n, w], [n, h]
     samples = []
-    for axis, (side, count) in enumerate(((labels.shape[-1], size_hw[1]), (labels.shape[-2], size_hw[0]))):
-        steps = torch.arange(count, device=labels.device) / max(count - 1, 1) - 0.5
-        index = (center_xy[:, axis, None] + steps * size_wh[:, axis, None]).round().long()  # [n, count]
+    for index, side in zip(axes, (labels.shape[-1], labels.shape[-2]), strict=True):
         samples.append((index.clamp(0, side - 1), (index >= 0) & (index < side)))
     (x, x_inside), (y, y_inside) = samples
     found = labels[0][y[:, :, None], x[:, None, :]].long()  # [n, h, w]

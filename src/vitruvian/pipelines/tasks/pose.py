@@ -14,17 +14,15 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.cuda.graphs import no_capture
 from vitruvian.cuda.streams import HostCopy, record_stream, stack_on_device
 from vitruvian.errors import InputError
 from vitruvian.human import FLIP_PAIRS, KEYPOINT_NAMES
-from vitruvian.images.types import SizeHW
 from vitruvian.models.sapiens2.modeling import flip_back
 from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-from vitruvian.ops.crop import crop_windows_numpy
+from vitruvian.ops.crop import crop_to_image_xy, crop_windows_numpy
 from vitruvian.ops.heatmap_peaks import decode_heatmaps, decodes_without_sync
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
@@ -152,19 +150,13 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         for person, (copy, row) in enumerate(decoded):
             batch, heatmap_hw = copy.get().wait()
             keypoints[person] = batch.numpy()[row]
+        windows = crop_windows_numpy(people.boxes_xywh, self.processor.size_hw)
         return Pose(
             **self.result_fields(prepared.frame, people),
-            keypoints=self._to_source(keypoints[..., :2], heatmap_hw, people),
+            keypoints=crop_to_image_xy(keypoints[..., :2], windows, heatmap_hw),
             scores=keypoints[..., 2].copy(),
             names=names,
         )
-
-    def _to_source(self, xy: NDArray[np.float32], heatmap_hw: SizeHW, people: People) -> NDArray[np.float32]:
-        """Transform keypoints [P, J, 2] from pixels of people's heatmaps to those of the image."""
-        center_xy, size_wh = crop_windows_numpy(people.boxes_xywh, self.processor.size_hw)  # [P, 2] each
-        last_xy = np.array([heatmap_hw[1] - 1, heatmap_hw[0] - 1], np.float32)
-        relative = xy / last_xy - np.float32(0.5)  # [P, J, 2]
-        return (relative * size_wh[:, None] + center_xy[:, None]).astype(np.float32, copy=False)
 
 
 def _decode(heatmaps: Tensor, mirrored: Tensor | None, pairs: Tensor | None, kernel_size: int) -> BatchKeypoints:
