@@ -295,7 +295,7 @@ class KeyMatch:
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name in the model, shape in the file, in the model
     added_prefix: bool  # the file has a base model, the model has a head
     dropped_prefix: bool  # the file has a model with a head, the model is the base model
-    ignored: frozenset[str] = frozenset()  # in both, but not read
+    ignored: frozenset[str] = frozenset()  # in the file, renamed, and not read
 
     def loading_info(self) -> dict[str, Any]:
         """Return the sets of names that `from_pretrained` returns with `output_loading_info`."""
@@ -326,7 +326,7 @@ def match_keys(
     """
     renames, ignored = list(renames), list(ignored)
     names = {file_name: apply_renames(file_name, renames) for file_name in available}
-    skipped = frozenset(name for name in names.values() if any(re.search(p, name) for p in ignored))
+    skipped = frozenset(name for name in names.values() if matches_any(name, ignored))
     names = {file_name: name for file_name, name in names.items() if name not in skipped}
     candidates = {"": names}
     if prefix:
@@ -352,6 +352,11 @@ def apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
     for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether any of these regular expressions is found in a name."""
+    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def describe_mismatch(

@@ -23,6 +23,7 @@ from vitruvian.images.rle import decode_rle
 from vitruvian.images.types import SizeHW
 
 _YOLO_VISIBLE = 2
+_VISIBLE_SCORE = 0.3  # lowest score of a keypoint that counts as visible
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # such as bytes that are not UTF-8
 
 
@@ -32,23 +33,23 @@ def yolo_pose_lines(
     boxes_xyxy: NDArray[np.float32],
     size_hw: SizeHW,
     *,
-    threshold: float = 0.3,
     class_index: int = 0,
 ) -> list[str]:
     """Return a line of YOLO's pose labels for each person: class, box, and x, y, visibility of each keypoint.
+
+    Keypoints with low scores are 0, 0, 0.
 
     Args:
         keypoints: Coordinates [P, J, 2] in pixels.
         scores: Of each keypoint [P, J].
         boxes_xyxy: Boxes of people [P, 4].
         size_hw: Height and width of the image. All numbers are shares of it.
-        threshold: Lowest score of a keypoint that counts as visible; others are 0, 0, 0.
         class_index: First number of each line.
     """
     height, width = size_hw
     lines = []
     for points, confidence, box in zip(keypoints, scores, boxes_xyxy, strict=True):
-        inside = np.isfinite(points).all(-1) & (confidence >= threshold)  # [J]
+        inside = np.isfinite(points).all(-1) & (confidence >= _VISIBLE_SCORE)  # [J]
         inside &= (points >= 0).all(-1) & (points < [width, height]).all(-1)
         values = [*_yolo_box(box, size_hw)]
         for (x, y), visible in zip(points.tolist(), inside.tolist(), strict=True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 import tempfile
 import types
 import warnings
@@ -51,6 +50,7 @@ from vitruvian.weights import (
     describe_mismatch,
     join_names,
     match_keys,
+    matches_any,
     open_weights,
     save_weights,
 )
@@ -81,8 +81,8 @@ class Model(AdapterMixin, TransformersMixin):
     resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
     renamed_keys: ClassVar[KeyRenames] = ()  # regular expressions of names in files -> names here
     saved_keys: ClassVar[KeyRenames] = ()  # the same for saving: names here -> names in files
-    ignored_keys: ClassVar[tuple[str, ...]] = ()
-    optional_keys: ClassVar[tuple[str, ...]] = ()
+    ignored_keys: ClassVar[tuple[str, ...]] = ()  # regular expressions of names in files that are not read
+    optional_keys: ClassVar[tuple[str, ...]] = ()  # regular expressions of names here that files may leave out
     captures_forward: ClassVar[bool] = True  # whether `optimize` captures `forward` as a whole in a CUDA graph
 
     def __init__(self, config: Config) -> None:
@@ -283,7 +283,7 @@ class Model(AdapterMixin, TransformersMixin):
         A new head, and the head of a model whose checkpoint has none, may be missing in any case.
         """
         prefix = f"{cls.base_model_prefix}."
-        absent = [name for name in match.missing if not any(pattern in name for pattern in cls.optional_keys)]
+        absent = [name for name in match.missing if not matches_any(name, cls.optional_keys)]
         missing = absent
         unexpected, mismatched = match.unexpected, match.mismatched
         if match.added_prefix:  # a checkpoint of the base model, which has no head
@@ -503,10 +503,10 @@ class Model(AdapterMixin, TransformersMixin):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load weights, also under the names of transformers, and repeat `optimize`, if it was called."""
         own = self.state_dict()
-        state = {name: own[name] for name in own if any(pattern in name for pattern in self.optional_keys)}
+        state = {name: own[name] for name in own if matches_any(name, self.optional_keys)}
         for name, value in state_dict.items():
             known = name if name in own else apply_renames(name, self.renamed_keys)
-            if known in own or not any(re.search(pattern, known) for pattern in self.ignored_keys):
+            if known in own or not matches_any(known, self.ignored_keys):
                 state[known] = value
         result = super().load_state_dict(state, *args, **kwargs)
         self._reoptimize()

@@ -79,7 +79,7 @@ class MaskClassificationPreTrainedModel(Model):
     # Class weights follow from the configuration, whatever a file says.
     ignored_keys: ClassVar[tuple[str, ...]] = (r"(^|\.)criterion\.empty_weight$",)
     optional_keys: ClassVar[tuple[str, ...]] = (
-        "criterion.empty_weight", "relative_position_index", "num_batches_tracked",
+        r"criterion\.empty_weight$", "relative_position_index", "num_batches_tracked",
     )  # fmt: skip
 
     def post_init(self) -> None:

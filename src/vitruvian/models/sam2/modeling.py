@@ -71,7 +71,7 @@ class Sam2BaseModel(Sam2PreTrainedModel):
     resident_modules = ("shared_image_embedding", "prompt_encoder", "mask_decoder", "no_memory_embedding")
     captures_forward = False  # encoder and decoder are captured separately, as their batch sizes differ
     # Some writers store the frequencies once, since both tables are the same.
-    optional_keys = ("prompt_encoder.shared_embedding.positional_embedding",)
+    optional_keys = (r"prompt_encoder\.shared_embedding\.positional_embedding$",)
 
     def __init__(self, config: Sam2Config) -> None:
         super().__init__(config)

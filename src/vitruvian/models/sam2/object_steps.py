@@ -53,6 +53,8 @@ def plan_steps(session: Sam2VideoInferenceSession, frame_idx: int, *, reverse: b
     """Decide what to do for each object in a frame. Objects whose stored output is used again have no step."""
     options = session.options
     steps: list[ObjectStep] = []
+    # As in transformers, an object with a prompt in a frame without a mask of it goes forward, and all after it do.
+    reverse_of_rest = reverse
     for obj_idx in range(session.get_obj_num()):
         conditioning, tracked = (
             session.output_dict_per_obj[obj_idx][CONDITIONING],
@@ -65,16 +67,16 @@ def plan_steps(session: Sam2VideoInferenceSession, frame_idx: int, *, reverse: b
             is_new = False
         if not is_new:
             if conditioning and frame_idx not in conditioning:
-                steps.append(ObjectStep(obj_idx, False, True, reverse))
+                steps.append(ObjectStep(obj_idx, False, True, reverse_of_rest))
             elif not conditioning and not options.objects_start_at_prompt:
                 raise InputError(
                     f"object {session.obj_idx_to_id(obj_idx)}: expected a prompt on frame {frame_idx} or a frame "
                     "segmented before. Call the model on a frame with a prompt for it first."
                 )
             continue
-        was_tracked, direction = frame_idx in tracked, reverse
+        was_tracked, direction = frame_idx in tracked, reverse_of_rest
         if not was_tracked and not options.independent_objects:
-            direction = reverse = False  # of the objects after this one too, as in transformers
+            direction = reverse_of_rest = False
         elif was_tracked and options.corrections_as_conditioning:
             direction = tracked[frame_idx]["reverse"]
         steps.append(
