@@ -17,7 +17,7 @@ from typer import Argument, Context, Option
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines.options import MIN_TILE_SIDE, OptionRow, option_rows
-from vitruvian.pipelines.output_options import VideoOutput
+from vitruvian.pipelines.output_options import CommonVideoOptions
 
 if TYPE_CHECKING:
     import torch
@@ -338,7 +338,7 @@ class TileGroup(OptionGroup):
         return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-@with_options(VideoOutput)
+@with_options(CommonVideoOptions)
 class VideoGroup(OptionGroup):
     """Videos and cameras."""
 
@@ -350,7 +350,7 @@ class VideoGroup(OptionGroup):
 
     def video_options(self) -> dict[str, Any]:
         """Return the options of the video loop."""
-        return {row.argument: getattr(self, row.name) for row in option_rows(VideoOutput)}
+        return {row.argument: getattr(self, row.name) for row in option_rows(CommonVideoOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.option_groups import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
@@ -72,7 +73,7 @@ def _check(command: TaskCommand, sources: Sequence[str], addresses: Sequence[str
         raise InputError("--ray: expected files as results, got --watch, --preview or standard output. Drop one.")
     if isinstance(command, CocoGroup) and command.coco is not None:
         raise InputError("--ray and --coco: expected one of them, got both. Collect the JSON files afterwards.")
-    if getattr(command, "then", None):
+    if isinstance(command, TrackCommand) and command.then:
         raise InputError("--ray and --then: expected one of them, got both. Run the other commands afterwards.")
     if command.split_seconds is not None and (isinstance(command, PeopleGroup) or not command.task.takes_images):
         raise InputError(

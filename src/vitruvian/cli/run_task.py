@@ -304,7 +304,7 @@ class TaskRun:
             self.dataset is not None and not self.dataset.has(item.file_name, self.image_digest)
         ):
             return "new"
-        if self.command.lacks_state(self._files[item.identity], self.video_digest):
+        if item.is_video and self.command.lacks_state(self._files[item.identity], self.video_digest):
             return "new"
         raise _AlreadyDoneError
 

@@ -49,7 +49,7 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoseOutput(OutputOptions):
+class PoseOutputOptions(OutputOptions):
     """Which keypoints are written and drawn."""
 
     panel = "Poses"
@@ -72,7 +72,7 @@ class PoseOutput(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelMapOutput(OutputOptions):
+class LabelMapOutputOptions(OutputOptions):
     """How class maps are drawn."""
 
     panel = "Drawing"
@@ -83,7 +83,7 @@ class LabelMapOutput(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointmapOutput(OutputOptions):
+class PointmapOutputOptions(OutputOptions):
     """How points are written, and depth is drawn."""
 
     # Not on the command line, which has the file format mesh.glb.
@@ -101,7 +101,7 @@ class PointmapOutput(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatteOutput(OutputOptions):
+class MatteOutputOptions(OutputOptions):
     """What is behind people in drawings. The field is set by the command line and the server, in different forms."""
 
     over: str | None = None
@@ -118,7 +118,7 @@ class MatteOutput(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MasksOutput(OutputOptions):
+class MasksOutputOptions(OutputOptions):
     """How masks are drawn."""
 
     panel = "Drawing"
@@ -128,7 +128,7 @@ class MasksOutput(OutputOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptedMasksOutput(MasksOutput):
+class PromptedMasksOutputOptions(MasksOutputOptions):
     """How masks are drawn with their prompts."""
 
     boxes: bool = False
@@ -137,7 +137,7 @@ class PromptedMasksOutput(MasksOutput):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PanopticOutput(MasksOutput):
+class PanopticOutputOptions(MasksOutputOptions):
     """How segments are drawn."""
 
     panel = "Drawing"
@@ -146,8 +146,8 @@ class PanopticOutput(MasksOutput):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoOutput:
-    """Options of videos, for all tasks but track."""
+class CommonVideoOptions:
+    """Options of the video loop that the command line and the server have too; `track` has its own `detect_every`."""
 
     panel: ClassVar[str | None] = "Video and cameras"
 

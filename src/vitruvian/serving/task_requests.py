@@ -16,7 +16,7 @@ from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
 from vitruvian.pipelines.options import MIN_TILE_SIDE, DenseOptions, OptionRow, PeopleOptions, option_rows
-from vitruvian.pipelines.output_options import ALL_MASKS_HELP, MatteOutput, OutputOptions, VideoOutput
+from vitruvian.pipelines.output_options import ALL_MASKS_HELP, CommonVideoOptions, MatteOutputOptions, OutputOptions
 from vitruvian.serving.errors import RequestError, too_large, wrong_value
 from vitruvian.tasks import TASKS, Task
 
@@ -80,7 +80,8 @@ class TaskRequest(BaseModel):
     def call_names(cls) -> dict[str, str]:
         """Return the pipeline's argument for each option that is one."""
         arguments = {row.name: row.argument for row in option_rows(TASKS[cls.task].options_class())} | cls.renamed
-        others = {row.name for row in option_rows(TASKS[cls.task].output_class(), VideoOutput)} | cls.result_names
+        output_rows = option_rows(TASKS[cls.task].output_class(), CommonVideoOptions)
+        others = {row.name for row in output_rows} | cls.result_names
         return {name: arguments.get(name, name) for name in cls.model_fields if name in arguments or name not in others}
 
     def output(self) -> OutputOptions:
@@ -185,7 +186,7 @@ class MatteRequest(TileRequest):
 
     def output(self) -> OutputOptions:
         """Draw people over the color, or over a checkerboard."""
-        return MatteOutput(over=self.over)
+        return MatteOutputOptions(over=self.over)
 
 
 class SegmentRequest(TaskRequest):
@@ -334,14 +335,15 @@ IMAGE_REQUESTS = {
     if task.takes_images
 }
 JOB_REQUESTS = {
-    name: _request(f"{name.title()}JobRequest", TASKS[name], (JobRequest, request), _http_rows(VideoOutput))
+    name: _request(f"{name.title()}JobRequest", TASKS[name], (JobRequest, request), _http_rows(CommonVideoOptions))
     for name, request in IMAGE_REQUESTS.items()
 } | {
     "track": _request(
         "TrackJobRequest",
         TASKS["track"],
         (TrackRequest,),
-        [row for row in _http_rows(VideoOutput) if row.name == "sound"]  # the other two are not for tracked objects
+        # the other options of videos are not for tracked objects
+        [row for row in _http_rows(CommonVideoOptions) if row.name == "sound"]
         + _http_rows(TASKS["track"].options_class(), TASKS["track"].output_class()),
     )
 }

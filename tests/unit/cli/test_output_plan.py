@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from vitruvian.cli.commands.tasks import TASK_COMMANDS
 from vitruvian.cli.output_plan import _read_save
 from vitruvian.errors import InputError
 from vitruvian.tasks import TASKS
+
+
+@pytest.mark.parametrize("name", [name for name in TASK_COMMANDS if TASKS[name].takes_images])
+def test_the_help_of_save_has_every_extension_of_the_result(name: str) -> None:
+    # The classes of results know the extensions, but import torch, which `--help` does not.
+    words = re.sub(r"\(.*?\)|\band\b", "", TASK_COMMANDS[name].save_help)
+    extensions = [extension.lstrip(".") for extension in TASKS[name].result_class().extensions]
+    assert sorted(re.findall(r"[\w.]+", words)) == sorted(extensions)
 
 
 def test_formats_for_images_and_videos() -> None:

@@ -18,10 +18,10 @@ from vitruvian.errors import InputError
 from vitruvian.filesystem.json_files import read_json
 from vitruvian.pipelines.output_options import (
     ALL_MASKS_HELP,
-    MatteOutput,
+    MatteOutputOptions,
     OutputOptions,
-    PointmapOutput,
-    PromptedMasksOutput,
+    PointmapOutputOptions,
+    PromptedMasksOutputOptions,
 )
 
 _MASK_FILES = "json (COCO RLE), npz, png (mask numbers), txt (YOLO segment labels), crops.zip (each object cut out)"
@@ -81,7 +81,7 @@ class PointmapCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     @property
     def output(self) -> OutputOptions:
         """Draw a color bar."""
-        return PointmapOutput(color_bar=True)
+        return PointmapOutputOptions(color_bar=True)
 
     def call_options(self) -> dict[str, object]:
         """Add the camera matrix."""
@@ -126,7 +126,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
     @property
     def output(self) -> OutputOptions:
         """Draw people over a color or an image, or over the checkerboard."""
-        return MatteOutput(over=self.over)
+        return MatteOutputOptions(over=self.over)
 
 
 @task_command
@@ -178,7 +178,7 @@ class SegmentCommand(BatchGroup, CocoGroup, TaskCommand):
         """Draw the boxes that were given, and mark the points."""
         points = [point for points, labels in self._objects() for point in points]
         labels = [label for points, labels in self._objects() for label in labels]
-        return PromptedMasksOutput(**vars(super().output), boxes=bool(self.boxes), points=points, labels=labels)
+        return PromptedMasksOutputOptions(**vars(super().output), boxes=bool(self.boxes), points=points, labels=labels)
 
     def call_options(self) -> dict[str, object]:
         """Add the prompts."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from vitruvian.errors import InputError, PromptError
 from vitruvian.files.video import SequenceReader, VideoReader, open_video
 from vitruvian.images.types import RgbImage
-from vitruvian.pipelines.output_options import VideoOutput
+from vitruvian.pipelines.output_options import CommonVideoOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Failure, Frame, Source, open_source, video_source
 from vitruvian.pipelines.video.people_tracking import TrackedDetector
@@ -64,7 +64,7 @@ class _Pipeline(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoOptions(VideoOutput):
+class VideoOptions(CommonVideoOptions):
     """What to write about a video, and how.
 
     Args:
