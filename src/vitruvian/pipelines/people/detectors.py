@@ -209,7 +209,7 @@ def whole_image(
     )
 
 
-def people_from_boxes(boxes: ArrayLike, size_hw: SizeHW, *, box_format: BoxFormat) -> People:
+def people_from_boxes(boxes: ArrayLike, size_hw: SizeHW, *, box_format: BoxFormat = "xywh") -> People:
     """Check boxes [P, 4] (or one box [4]) that a user passed for an image; return them in their order.
 
     A box may extend beyond the image, but must overlap it.
