@@ -285,7 +285,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder for the files of a round that went wrong")
     arguments = parser.parse_args()
     import tests.helpers.pipelines  # noqa: F401 - imports torch and vitruvian, for all children
-    import vitruvian.cli.commands.tasks  # noqa: F401
+    import vitruvian.cli.commands.image_tasks  # noqa: F401
 
     rng, counts = random.Random(arguments.seed), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:

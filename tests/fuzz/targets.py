@@ -33,7 +33,7 @@ from tests.unit.models.sam2.test_convert import original as original_sam2
 from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation, Sam2Config, Sam2Model
 from vitruvian.cli import run
 from vitruvian.cli.coco_dataset import CocoDataset
-from vitruvian.cli.commands.tasks import PointmapCommand
+from vitruvian.cli.commands.image_tasks import PointmapCommand
 from vitruvian.cli.journal import JOURNAL, Journal
 from vitruvian.cli.named_sources import NamedSource
 from vitruvian.errors import InputError, VitruvianError

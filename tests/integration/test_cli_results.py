@@ -123,7 +123,7 @@ def test_a_result_that_vanishes_is_not_done(
 def test_a_result_that_vanishes_on_a_cluster_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitruvian.cli.commands.tasks import PoseCommand
+    from vitruvian.cli.commands.image_tasks import PoseCommand
     from vitruvian.cli.report import RunReport
     from vitruvian.cli.run_on_cluster import _RecordingReport
     from vitruvian.cli.run_task import TaskRun

@@ -19,7 +19,7 @@ from tests.helpers.tiny_multitask import install
 from tests.integration.cli_case import COMMANDS, command, pixels
 from vitruvian import pipeline
 from vitruvian.cli.commands import demo
-from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
 from vitruvian.filesystem.locks import OutputLock
 from vitruvian.tasks import TASKS
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
 from vitruvian.cli.option_groups import options_by_argument
 from vitruvian.cli.report import (
     DONE,
@@ -120,7 +120,7 @@ def run(arguments: Sequence[str]) -> int:
     names: dict[str, str] = {}
     warnings.showwarning = _hide_warning if _is_quiet(arguments) else functools.partial(_show_warning, names)
     arguments = _with_task_name(arguments)
-    commands = (MODELS, *(name for names in COMMANDS.values() for name in names))
+    commands = (MODELS, *(name for panel in COMMANDS.values() for name in panel))
     interrupts: list[int] = []
     try:
         with _note_interrupts(interrupts):

@@ -156,7 +156,7 @@ class Journal:
             if before is None or before.file == file or entry.time_ns >= before.time_ns:
                 self._entries[name] = entry
 
-    # ------------------------------------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------------------------------------ what is done
 
     def status(self, item: NamedSource, files: Iterable[Path], settings: str) -> _Status:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".

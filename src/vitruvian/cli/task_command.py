@@ -75,7 +75,7 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
 
     @property
     def transparent(self) -> bool:
-        """Whether videos have alpha, if their format can hold it: drawn with `rgba` of the result."""
+        """Whether frames of videos are drawn with alpha (`rgba` of the result), where the video format has it."""
         return False
 
     def names_in_messages(self) -> dict[str, str]:

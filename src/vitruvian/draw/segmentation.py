@@ -109,9 +109,9 @@ def draw_labels(
     palette = np.array([BLACK if label == background else colors[label] for label in present], np.uint8)  # [present, 3]
     strength = round(255 * (opacity if image is not None else 1))
     weights = np.array([0 if label == background else strength for label in present], np.uint8)  # [present]
-    ground = Image.new("RGB", labels.shape[::-1]) if image is None else Image.fromarray(image)
+    background_image = Image.new("RGB", labels.shape[::-1]) if image is None else Image.fromarray(image)
     layer, weight = Image.fromarray(palette.take(dense, axis=0)), Image.fromarray(weights.take(dense))
-    canvas = np.array(Image.composite(layer, ground, weight))
+    canvas = np.array(Image.composite(layer, background_image, weight))
     if outline and visible:
         _draw_outline(canvas, dense, color=WHITE, width=outline_width(image_hw(labels)), opacity=0.8)
     if not legend or names is None:

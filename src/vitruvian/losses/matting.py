@@ -87,8 +87,10 @@ def _pyramid_down(image: Tensor) -> Tensor:
     H, W = image.shape[-2:]
     padded = F.pad(image, (2, 2, 2, 2), mode="replicate")  # [B, C, H+4, W+4]
     # Sums of slices, since autocast would compute a convolution in half precision.
-    tall = sum((tap * padded[..., i : i + H : 2, :] for i, tap in enumerate(_BINOMIAL)), start=padded.new_zeros(()))
-    return sum((tap * tall[..., i : i + W : 2] for i, tap in enumerate(_BINOMIAL)), start=padded.new_zeros(()))
+    half_height = sum(
+        (tap * padded[..., i : i + H : 2, :] for i, tap in enumerate(_BINOMIAL)), start=padded.new_zeros(())
+    )
+    return sum((tap * half_height[..., i : i + W : 2] for i, tap in enumerate(_BINOMIAL)), start=padded.new_zeros(()))
 
 
 def _check_background(background: Tensor | None, pred: Tensor) -> Tensor:

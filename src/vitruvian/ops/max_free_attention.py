@@ -1,4 +1,4 @@
-"""Attention without a running maximum, for RMS-normalized queries and keys.
+"""Attention with an unshifted softmax (without subtracting the maximum), for RMS-normalized queries and keys.
 
 RMS-normalized queries and keys have bounded products. exp2 of a score then neither overflows nor underflows in float32,
 and softmax needs no maximum: each score costs one exp2, one addition and one conversion, which the tensor cores hide.

@@ -49,7 +49,7 @@ class People:
         scores: Confidence of the detector, float32 [P]; 1 for boxes of the caller.
         ids: Identities in a video, int64 [P].
         detector: "given", "whole image", or the name of the detector.
-        note: A remark for people, for example that no person was detected and the whole image was used.
+        note: A note for the reader, for example that no person was detected and the whole image was used.
         fallback: Whether no one was detected, and the only person is the whole image instead.
     """
 

@@ -82,8 +82,8 @@ class Matte(Result):
                 path, PIL or uint8 [h, w, 3]. An image of another size is resized to cover this one and cropped. For a
                 video, call this for each frame.
         """
-        ground = _background(background, self.size_hw)
-        return composite(np.clip(self.foreground, 0, 1), np.clip(self.alpha, 0, 1), ground)
+        pixels = _background(background, self.size_hw)
+        return composite(np.clip(self.foreground, 0, 1), np.clip(self.alpha, 0, 1), pixels)
 
     def plot(self) -> Image.Image:
         """Show the person over a checkerboard."""

@@ -195,11 +195,11 @@ class Pointmap(CameraMap):
         depth = self.depth[self._usable()]
         height, width = self.size_hw
         fx, fy = self.intrinsics[[0, 1], [0, 1]].tolist()
-        wide, tall = np.degrees(2 * np.arctan([width / 2 / fx, height / 2 / fy])).tolist()
+        horizontal, vertical = np.degrees(2 * np.arctan([width / 2 / fx, height / 2 / fy])).tolist()
         return super().to_dict() | {
             "intrinsics": self.intrinsics.astype(float).tolist(),
             "focal": self.focal,
-            "fov_degrees": {"horizontal": round(wide, 4), "vertical": round(tall, 4)},
+            "fov_degrees": {"horizontal": round(horizontal, 4), "vertical": round(vertical, 4)},
             "pixels": len(depth),
             "depth_range": [float(depth.min()), float(depth.max())] if len(depth) else None,
         }

@@ -63,7 +63,7 @@ class Jobs:
             if job.state == "running":
                 self._put(dataclasses.replace(job, state="queued", frame=None, frames=None))
 
-    # ------------------------------------------------------------------------------------------- questions
+    # ------------------------------------------------------------------------------------------- reading
 
     def get(self, job_id: str, owner: str | None) -> Job:
         """Return a job of this owner."""

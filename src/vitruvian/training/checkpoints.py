@@ -101,11 +101,11 @@ def load_checkpoint(
         raise CheckpointError(f"{path}: expected a checkpoint of a run, got the format {about.get('format')!r}.")
     weights = _load(path, "weights.safetensors")
     wanted = unique_weights(model)
-    odd = sorted(weights.keys() ^ wanted.keys()) or [n for n in wanted if wanted[n].shape != weights[n].shape]
-    if odd:
+    different = sorted(weights.keys() ^ wanted.keys()) or [n for n in wanted if wanted[n].shape != weights[n].shape]
+    if different:
         raise CheckpointError(
-            f"{path}: its weights are of another model ({', '.join(odd[:5])} differ). Use the configuration that the "
-            "run was started with, or another folder."
+            f"{path}: its weights are of another model ({', '.join(different[:5])} differ). Use the configuration that "
+            "the run was started with, or another folder."
         )
     with torch.no_grad():
         for name, value in wanted.items():

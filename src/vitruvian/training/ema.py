@@ -62,8 +62,8 @@ class ExponentialMovingAverage:
     def restore(self, values: Mapping[str, Tensor], updates: int) -> None:
         """Restore a saved average."""
         if values.keys() != self.values.keys():
-            odd = sorted(values.keys() ^ self.values.keys())[:5]
-            raise CheckpointError(f"average: the checkpoint is of another model ({', '.join(odd)} differ).")
+            different = sorted(values.keys() ^ self.values.keys())[:5]
+            raise CheckpointError(f"average: the checkpoint is of another model ({', '.join(different)} differ).")
         for name, value in self.values.items():
             value.copy_(values[name])
         self.updates = updates

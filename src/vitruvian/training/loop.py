@@ -233,8 +233,8 @@ class _Run:
     def log_means(self, step: int) -> None:
         """Log the means since the last line; raise where gradients have not been finite for many steps."""
         names = list(self.sums)
-        together = torch.stack([self.sums[name] / self.counts[name] for name in names])  # [terms]
-        means = dict(zip(names, self.accelerator.reduce(together, reduction="mean").tolist(), strict=True))
+        local_means = torch.stack([self.sums[name] / self.counts[name] for name in names])  # [terms]
+        means = dict(zip(names, self.accelerator.reduce(local_means, reduction="mean").tolist(), strict=True))
         self.read_counts()
         seconds = time.perf_counter() - self.last_log_time
         self.state.seconds += seconds

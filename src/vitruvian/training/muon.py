@@ -26,14 +26,14 @@ class MuonAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all weights; skipped where `found_inf` is 1, without synchronization."""
-        every = self.param_groups
-        self.param_groups = [group for group in every if not group.get("orthogonal")]
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group.get("orthogonal")]
         try:
             super().step(closure)
         finally:
-            self.param_groups = every
+            self.param_groups = groups
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        for group in every:
+        for group in groups:
             if group.get("orthogonal"):
                 self._muon_step(group, found_inf)
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
 from vitruvian.cli.output_plan import _read_save
 from vitruvian.errors import InputError
 from vitruvian.tasks import TASKS

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from vitruvian.cli.app import _names_in_messages, program, run
-from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
 from vitruvian.cli.option_groups import MessageGroup
 from vitruvian.cli.report import RunReport, error_text, json_line, printable
 from vitruvian.errors import InputError, MissingExtraError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vitruvian.cli.app import program
-from vitruvian.cli.commands.tasks import TASK_COMMANDS
+from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
 from vitruvian.pipelines.options import option_rows
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.media_types import choose_format, formats_of

@@ -272,7 +272,7 @@ class TrackCommand(TaskCommand):
 
     def following_commands(self, source: str, records: Path) -> list[TaskCommand]:
         """Return the commands of --then, for the tracked people of a video."""
-        from vitruvian.cli.commands.tasks import TASK_COMMANDS
+        from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
 
         shared = {
             field.name: getattr(self, field.name)

@@ -81,36 +81,36 @@ def _fill_open_blocks(result: Tensor, possible: Tensor, shares: Tensor, grid: Ma
     if len(rows) == 0:
         return
     # Blocks differ by a pixel in size; all are computed at the size of the largest, and surplus pixels are dropped.
-    tall, wide = int(row_count.max()), int(column_count.max())
-    rows_per_step = max(1, min(tall, _MAX_VALUES // (len(shares) * wide)))
-    blocks_per_step = max(1, _MAX_VALUES // (len(shares) * wide * rows_per_step))
-    across = torch.arange(wide, device=result.device)
+    height, width = int(row_count.max()), int(column_count.max())
+    rows_per_step = max(1, min(height, _MAX_VALUES // (len(shares) * width)))
+    blocks_per_step = max(1, _MAX_VALUES // (len(shares) * width * rows_per_step))
+    across = torch.arange(width, device=result.device)
     for start in range(0, len(rows), blocks_per_step):
         row, column = rows[start : start + blocks_per_step], columns[start : start + blocks_per_step]  # [m] each
         classes = possible[:, row, column].any(1).nonzero()[:, 0]  # [k]
         weights = shares[:, classes].T  # [k, Q]
-        x = column_start[column, None] + across  # [m, wide]
-        for top in range(0, tall, rows_per_step):
-            down = torch.arange(top, min(top + rows_per_step, tall), device=result.device)
-            y = row_start[row, None] + down  # [m, tall]
-            pixels = _block_logits(grid, row, column, y, x).sigmoid_()  # [Q, m, tall, wide]
-            winners = classes[(weights @ pixels.flatten(1)).max(0).indices].view(len(row), len(down), wide)
+        x = column_start[column, None] + across  # [m, width]
+        for top in range(0, height, rows_per_step):
+            down = torch.arange(top, min(top + rows_per_step, height), device=result.device)
+            y = row_start[row, None] + down  # [m, height]
+            pixels = _block_logits(grid, row, column, y, x).sigmoid_()  # [Q, m, height, width]
+            winners = classes[(weights @ pixels.flatten(1)).max(0).indices].view(len(row), len(down), width)
             inside = (down < row_count[row, None])[:, :, None] & (across < column_count[column, None])[:, None]
-            indices = (y * result.shape[1])[:, :, None] + x[:, None]  # [m, tall, wide]
+            indices = (y * result.shape[1])[:, :, None] + x[:, None]  # [m, height, width]
             result.view(-1)[indices[inside]] = winners[inside]
 
 
 def _block_logits(grid: MaskGrid, row: Tensor, column: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """Return the logits of m blocks [m] at pixel rows y [m, tall] and columns x [m, wide]: [Q, m, tall, wide]."""
+    """Return the logits of m blocks [m] at pixel rows y [m, height] and columns x [m, width]: [Q, m, height, width]."""
     below = (row + 1).clamp(max=grid.logits.shape[1] - 1)
     beside = (column + 1).clamp(max=grid.logits.shape[2] - 1)
-    down = grid.rows.weight[y.clamp(max=len(grid.rows) - 1)]  # [m, tall]
-    across = grid.columns.weight[x.clamp(max=len(grid.columns) - 1)]  # [m, wide]
+    down = grid.rows.weight[y.clamp(max=len(grid.rows) - 1)]  # [m, height]
+    across = grid.columns.weight[x.clamp(max=len(grid.columns) - 1)]  # [m, width]
     left, right = (
         torch.lerp(grid.logits[:, row, at].float()[..., None], grid.logits[:, below, at].float()[..., None], down)
         for at in (column, beside)
-    )  # [Q, m, tall] each
-    return torch.lerp(left[..., None], right[..., None], across[:, None])  # [Q, m, tall, wide]
+    )  # [Q, m, height] each
+    return torch.lerp(left[..., None], right[..., None], across[:, None])  # [Q, m, height, width]
 
 
 def _block_pixels(axis: Axis) -> tuple[Tensor, Tensor]:

@@ -375,20 +375,20 @@ class Sapiens2ImageProcessor(ImageProcessor):
         parts = output_field(outputs, "foregrounds"), output_field(outputs, "alphas")
         mattes = torch.cat(parts, dim=1)  # [B, 4, H, W]
         sizes = size_list("target_sizes", target_sizes, len(mattes))
-        behind = None if backgrounds is None else [_read_background(b) for b in as_list(backgrounds)]
-        if behind is not None and len(behind) == 1:
-            behind = behind * len(mattes)
-        check_count("backgrounds", behind, len(mattes))
+        images = None if backgrounds is None else [_read_background(b) for b in as_list(backgrounds)]
+        if images is not None and len(images) == 1:
+            images = images * len(mattes)
+        check_count("backgrounds", images, len(mattes))
         results: list[dict[str, Tensor | None]] = []
         for index, matte in enumerate(mattes):
             if sizes is not None:
                 matte = bilinear(matte, sizes[index]).clamp(0, 1)
             foreground, alpha = matte[:3], matte[3:]
             composite = None
-            if behind is not None:
+            if images is not None:
                 size_hw = (matte.shape[-2], matte.shape[-1])
-                back = bilinear(behind[index].to(matte), size_hw)  # [3, H, W]
-                mixed = (foreground + (1 - alpha) * back).clamp(0, 1)
+                background = bilinear(images[index].to(matte), size_hw)  # [3, H, W]
+                mixed = (foreground + (1 - alpha) * background).clamp(0, 1)
                 composite = (mixed * (256 - 1e-3)).to(torch.uint8)  # [3, H, W]
             results.append({"foreground": foreground, "alpha": alpha, "composite": composite})
         return results

@@ -68,10 +68,10 @@ def compose_crops(samples: Samples, backgrounds: Tensor, *, rng: Rng, options: C
     if len(backgrounds):
         crops = _print_on_clothes(crops, backgrounds, rng, options)
         replaced = rng.bernoulli(options.background_probability, n)[:, None, None, None]
-        behind = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
+        background = _crop_backgrounds(backgrounds, n, size_hw, rng=rng)
         foreground, alpha = crops.require("foreground"), crops.require("alpha")
         lit = _jitter_exposure(foreground, alpha, rng)
-        image = torch.where(replaced, lit + (1 - alpha) * behind, crops.image)
+        image = torch.where(replaced, lit + (1 - alpha) * background, crops.image)
         crops = replace(crops, image=image, foreground=torch.where(replaced, lit, foreground))
     crops = _add_bystander(crops, samples.select(rng.permutation(n)), rng, options)
     if len(backgrounds):

@@ -223,10 +223,10 @@ def _front_normals(fragments: Fragments, meshes: Meshes, smooth: Tensor, view: T
     flat = meshes.vertices.flatten(0, 1)
     a, b, c = (flat[fragments.corners[:, i]] for i in range(3))
     flat_normal = torch.linalg.cross(b - a, c - a)
-    behind = (flat_normal * view).sum(dim=1, keepdim=True) < 0
+    faces_away = (flat_normal * view).sum(dim=1, keepdim=True) < 0
     missing = (smooth * smooth).sum(dim=1, keepdim=True) < 1e-8
     normal = F.normalize(torch.where(missing, flat_normal, smooth), dim=1, eps=1e-12)
-    return torch.where(behind, -normal, normal)
+    return torch.where(faces_away, -normal, normal)
 
 
 def _fold_normals(normal: Tensor, position: Tensor, person: Tensor, people: int, folds: float, rng: Rng) -> Tensor:

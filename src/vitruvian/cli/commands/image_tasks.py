@@ -120,7 +120,7 @@ class MatteCommand(PeopleGroup, TileGroup, BatchGroup, TaskCommand):
 
     @property
     def transparent(self) -> bool:
-        """Whether nothing is put behind people."""
+        """Whether videos have alpha: with --over, drawings have a background instead."""
         return self.over is None
 
     @property
