@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitruvian.cuda.pinned_copy import pinned_copy
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
-from vitruvian.models.sam2.object_steps import ObjectStep
+from vitruvian.models.sam2.object_plans import ObjectPlan
 from vitruvian.models.sam2.video_session import CONDITIONING, TRACKED, Sam2VideoInferenceSession
 
 
@@ -27,7 +27,7 @@ class Memories(NamedTuple):
 
 
 def find_memories(
-    session: Sam2VideoInferenceSession, step: ObjectStep, frame_idx: int, config: Sam2VideoConfig, *, pointers: int
+    session: Sam2VideoInferenceSession, plan: ObjectPlan, frame_idx: int, config: Sam2VideoConfig, *, pointers: int
 ) -> Memories:
     """Find what an object attends to in a frame.
 
@@ -37,8 +37,8 @@ def find_memories(
     frames, as in the original.
     """
     limit = session.options.max_cond_frame_num
-    sign = -1 if step.reverse else 1
-    outputs = session.output_dict_per_obj[step.obj_idx]
+    sign = -1 if plan.reverse else 1
+    outputs = session.output_dict_per_obj[plan.obj_idx]
     conditioning, tracked = outputs[CONDITIONING], outputs[TRACKED]
     selected = _closest(conditioning, frame_idx, config.max_cond_frame_num if limit is None else limit)
     recent = {frame: out for frame, out in conditioning.items() if frame not in selected} | tracked

@@ -30,7 +30,7 @@ from vitruvian.models.sam2.memory_attention import MemoryAttention
 from vitruvian.models.sam2.memory_bank import find_memories, join_frames, join_pointers
 from vitruvian.models.sam2.memory_encoder import MemoryEncoder, MemoryFuserBlock
 from vitruvian.models.sam2.modeling import Sam2BaseModel
-from vitruvian.models.sam2.object_steps import ObjectStep, plan_steps
+from vitruvian.models.sam2.object_plans import ObjectPlan, plan_objects
 from vitruvian.models.sam2.prompt_encoder import NOT_A_POINT
 from vitruvian.models.sam2.video_session import CONDITIONING, MASK_PROMPT_LOGIT, TRACKED, Sam2VideoInferenceSession
 from vitruvian.ops.interpolate import bilinear
@@ -158,11 +158,11 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             raise InputError("frame_idx: expected the index of a frame, or a streamed frame as `frame`, got neither.")
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             levels = session.features(frame_idx, lambda pixels: self.run_captured(self._encode_frame, pixels))
-            steps = plan_steps(session, frame_idx, reverse=reverse)
-            if steps:
-                conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=streaming)
-                masks = self._segment(steps, levels, conditioned)
-                self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=run_mem_encoder)
+            plans = plan_objects(session, frame_idx, reverse=reverse)
+            if plans:
+                conditioned = self._condition(session, frame_idx, plans, levels[-1], streaming=streaming)
+                masks = self._segment(plans, levels, conditioned)
+                self._store(session, frame_idx, plans, masks, levels[-1], run_mem_encoder=run_mem_encoder)
             output = self._collect(session, frame_idx)
         if not session.options.keep_history:
             session.drop_history(
@@ -238,18 +238,18 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         session = inference_session
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             levels = session.features(frame_idx, self._encode_frame)
-            steps = plan_steps(session, frame_idx, reverse=False)
-            conditioned = self._condition(session, frame_idx, steps, levels[-1], streaming=False)
-            masks = self._segment(steps, levels, conditioned)
+            plans = plan_objects(session, frame_idx, reverse=False)
+            conditioned = self._condition(session, frame_idx, plans, levels[-1], streaming=False)
+            masks = self._segment(plans, levels, conditioned)
             predictions = [_prediction(masks)]
             while (points := correct(masks.low[:, 0].detach())) is not None:
-                steps = [
-                    step.corrected(coordinates, label, masks.low[number : number + 1])
-                    for number, (step, coordinates, label) in enumerate(zip(steps, *points, strict=True))
+                plans = [
+                    plan.corrected(coordinates, label, masks.low[number : number + 1])
+                    for number, (plan, coordinates, label) in enumerate(zip(plans, *points, strict=True))
                 ]
-                masks = self._segment(steps, levels, conditioned)
+                masks = self._segment(plans, levels, conditioned)
                 predictions.append(_prediction(masks))
-            self._store(session, frame_idx, steps, masks, levels[-1], run_mem_encoder=True)
+            self._store(session, frame_idx, plans, masks, levels[-1], run_mem_encoder=True)
         return predictions
 
     # ------------------------------------------------------------------------------------------------------ segment
@@ -259,26 +259,26 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         plain = OutputFlags(hidden_states=False, attentions=False, return_dict=True)
         return self.mask_decoder.project_levels(self._encode(pixel_values, plain).fpn_hidden_states or ())
 
-    def _segment(self, steps: list[ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]) -> _ObjectMasks:
-        """Segment one object for each step. Objects of the same kind are segmented together.
+    def _segment(self, plans: list[ObjectPlan], levels: list[Tensor], conditioned: dict[int, Tensor]) -> _ObjectMasks:
+        """Segment one object for each plan. Objects of the same kind are segmented together.
 
         Args:
-            steps: The objects.
+            plans: The objects.
             levels: The three levels of the frame, or of the frames of B clips; each clip has as many objects.
             conditioned: Features that are conditioned on memories, of the objects that have some: index -> [C, h, w].
         """
         kinds = (
             (
-                step.mask is not None,
-                step.obj_idx in conditioned,
-                0 if step.points is None else step.points[1].shape[2],
-                step.prior is not None,
-                self._is_multimask(step),
+                plan.mask is not None,
+                plan.obj_idx in conditioned,
+                0 if plan.points is None else plan.points[1].shape[2],
+                plan.prior is not None,
+                self._is_multimask(plan),
             )
-            for step in steps
+            for plan in plans
         )
-        groups = [numbers for _, numbers in _by_key(zip(kinds, range(len(steps)), strict=True))]
-        parts = [self._segment_group([steps[number] for number in group], levels, conditioned) for group in groups]
+        groups = [numbers for _, numbers in _by_key(zip(kinds, range(len(plans)), strict=True))]
+        parts = [self._segment_group([plans[number] for number in group], levels, conditioned) for group in groups]
         if len(parts) == 1:
             return parts[0]
         order = torch.tensor([number for group in groups for number in group]).argsort()
@@ -294,33 +294,33 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         )
 
     def _segment_group(
-        self, steps: list[ObjectStep], levels: list[Tensor], conditioned: dict[int, Tensor]
+        self, plans: list[ObjectPlan], levels: list[Tensor], conditioned: dict[int, Tensor]
     ) -> _ObjectMasks:
         """Segment objects of the same kind."""
-        masks = [step.mask for step in steps if step.mask is not None]
+        masks = [plan.mask for plan in plans if plan.mask is not None]
         if masks:
             return self._segment_by_masks(levels, torch.cat(masks))
         finest, finer, image = levels
-        if steps[0].obj_idx in conditioned:
+        if plans[0].obj_idx in conditioned:
             # Stacked in the memory order of memory attention, channels last, in which the mask decoder reads them.
-            maps = torch.stack([conditioned[step.obj_idx].movedim(0, -1) for step in steps])  # [O, h, w, C]
+            maps = torch.stack([conditioned[plan.obj_idx].movedim(0, -1) for plan in plans])  # [O, h, w, C]
             image = _by_image(maps.movedim(-1, 1), len(image))  # [B, P, C, h, w]
         elif self.config.num_maskmem > 0:
             image = image + self.no_memory_embedding.reshape(1, -1, 1, 1)
-        priors = [step.prior for step in steps if step.prior is not None]
+        priors = [plan.prior for plan in plans if plan.prior is not None]
         return self.run_captured(
             self._decode_objects,
             [finest, finer, image],
-            len(steps),
-            _join_points([step.points for step in steps if step.points is not None]),
+            len(plans),
+            _join_points([plan.points for plan in plans if plan.points is not None]),
             torch.cat(priors, dim=1) if priors else None,
-            multimask_output=self._is_multimask(steps[0]),
+            multimask_output=self._is_multimask(plans[0]),
         )
 
-    def _is_multimask(self, step: ObjectStep) -> bool:
+    def _is_multimask(self, plan: ObjectPlan) -> bool:
         """Return whether several masks are predicted, of which the best is selected."""
-        config, count = self.config, 0 if step.points is None else step.points[1].shape[2]
-        allowed = not step.uses_memory or config.multimask_output_for_tracking
+        config, count = self.config, 0 if plan.points is None else plan.points[1].shape[2]
+        allowed = not plan.uses_memory or config.multimask_output_for_tracking
         in_range = config.multimask_min_pt_num <= count <= config.multimask_max_pt_num
         return config.multimask_output_in_sam and allowed and in_range
 
@@ -396,7 +396,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         self,
         session: Sam2VideoInferenceSession,
         frame_idx: int,
-        steps: list[ObjectStep],
+        plans: list[ObjectPlan],
         features: Tensor,
         *,
         streaming: bool,
@@ -407,9 +407,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         limit = self.config.max_object_pointers_in_encoder
         limit = limit if streaming else min(limit, session.num_frames or limit)
         memories = {
-            step.obj_idx: find_memories(session, step, frame_idx, self.config, pointers=limit)
-            for step in steps
-            if step.uses_memory and step.mask is None
+            plan.obj_idx: find_memories(session, plan, frame_idx, self.config, pointers=limit)
+            for plan in plans
+            if plan.uses_memory and plan.mask is None
         }
         shapes = ((tuple(d for d, _ in each.frames), len(each.pointers)) for each in memories.values())
         conditioned: dict[int, Tensor] = {}
@@ -512,7 +512,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         self,
         session: Sam2VideoInferenceSession,
         frame_idx: int,
-        steps: list[ObjectStep],
+        plans: list[ObjectPlan],
         masks: _ObjectMasks,
         features: Tensor,
         *,
@@ -523,9 +523,9 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         memories: Tensor | None = None
         if run_mem_encoder and self.config.num_maskmem > 0:
             high = without_overlap(masks.high) if options.non_overlapping_memory else masks.high
-            prompted = [step.is_prompted for step in steps]
+            prompted = [plan.is_prompted for plan in plans]
             if not options.independent_objects:
-                prompted = [any(prompted)] * len(steps)
+                prompted = [any(prompted)] * len(plans)
             binarize = any(prompted) if len(set(prompted)) == 1 else pinned_copy(torch.tensor(prompted), high.device)
             memories = self.run_captured(self._encode_memory, features, high, masks.scores, binarize)
         low = clean_logits(masks.low, options.max_hole_area, options.max_sprinkle_area, distance=_CLEANED_LOGIT)
@@ -538,19 +538,19 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         if memories is not None:
             by_name["maskmem_features"] = memories[:, :, None]  # [O, h·w, 1, C']
         rows = zip(*(value.unbind() for value in by_name.values()), strict=True)
-        for step, row in zip(steps, rows, strict=True):
+        for plan, row in zip(plans, rows, strict=True):
             output = dict(zip(by_name, row, strict=True))
-            if step.is_prompted:
-                session.mark_inputs_read(step.obj_idx, frame_idx)
+            if plan.is_prompted:
+                session.mark_inputs_read(plan.obj_idx, frame_idx)
                 if options.clear_memory_around_prompts:
-                    session.clear_tracked(step.obj_idx, frame_idx, distance=self.config.num_maskmem)
+                    session.clear_tracked(plan.obj_idx, frame_idx, distance=self.config.num_maskmem)
             session.store_output(
-                step.obj_idx, frame_idx, output_value=output, is_conditioning_frame=step.is_conditioning
+                plan.obj_idx, frame_idx, output_value=output, is_conditioning_frame=plan.is_conditioning
             )
-            if step.is_conditioning:
-                session.output_dict_per_obj[step.obj_idx][TRACKED].pop(frame_idx, None)
+            if plan.is_conditioning:
+                session.output_dict_per_obj[plan.obj_idx][TRACKED].pop(frame_idx, None)
             else:
-                session.frames_tracked_per_obj[step.obj_idx][frame_idx] = {"reverse": step.reverse}
+                session.frames_tracked_per_obj[plan.obj_idx][frame_idx] = {"reverse": plan.reverse}
 
     def _collect(self, session: Sam2VideoInferenceSession, frame_idx: int) -> Sam2VideoSegmentationOutput:
         """Collect the stored outputs of all objects in a frame."""

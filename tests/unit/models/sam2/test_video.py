@@ -17,7 +17,7 @@ from vitruvian.models.sam2 import history_files
 from vitruvian.models.sam2.configuration import Sam2VideoConfig
 from vitruvian.models.sam2.mask_cleanup import clean_logits
 from vitruvian.models.sam2.memory_bank import _closest, find_memories
-from vitruvian.models.sam2.object_steps import ObjectStep
+from vitruvian.models.sam2.object_plans import ObjectPlan
 from vitruvian.models.sam2.options import Sam2SessionOptions
 from vitruvian.models.sam2.video_modeling import Sam2VideoModel, Sam2VideoSegmentationOutput
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor, Sam2VideoVideoProcessor
@@ -362,7 +362,7 @@ def test_conditioning_frames_are_limited(limit: int | None) -> None:
         frame = FRAMES[index % len(FRAMES)]
         close(masks(model(flat, frame=frame)), masks(model(limited, frame=frame)))
         sizes.append(stored_bytes(vars(flat), {}))
-    attended = find_memories(limited, ObjectStep(0, False, True, False), 60, model.config, pointers=4)
+    attended = find_memories(limited, ObjectPlan(0, False, True, False), 60, model.config, pointers=4)
     assert len(attended.frames) == (20 if limit is None else 2) + 4  # of the last six, two are conditioning frames
     assert (sizes[-1] == sizes[-13]) == (limit is not None)
     with pytest.raises(InputError, match="max_cond_frame_num: expected at least 1, got 0"):

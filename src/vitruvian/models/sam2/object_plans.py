@@ -14,7 +14,7 @@ from vitruvian.models.sam2.video_session import CONDITIONING, Sam2VideoInference
 _PRIOR_LIMIT = 32.0  # of logits that are given to the decoder with further points, as in the original
 
 
-class ObjectStep(NamedTuple):
+class ObjectPlan(NamedTuple):
     """What to do for one object in a frame.
 
     Attributes:
@@ -40,7 +40,7 @@ class ObjectStep(NamedTuple):
         """Whether the object has a prompt in this frame."""
         return self.points is not None or self.mask is not None
 
-    def corrected(self, point_xy: Tensor, label: Tensor, logits: Tensor) -> ObjectStep:
+    def corrected(self, point_xy: Tensor, label: Tensor, logits: Tensor) -> ObjectPlan:
         """Add a point [2] with its label [] for the errors of a mask [1, 1, h, w]."""
         points, labels = point_xy.reshape(1, 1, 1, 2), label.reshape(1, 1, 1)
         if self.points is not None:
@@ -49,10 +49,10 @@ class ObjectStep(NamedTuple):
         return self._replace(is_conditioning=True, points=(points, labels), mask=None, prior=prior)
 
 
-def plan_steps(session: Sam2VideoInferenceSession, frame_idx: int, *, reverse: bool) -> list[ObjectStep]:
-    """Decide what to do for each object in a frame. Objects whose stored output is used again have no step."""
+def plan_objects(session: Sam2VideoInferenceSession, frame_idx: int, *, reverse: bool) -> list[ObjectPlan]:
+    """Decide what to do for each object in a frame. Objects whose stored output is used again have no plan."""
     options = session.options
-    steps: list[ObjectStep] = []
+    plans: list[ObjectPlan] = []
     # As in transformers, an object with a prompt in a frame without a mask of it goes forward, and all after it do.
     reverse_of_rest = reverse
     for obj_idx in range(session.get_obj_num()):
@@ -67,7 +67,7 @@ def plan_steps(session: Sam2VideoInferenceSession, frame_idx: int, *, reverse: b
             is_new = False
         if not is_new:
             if conditioning and frame_idx not in conditioning:
-                steps.append(ObjectStep(obj_idx, False, True, reverse_of_rest))
+                plans.append(ObjectPlan(obj_idx, False, True, reverse_of_rest))
             elif not conditioning and not options.objects_start_at_prompt:
                 raise InputError(
                     f"object {session.obj_idx_to_id(obj_idx)}: expected a prompt on frame {frame_idx} or a frame "
@@ -79,8 +79,8 @@ def plan_steps(session: Sam2VideoInferenceSession, frame_idx: int, *, reverse: b
             direction = reverse_of_rest = False
         elif was_tracked and options.corrections_as_conditioning:
             direction = tracked[frame_idx]["reverse"]
-        steps.append(
-            ObjectStep(
+        plans.append(
+            ObjectPlan(
                 obj_idx,
                 is_conditioning=not was_tracked or options.corrections_as_conditioning,
                 uses_memory=was_tracked and bool(conditioning),
@@ -90,7 +90,7 @@ def plan_steps(session: Sam2VideoInferenceSession, frame_idx: int, *, reverse: b
                 prior=_prior_of(session, obj_idx, frame_idx) if options.prior_logits and points is not None else None,
             )
         )
-    return steps
+    return plans
 
 
 def _points_of(points: dict[str, Tensor], *, ignore_padding: bool) -> tuple[Tensor, Tensor]:
