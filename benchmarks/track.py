@@ -249,7 +249,7 @@ class PipelineTimer:
             self._patch(TrackPipeline, "forward", lambda _: "launching the model"),
             self._patch(InferenceEngine, "advance", lambda _: "moving frames along"),
             self._patch(StreamEvent, "synchronize", lambda _: "waiting for the device"),
-            self._patch(FrameLoader, "frame", lambda _: "conversion to RGB"),
+            self._patch(FrameLoader, "read", lambda _: "conversion to RGB"),
             self._patch(TrackPipeline, "prepare", lambda _: "resizing"),
             self._patch(TrackPipeline, "decode", lambda _: "launching the upsampling of masks"),
             self._patch(TrackPipeline, "finish", lambda _: "run lengths, result"),

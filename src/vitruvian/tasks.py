@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
-Convention = Literal["opencv", "opengl"]  # camera axes of normals and points; see `vitruvian.results.camera`
+Convention = Literal["opencv", "opengl"]  # camera axes of normals and points; see `vitruvian.results.camera_map`
 PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # file formats with the drawing of a result
 
 

@@ -130,6 +130,16 @@ def place(page: Any, x: float, y: float) -> tuple[float, float]:
     return box["x"] + left + x * width * scale, box["y"] + top + y * height * scale
 
 
+def add_box(page: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Drag a box around a new object, between two points in shares of the image."""
+    page.get_by_role("button", name="New object").click()
+    page.get_by_role("button", name="Box", exact=True).click()
+    page.mouse.move(*place(page, *start))
+    page.mouse.down()
+    page.mouse.move(*place(page, *end), steps=3)
+    page.mouse.up()
+
+
 def set_slider(page: Any, label: str, value: float) -> None:
     page.get_by_role("slider", name=label, exact=True).evaluate(
         "(input, value) => { input.value = value; input.dispatchEvent(new Event('input'));"
@@ -376,12 +386,7 @@ def test_clicks_and_boxes_with_undo(page: Any) -> None:
     page.mouse.click(*place(page, 0.2, 0.2))
     playwright.expect(objects.first).to_contain_text("2 points")
     masks(1)
-    page.get_by_role("button", name="New object").click()
-    page.get_by_role("button", name="Box", exact=True).click()
-    page.mouse.move(*place(page, 0.6, 0.6))
-    page.mouse.down()
-    page.mouse.move(*place(page, 0.9, 0.95), steps=3)
-    page.mouse.up()
+    add_box(page, (0.6, 0.6), (0.9, 0.95))
     masks(2)
     assert "a box" in objects.nth(1).text_content()
     shot(page, "segment")
@@ -486,12 +491,7 @@ def test_the_code_of_every_click_and_of_tasks_runs(page: Any, server: ServerProc
     page.click("[data-task=segment]")
     page.mouse.click(*place(page, 0.5, 0.5))
     playwright.expect(page.locator("#stage")).to_have_attribute("data-masks", "1")
-    page.get_by_role("button", name="New object").click()
-    page.get_by_role("button", name="Box", exact=True).click()
-    page.mouse.move(*place(page, 0.6, 0.6))
-    page.mouse.down()
-    page.mouse.move(*place(page, 0.9, 0.95), steps=3)
-    page.mouse.up()
+    add_box(page, (0.6, 0.6), (0.9, 0.95))
     playwright.expect(page.locator("#stage")).to_have_attribute("data-masks", "2")
     run_code(2)  # in folders of their own, with the checkpoint of this machine
     for number in (1, 2):

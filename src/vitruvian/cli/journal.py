@@ -28,7 +28,7 @@ _WORKERS_FOLDER = ".vitruvian.workers"  # folder of the journals of workers
 _VERSION = 2
 _DIGEST_BYTES = 1 << 18  # sources up to this size are compared by content, larger ones by modification time
 _MAY_BE_EMPTY = ".txt"  # YOLO labels of an image without objects
-_Status = Literal["new", "done", "changed"]
+SourceStatus = Literal["new", "done", "changed"]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ what is done
 
-    def status(self, item: NamedSource, files: Iterable[Path], settings: str) -> _Status:
+    def status(self, item: NamedSource, files: Iterable[Path], settings: str) -> SourceStatus:
         """Return whether the files of a source are "done"; else "changed" where source or settings are, or "new".
 
         Raises:

@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 
 from vitruvian.cli.option_groups import STDIO
 from vitruvian.errors import InputError, VitruvianError
-from vitruvian.files.video import sequence_files
 from vitruvian.filesystem.json_files import read_json_object
 from vitruvian.filesystem.media_files import (
     FRAME_PATTERN,
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     is_url,
+    sequence_files,
     source_kind,
     walk_files,
 )

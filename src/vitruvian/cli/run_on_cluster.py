@@ -78,7 +78,7 @@ def _check(command: TaskCommand, sources: Sequence[str], addresses: Sequence[str
     if command.split_seconds is not None and (isinstance(command, PeopleGroup) or not command.task.takes_images):
         raise InputError(
             f"--split-seconds: expected a task without tracking, such as semantic, got {command.name}: what it tracks "
-            "through a video would start anew in each range. Leave it out."
+            "through a video would start again in each range. Leave it out."
         )
     for text in sources:
         if text == STDIO or text.startswith("camera:"):
@@ -283,7 +283,7 @@ class _Splits:
         self._missing: dict[str, int] = {}  # ranges that are not done, by the name of the video
         self._failed: set[str] = set()
 
-    def follow(self, method: str, args: tuple[Any, ...]) -> bool:
+    def handle_report(self, method: str, args: tuple[Any, ...]) -> bool:
         """Handle the report of a worker. Return True if it concerns a step of a video, False if it ends a source."""
         if method == "split":
             item, ranges = args
@@ -321,7 +321,7 @@ def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> 
             chunks = _chunks(remaining, placement.workers, split=command.split_seconds is not None)
             for counts in runner.run(chunks):
                 for method, args, kwargs in counts.details:
-                    if not splits.follow(method, args):
+                    if not splits.handle_report(method, args):
                         getattr(report, method)(*args, **kwargs)
                         finished += method != "lost"  # it was done before
                 bar.update(finished)

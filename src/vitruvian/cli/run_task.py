@@ -23,7 +23,7 @@ import typer
 
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco_dataset import CocoDataset
-from vitruvian.cli.journal import Journal, Origin, has_journal, size_on_disk
+from vitruvian.cli.journal import Journal, Origin, SourceStatus, has_journal, size_on_disk
 from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.cli.option_groups import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
@@ -269,7 +269,7 @@ class TaskRun:
                 return True
         return False
 
-    def _status(self, item: NamedSource, planned: dict[str, NamedSource]) -> str:
+    def _status(self, item: NamedSource, planned: dict[str, NamedSource]) -> SourceStatus:
         """Plan the files of a source, and return "new" or "changed"; raise `InputError` if it cannot be processed."""
         if item.error is not None:
             raise item.error
@@ -293,7 +293,7 @@ class TaskRun:
             self.command.check_video(item.path or str(item.source))
         return status
 
-    def _journal_status(self, item: NamedSource, paths: Sequence[Path]) -> str:
+    def _journal_status(self, item: NamedSource, paths: Sequence[Path]) -> SourceStatus:
         """Return "new" or "changed"; raise `_AlreadyDoneError` where all files are done."""
         if self.command.overwrite:
             return "changed" if any(path.exists() for path in paths) else "new"

@@ -132,7 +132,7 @@ def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> Vide
         alpha=frames.alpha,
         settings={"settings": run.video_digest, **command.resume_settings()},
         frame_files=frames.file_names,
-        on_start=frames.remove_from,
+        on_start=frames.remove_frames_from,
         overwrite=restart,
         **command.video_options(),
     )
@@ -181,7 +181,7 @@ class _FrameWriter:
         patterns = [*self._patterns, *([] if self._crops is None else [self._crops])]
         return [f"{path.parent.name}/{path.name}" for path in patterns]
 
-    def remove_from(self, first: int) -> None:
+    def remove_frames_from(self, first: int) -> None:
         """Remove the files that an earlier run wrote for a frame and those after it."""
         numbered = [found for pattern in self._patterns for found in self._frames(pattern)]
         numbered += [] if self._crops is None else _crop_files(self._crops.parent)

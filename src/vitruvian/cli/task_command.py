@@ -137,7 +137,7 @@ class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGrou
         return {}
 
     def lacks_state(self, files: Mapping[str, Path], digest: str) -> bool:
-        """Return whether a finished video is processed again for a state that was not kept."""
+        """Return whether a finished video must be processed again, since its state was not kept."""
         return False
 
     def following_commands(self, source: str, records: Path) -> list[TaskCommand]:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.errors import ImageError, InputError, import_extra, near_matches, one_line
+from vitruvian.errors import ImageError, InputError, import_extra, one_line
 from vitruvian.files.images import write_image
 from vitruvian.filesystem.atomic import Writer, temporary_path, write_errors
-from vitruvian.filesystem.media_files import FRAME_PATTERN, IMAGE_SUFFIXES, walk_files
+from vitruvian.filesystem.media_files import FRAME_PATTERN, sequence_files
 from vitruvian.images import load_image
 from vitruvian.images.types import RgbImage
 from vitruvian.limits import get_limits
@@ -557,33 +557,6 @@ def _exact_rate(rate: Fraction | float) -> Fraction:
 
 
 # ------------------------------------------------------------------------------------------------ numbered images
-
-
-def numbered_files(pattern: str | Path) -> list[tuple[int, Path]]:
-    """List the files ``name_%05d.png`` with their numbers, in that order, with or without gaps."""
-    path = Path(pattern)
-    number = FRAME_PATTERN.search(path.name)
-    if number is None or FRAME_PATTERN.search(path.name[number.end() :]):
-        raise InputError(f"{path}: expected one %d or %04d in the name.")
-    before, after = re.escape(path.name[: number.start()]), re.escape(path.name[number.end() :])
-    file_name = re.compile(f"{before}(\\d{{{int(number.group(1) or 1)},}}){after}")
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    numbered = sorted((int(match.group(1)), name) for name in names if (match := file_name.fullmatch(name)))
-    if not numbered:
-        near = near_matches(path.name, names)
-        raise InputError(f"{path}: no numbered image matches. Check the pattern.{near}")
-    return [(one, path.parent / name) for one, name in numbered]
-
-
-def sequence_files(path: str | Path) -> list[Path]:
-    """List the images of a sequence in order: numbered images (``name_%05d.png``), or those of a folder."""
-    if not Path(path).is_dir():
-        return [file for _, file in numbered_files(path)]
-    files = [Path(entry.path) for entry in walk_files(path)]
-    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    if not images:
-        raise InputError(f"{path}: expected images in the folder, got none. Check the path.")
-    return images
 
 
 class SequenceReader:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from vitruvian.errors import InputError, one_line
+from vitruvian.errors import InputError, near_matches, one_line
 
 # fmt: off
 IMAGE_SUFFIXES = frozenset({
@@ -83,3 +83,29 @@ def walk_files(folder: str | Path, *, recursive: bool = False, ordered: bool = T
         raise InputError(f"{folder}: expected a readable folder, got {one_line(error.strerror or error)}.") from error
     for path in folders:
         yield from walk_files(path, recursive=True, ordered=False)
+
+
+def sequence_files(path: str | Path) -> list[Path]:
+    """List the images of a sequence in order: numbered images (``name_%05d.png``), or those of a folder."""
+    if not Path(path).is_dir():
+        return _numbered_images(Path(path))
+    files = [Path(entry.path) for entry in walk_files(path)]
+    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    if not images:
+        raise InputError(f"{path}: expected images in the folder, got none. Check the path.")
+    return images
+
+
+def _numbered_images(path: Path) -> list[Path]:
+    """List the files ``name_%05d.png`` in the order of their numbers, with or without gaps."""
+    number = FRAME_PATTERN.search(path.name)
+    if number is None or FRAME_PATTERN.search(path.name[number.end() :]):
+        raise InputError(f"{path}: expected one %d or %04d in the name.")
+    before, after = re.escape(path.name[: number.start()]), re.escape(path.name[number.end() :])
+    file_name = re.compile(f"{before}(\\d{{{int(number.group(1) or 1)},}}){after}")
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    numbered = sorted((int(match.group(1)), name) for name in names if (match := file_name.fullmatch(name)))
+    if not numbered:
+        near = near_matches(path.name, names)
+        raise InputError(f"{path}: no numbered image matches. Check the pattern.{near}")
+    return [path.parent / name for _, name in numbered]

@@ -1,6 +1,6 @@
 """Connected components of binary masks: find them, fill small holes, remove small islands.
 
-    mask [H, W] ─▶ runs of a row ─▶ pairs of runs of adjacent rows that touch ─▶ union-find ─▶ regions
+    mask [H, W] ─▶ runs of a row ─▶ pairs of runs of adjacent rows that touch ─▶ union-find ─▶ components
 
 The computation is on runs, a few thousand for a mask of a million pixels, and on the CPU; results are on
 the device of the masks.
@@ -17,53 +17,53 @@ from torch import Tensor
 from vitruvian.images.types import BoolArray, IntArray
 
 
-class Regions(NamedTuple):
-    """Runs of a mask and the region of each, numbered from 0 in reading order.
+class Components(NamedTuple):
+    """Runs of a mask and the component of each, numbered from 0 in reading order.
 
-    Runs are positions [start, end) in the flat mask; `areas` has one entry for each region.
+    Runs are positions [start, end) in the flat mask; `areas` has one entry for each component.
     """
 
     starts: IntArray
     ends: IntArray
-    region: IntArray
+    component: IntArray
     areas: IntArray
 
 
 def fill_holes(masks: Tensor, max_area: float) -> Tensor:
-    """Fill 8-connected background regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W]."""
+    """Fill 8-connected background components of up to `max_area` pixels: [..., H, W] -> bool [..., H, W]."""
     background = ~masks.bool().contiguous()
     return _clear_small(background, max_area, keep_largest=False).logical_not_()
 
 
 def remove_islands(masks: Tensor, max_area: float, *, keep_largest: bool = False) -> Tensor:
-    """Clear 8-connected regions of up to `max_area` pixels: [..., H, W] -> bool [..., H, W].
+    """Clear 8-connected components of up to `max_area` pixels: [..., H, W] -> bool [..., H, W].
 
-    With `keep_largest` a mask keeps its largest region even if that is small.
+    With `keep_largest` a mask keeps its largest component even if that is small.
     """
     copied = masks.bool().clone(memory_format=torch.contiguous_format)
     return _clear_small(copied, max_area, keep_largest=keep_largest)
 
 
 def _clear_small(masks: Tensor, max_area: float, *, keep_largest: bool) -> Tensor:
-    """Clear the small regions of contiguous bool masks [..., H, W], in place on the CPU."""
+    """Clear the small components of contiguous bool masks [..., H, W], in place on the CPU."""
     if max_area < 1 or not masks.numel():
         return masks
     flat = masks.cpu().flatten(0, -3).numpy() if masks.ndim > 2 else masks.cpu()[None].numpy()  # [N, H, W]
     for mask in flat:
-        regions = find_regions(mask)
-        small = regions.areas <= max_area
+        components = find_components(mask)
+        small = components.areas <= max_area
         if keep_largest:
-            small &= regions.areas < regions.areas.max(initial=0)
-        cleared = small[regions.region]
-        starts, ends = regions.starts[cleared], regions.ends[cleared]
+            small &= components.areas < components.areas.max(initial=0)
+        cleared = small[components.component]
+        starts, ends = components.starts[cleared], components.ends[cleared]
         mask.reshape(-1)[run_positions(starts, ends - starts)] = False
     if masks.device.type == "cpu":
         return masks  # NumPy shares its memory
     return torch.from_numpy(flat).reshape(masks.shape).to(masks.device)
 
 
-def find_regions(mask: BoolArray, connectivity: Literal[4, 8] = 8) -> Regions:
-    """Return the connected regions of one mask [H, W]."""
+def find_components(mask: BoolArray, connectivity: Literal[4, 8] = 8) -> Components:
+    """Return the connected components of one mask [H, W]."""
     width = mask.shape[1]
     starts, ends = _find_runs(mask)
     # A gap after each row separates the last run of a row from the first of the next, also diagonally.
@@ -76,10 +76,10 @@ def find_regions(mask: BoolArray, connectivity: Literal[4, 8] = 8) -> Regions:
     above = np.repeat(np.arange(len(starts)), counts)
     below = run_positions(first, counts)  # the neighbors of a run in the next row are consecutive
     roots = _connect(len(starts), above, below)
-    # A region's root is its first run, so counting roots numbers the regions in reading order.
-    region = (np.cumsum(roots == np.arange(len(roots))) - 1)[roots]
-    areas = np.bincount(region, weights=ends - starts).astype(np.int64) if len(region) else region
-    return Regions(starts, ends, region, areas)
+    # A component's root is its first run, so counting roots numbers the components in reading order.
+    component = (np.cumsum(roots == np.arange(len(roots))) - 1)[roots]
+    areas = np.bincount(component, weights=ends - starts).astype(np.int64) if len(component) else component
+    return Components(starts, ends, component, areas)
 
 
 def _find_runs(mask: BoolArray) -> tuple[IntArray, IntArray]:

@@ -94,7 +94,7 @@ _DECODING_BYTES = 9  # a pixel, until the image is RGB: Pillow's image, its RGB 
 _FORMAT_BYTES = {"TIFF": 10, "WEBP": 19, "AVIF": 21, "HEIF": 16, "QOI": 18}
 # Called with the bytes that an image takes before it is decoded.
 on_decode: ContextVar[Callable[[int], None] | None] = ContextVar("on_decode", default=None)
-_DAMAGED = "Copy or download it again, or export it anew as PNG or JPEG."
+_DAMAGED = "Copy or download it again, or export it again as PNG or JPEG."
 
 _PILLOW_LIMITS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 

@@ -31,12 +31,12 @@ class MaskPrediction(NamedTuple):
     Attributes:
         logits: K masks of each object [K, h, w]. K differs among objects; it is 0 for an object with a mask prompt.
         ious: Their predicted IoU [K].
-        scores: Logits for whether each object is visible [O, 1].
+        object_scores: Logits for whether each object is visible [O, 1].
     """
 
     logits: list[Tensor]
     ious: list[Tensor]
-    scores: Tensor
+    object_scores: Tensor
 
 
 def clip_loss(
@@ -56,7 +56,7 @@ def clip_loss(
             large = bilinear(logits, truth.shape[-2:])
             ious = torch.stack([prediction.ious[number] for number in chosen])
             found = prompted_mask_loss(
-                large[None], ious[None], prediction.scores[None, chosen], truth[None, chosen], weights=weights
+                large[None], ious[None], prediction.object_scores[None, chosen], truth[None, chosen], weights=weights
             )
             parts.append((len(chosen) / len(prediction.logits), found))
     if not parts:

@@ -39,7 +39,7 @@ from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS
 
 ResultT = TypeVar("ResultT", bound=Result)
-_MAX_EAGER_INPUTS = 16  # inputs of an image that a worker makes at once; more are made batch by batch
+_MAX_EAGER_INPUTS = 16  # inputs of an image that a worker makes together; more are made batch by batch
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
@@ -322,6 +322,11 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         if self.upload_stream is not None:
             return "stream"
         return "worker" if self.device.type == "cpu" else "consumer"
+
+    def label_names(self, known: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the known names of the model's classes if it has as many, else those of its configuration."""
+        labels: dict[int, str] = self.model.config.id2label
+        return known if len(labels) == len(known) else tuple(labels.values())
 
     def result_fields(self, frame: Frame, people: People | None = None) -> ResultFields:
         """Return the fields that every result has."""

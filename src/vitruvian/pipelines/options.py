@@ -339,6 +339,11 @@ class NormalsOptions(MaskedOptions):
     convention: Convention = option("opengl", _CONVENTION_HELP, basic=True)
 
 
+def intrinsics_matrix(fx: float, fy: float, cx: float, cy: float) -> list[list[float]]:
+    """Return the camera matrix K [3, 3] of focal lengths and a principal point in pixels."""
+    return [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PointmapOptions(MaskedOptions):
     """Options of pointmaps: what is known about the camera.

@@ -25,12 +25,13 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.errors import InputError, VitruvianError, one_line
-from vitruvian.files.video import DecodedFrame, SequenceReader, VideoReader, import_av, sequence_files
+from vitruvian.files.video import DecodedFrame, SequenceReader, VideoReader, import_av
 from vitruvian.filesystem.media_files import (
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
     is_url,
     natural_key,
+    sequence_files,
     source_kind,
     walk_files,
 )
@@ -102,7 +103,7 @@ class FrameLoader:
         name: File name or URL, or the kind of the source.
         load: Reads the image.
         path: The file, if it is one.
-        number: Number of the frame in a video or an image sequence.
+        frame: Number of the frame in a video or an image sequence.
         remote: Whether it is downloaded, which may take long.
         decoded_bytes: Bytes that a frame of a video takes already.
     """
@@ -110,16 +111,16 @@ class FrameLoader:
     name: str
     load: Callable[[], Frame]
     path: Path | None = None
-    number: int | None = None
+    frame: int | None = None
     remote: bool = False
     decoded_bytes: int = 0
 
-    def frame(self, index: int) -> Frame | Failure:
+    def read(self, index: int) -> Frame | Failure:
         """Read the image that has this index in its source."""
         try:
             return replace(self.load(), index=index)
         except Exception as error:  # noqa: BLE001 - one image must not stop the others; the error is passed on
-            return Failure(name=self.name, error=error, index=index, frame=self.number)
+            return Failure(name=self.name, error=error, index=index, frame=self.frame)
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Source:
     close: Callable[[], object] | None = None
 
     def __iter__(self) -> Iterator[Frame | Failure]:
-        return (loader.frame(index) for index, loader in enumerate(self.loaders()))
+        return (loader.read(index) for index, loader in enumerate(self.loaders()))
 
 
 def open_source(source: object) -> Source:
@@ -296,7 +297,7 @@ def _file_loader(path: Path, *, text: str | None = None, number: int | None = No
         image = load_rgb(text if text is not None and not os.path.exists(path) else path)
         return Frame(image=image, name=name, path=path, frame=number, exif_focal_px=exif_focal(path, image.shape[:2]))
 
-    return FrameLoader(name=name, load=load, path=path, number=number)
+    return FrameLoader(name=name, load=load, path=path, frame=number)
 
 
 def _url_loader(url: str) -> FrameLoader:
@@ -353,7 +354,7 @@ def _sequence_loader(reader: SequenceReader, path: Path, number: int) -> FrameLo
         time = float(number / reader.rate)
         return Frame(image=load_rgb(path), name=str(reader.path), path=reader.path, frame=number, time=time)
 
-    return FrameLoader(name=one_line(path), load=load, path=path, number=number)
+    return FrameLoader(name=one_line(path), load=load, path=path, frame=number)
 
 
 def _video_loader(path: Path, decoded: DecodedFrame) -> FrameLoader:
@@ -362,7 +363,7 @@ def _video_loader(path: Path, decoded: DecodedFrame) -> FrameLoader:
     def load() -> Frame:
         return Frame(image=decoded.to_rgb(), name=str(path), path=path, frame=decoded.number, time=decoded.time)
 
-    return FrameLoader(name=str(path), load=load, path=path, number=decoded.number, decoded_bytes=decoded.nbytes)
+    return FrameLoader(name=str(path), load=load, path=path, frame=decoded.number, decoded_bytes=decoded.nbytes)
 
 
 def _from_camera(number: int) -> Source:

@@ -14,7 +14,7 @@ from vitruvian.files.arrays import write_exr
 from vitruvian.files.images import write_png16
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.results.base import array_of
-from vitruvian.results.camera import CameraMap
+from vitruvian.results.camera_map import CameraMap
 from vitruvian.tasks import Convention
 
 

@@ -22,7 +22,7 @@ from vitruvian.files.point_clouds import write_glb, write_ply
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.images.types import RgbImage
 from vitruvian.results.base import array_of, with_format
-from vitruvian.results.camera import CameraMap
+from vitruvian.results.camera_map import CameraMap
 
 IntrinsicsFrom = Literal["given", "exif", "field of view", "estimated", "assumed"]
 _EDGE_THRESHOLD = 0.04  # relative to the depth: about the thickness of an arm at two meters

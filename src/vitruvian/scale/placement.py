@@ -24,7 +24,7 @@ class Placement:
 def choose_placement(
     nodes: Iterable[Mapping[str, Any]], workers: int | None, cpus: float | None, gpus: float | None
 ) -> Placement:
-    """Choose what is None: a worker for each GPU, or for each core if there are no GPUs; cores that are divided.
+    """Fill in what is None: a worker for each GPU, or for each core without GPUs; cores are divided among the workers.
 
     Args:
         nodes: What `ray.nodes()` returns.

@@ -24,7 +24,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from vitruvian.errors import one_line
@@ -111,17 +111,17 @@ class Jobs:
                 507, subject="jobs", expected=f"at most {limits.jobs:,}", got="more", hint="Delete finished ones."
             )
         job_id = secrets.token_urlsafe(16)
-        folder = self._folder / job_id
-        with self.upload(job_id) as count:
-            try:
-                yield UploadFolder(job_id, folder, limits, count)
-            finally:
-                if job_id not in self._jobs:
-                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        async with self.upload(job_id, self._folder / job_id, is_stored=lambda: job_id in self._jobs) as upload:
+            yield upload
 
-    @contextlib.contextmanager
-    def upload(self, upload_id: str) -> Iterator[Callable[[int], None]]:
-        """Yield a function that counts the bytes of an upload; it raises an error 507 if there is no space for them."""
+    @contextlib.asynccontextmanager
+    async def upload(
+        self, upload_id: str, folder: Path, *, is_stored: Callable[[], bool]
+    ) -> AsyncIterator[UploadFolder]:
+        """Yield a folder to upload to, whose bytes count; unless it is stored in the end, it is removed.
+
+        An upload for which there is no space on the disk ends with an error 507.
+        """
         self._check_disk()
         self._uploads[upload_id] = 0
 
@@ -130,9 +130,11 @@ class Jobs:
             self._check_disk()
 
         try:
-            yield count
+            yield UploadFolder(upload_id, folder, self._limits, count)
         finally:
             del self._uploads[upload_id]
+            if not is_stored():
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _check_disk(self) -> None:
         """Raise an error 507 if there is no space for files."""
@@ -227,7 +229,7 @@ class Jobs:
             if job.id not in self._jobs or self._jobs[job.id].state != "running":  # cancelled meanwhile
                 await process.stop()
             async for line in process.lines():
-                self._follow(job.id, line)
+                self._read_progress(job.id, line)
             code, text = await process.wait()
         finally:
             watch.cancel()
@@ -267,7 +269,7 @@ class Jobs:
             command.append(f"--detect={settings.detector}")
         return [*command, *job.arguments]
 
-    def _follow(self, job_id: str, line: bytes) -> None:
+    def _read_progress(self, job_id: str, line: bytes) -> None:
         """Take the progress from a line of the command. It is in memory only: the journal has what is done."""
         job = self._jobs.get(job_id)
         try:

@@ -37,7 +37,7 @@ _HEADERS = {
     "Permissions-Policy": "camera=(self), geolocation=(), microphone=()",
 }
 _PROTECTED = ("/v1/", "/metrics", "/openapi.json")
-_UNLIMITED = ("/healthz", "/readyz", "/metrics")  # of a busy server too, which must not be taken for a dead one
+_UNLIMITED = ("/healthz", "/readyz", "/metrics")  # answered by a busy server too, so that it is not taken for dead
 _READS = ("GET", "HEAD", "OPTIONS")
 
 

@@ -7,7 +7,7 @@ How a batch forms: `ModelQueue.submit` adds a request; the engine takes requests
 it has room, and its workers decode and prepare them. A batch starts when the model is idle
 (`InferenceEngine.batch_ready` in `pipelines/engine/runner.py`), so a single request does not wait; requests that arrive
 while the model runs form the next batch, up to its size (`BatchQueue.take` in `pipelines/engine/batches.py`).
-`SharedSteps.forward` (`shared_steps`) runs the inputs of a batch whose options agree together.
+`SharedSteps.forward` (`queued_requests`) runs the inputs of a batch whose options agree together.
 
 An error is the answer to its image alone. A request that is cancelled, since its client has gone or its time is up,
 leaves the queue immediately; an image that is in the engine already is finished and dropped. `ModelQueue.close` drains
@@ -32,7 +32,7 @@ from vitruvian.pipelines.engine.runner import run_many
 from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source
 from vitruvian.serving.errors import RequestError, too_many
 from vitruvian.serving.metrics import Metrics
-from vitruvian.serving.shared_steps import AnswerT, QueuedRequest, SharedSteps
+from vitruvian.serving.queued_requests import AnswerT, QueuedRequest, SharedSteps
 
 QueueState = Literal["loading", "ready", "failed", "closed"]
 _log = logging.getLogger("vitruvian.serving")
@@ -235,6 +235,6 @@ class ModelQueue:
 
 def _shuts_down() -> RequestError:
     return RequestError(
-        503, headers={"Retry-After": "5"}, subject="server", expected="one that accepts requests",
-        got="one that shuts down", hint="Try again in 5 seconds.",
+        503, headers={"Retry-After": "5"}, subject="server", expected="a running server",
+        got="one that is shutting down", hint="Try again in 5 seconds.",
     )  # fmt: skip

@@ -61,7 +61,7 @@ class _Server(uvicorn.Server):
         self._on_exit = on_exit
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End after open requests; a second Ctrl-C ends at once. The signal is not raised again afterwards."""
+        """End after open requests; a second Ctrl-C ends immediately. The signal is not raised again afterwards."""
         self._on_exit()
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True

@@ -33,13 +33,13 @@ from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.model_queue import FairLock, ModelQueue
+from vitruvian.serving.queued_requests import QueuedRequest
+from vitruvian.serving.request_bodies import UploadReader
 from vitruvian.serving.settings import Settings
-from vitruvian.serving.shared_steps import QueuedRequest
 from vitruvian.serving.stored_images import EncodeImage, StoredImage, segment_stored
 from vitruvian.serving.stored_videos import StoredVideo, video_store
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest, TrackPromptFields, TrackRequest
 from vitruvian.serving.upload_folder import UploadFolder
-from vitruvian.serving.uploads import UploadReader
 from vitruvian.tasks import PLOTS, TASKS, find_task
 
 AnswerT = TypeVar("AnswerT")
@@ -255,12 +255,8 @@ class Service:
         """Yield the folder of a new video to upload to; unless it is stored, it is removed at the end."""
         video_id = secrets.token_urlsafe(16)
         folder = self._video_root / video_id
-        with self.jobs.upload(video_id) as count:
-            try:
-                yield UploadFolder(video_id, folder, self.settings.limits, count)
-            finally:
-                if video_id not in self.videos:
-                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        async with self.jobs.upload(video_id, folder, is_stored=lambda: video_id in self.videos) as upload:
+            yield upload
 
     async def _start_job_here(self, video: StoredVideo, task: str, owner: str | None, arguments: Sequence[str]) -> Job:
         """Start a job with a stored video, of which it gets a link."""
@@ -299,7 +295,10 @@ class Service:
             answer.cancel()  # cancels `future` too
         if client_gone:
             raise RequestError(
-                CLIENT_CLOSED_REQUEST, subject="client", expected="one that waits for the answer", got="none"
+                CLIENT_CLOSED_REQUEST,
+                subject="client",
+                expected="a client that waits for the answer",
+                got="a closed connection",
             )
         raise RequestError(
             504, subject="request", expected=f"an answer within {seconds} seconds", got="none",

@@ -1,8 +1,8 @@
 """The options of each task over HTTP: query parameters, form fields or JSON.
 
 They come from the table in `vitruvian.pipelines.options` and have the names of the command line. Classes here declare
-what has another form: JSON in place of texts, or less than on the command line. Jobs turn options into arguments of the
-command.
+only what has another form over HTTP: JSON in place of text, or fewer values than on the command line. Jobs turn options
+into arguments of the command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from PIL import ImageColor
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from vitruvian.pipelines.options import MIN_TILE_SIDE, DenseOptions, OptionRow, PeopleOptions, option_rows
+from vitruvian.pipelines.options import (
+    MIN_TILE_SIDE,
+    DenseOptions,
+    OptionRow,
+    PeopleOptions,
+    intrinsics_matrix,
+    option_rows,
+)
 from vitruvian.pipelines.output_options import ALL_MASKS_HELP, CommonVideoOptions, MatteOutputOptions, OutputOptions
 from vitruvian.serving.errors import RequestError, too_large, wrong_value
 from vitruvian.tasks import TASKS, Task
@@ -158,8 +165,7 @@ class PointmapRequest(TileRequest):
         """Make the camera matrix."""
         options = super().call_options()
         if self.intrinsics is not None:
-            fx, fy, cx, cy = self.intrinsics
-            options["K"] = [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
+            options["K"] = intrinsics_matrix(*self.intrinsics)
         return options
 
     def _argument(self, name: str, option: str, value: Any) -> list[str]:

@@ -20,8 +20,8 @@ from vitruvian.files.video import VideoReader
 from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.images.decode import is_image
 from vitruvian.serving.errors import RequestError, too_large
+from vitruvian.serving.request_bodies import FORM, LimitedRequest, file_name, media_type, parse_json_object
 from vitruvian.serving.settings import ServerLimits
-from vitruvian.serving.uploads import FORM, LimitedRequest, file_name, media_type, parse_json_object
 
 _CHUNK_BYTES = 1 << 20
 _MAX_CONTENTS_BYTES = 16 << 20  # of an archive: 150,000 files with names of 60 characters

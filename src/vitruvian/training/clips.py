@@ -106,10 +106,10 @@ class ClipObjective(nn.Module):
         predictions: list[tuple[MaskPrediction, Tensor]] = []
         for frame in range(len(frames)):
             clicks = prompts.clicks if frame in corrected else 0
-            several = self.model.segment_with_corrections(
+            frame_predictions = self.model.segment_with_corrections(
                 session, frame, self._corrections(truth[frame], clicks, generator)
             )
-            predictions += [(prediction, truth[frame]) for prediction in several]
+            predictions += [(prediction, truth[frame]) for prediction in frame_predictions]
         return clip_loss(predictions, weights=self.weights)
 
     def _start(

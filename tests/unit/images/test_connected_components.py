@@ -1,4 +1,4 @@
-"""Connected regions against scipy, an independent implementation, and the cleaning built on them."""
+"""Connected components against scipy, an independent implementation, and the cleaning built on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.images.connected_components import fill_holes, find_regions, remove_islands, run_positions
+from vitruvian.images.connected_components import fill_holes, find_components, remove_islands, run_positions
 
 ndimage = pytest.importorskip("scipy.ndimage")
 
@@ -41,15 +41,15 @@ def shapes() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("connectivity", [4, 8])
 @pytest.mark.parametrize("name", shapes())
-def test_regions_and_areas_are_scipy_s(name: str, connectivity: int) -> None:
+def test_components_and_areas_are_scipy_s(name: str, connectivity: int) -> None:
     mask = shapes()[name]
     want, count = ndimage.label(mask, STRUCTURES[connectivity])
-    regions = find_regions(mask, connectivity)
-    lengths = regions.ends - regions.starts
+    components = find_components(mask, connectivity)
+    lengths = components.ends - components.starts
     labels = np.zeros(mask.size, int)
-    labels[run_positions(regions.starts, lengths)] = np.repeat(regions.region + 1, lengths)
+    labels[run_positions(components.starts, lengths)] = np.repeat(components.component + 1, lengths)
     assert np.array_equal(labels.reshape(mask.shape), want)
-    assert regions.areas.tolist() == np.bincount(want.ravel(), minlength=count + 1)[1:].tolist()
+    assert components.areas.tolist() == np.bincount(want.ravel(), minlength=count + 1)[1:].tolist()
 
 
 def test_batches_keep_their_shape_and_do_not_mix() -> None:

@@ -207,8 +207,8 @@ class TestMany:
                 buffer[0, 0] = number
                 yield buffer
 
-        tickets = list(open_source(camera()).loaders())
-        assert [int(ticket.frame(0).image[0, 0, 0]) for ticket in tickets] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
+        loaders = list(open_source(camera()).loaders())
+        assert [int(loader.read(0).image[0, 0, 0]) for loader in loaders] == [0, 1, 2, 3, 4]  # type: ignore[union-attr]
 
     def test_a_bad_file_does_not_stop_the_rest(self, folder: Path) -> None:
         (folder / "frame_0002.png").write_bytes(png()[:40])

@@ -19,7 +19,7 @@ from vitruvian.pipelines.tasks.pose import PosePipeline
 from vitruvian.serving.errors import RequestError
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.model_queue import FairLock, ModelQueue
-from vitruvian.serving.shared_steps import QueuedRequest
+from vitruvian.serving.queued_requests import QueuedRequest
 
 
 class GatedPose(PosePipeline):
@@ -201,7 +201,7 @@ def test_close_answers_what_was_accepted(queue: ModelQueue, pipe: GatedPose) -> 
     closing = threading.Thread(target=queue.close)
     closing.start()
     wait(lambda: queue.state == "closed")
-    with pytest.raises(RequestError, match="shuts down"):
+    with pytest.raises(RequestError, match="shutting down"):
         submit(queue)
     pipe.gate.set()
     closing.join(60)
@@ -224,7 +224,7 @@ def test_a_server_that_ends_while_a_model_loads_never_waits_for_it(pipe: GatedPo
         _ = queue.pipe
     queue.close()
     threading.Timer(20, loaded.set).start()
-    with pytest.raises(RequestError, match="shuts down") as caught:
+    with pytest.raises(RequestError, match="shutting down") as caught:
         _ = queue.pipe
     assert caught.value.status == 503
     assert not loaded.is_set()

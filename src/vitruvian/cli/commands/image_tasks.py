@@ -16,6 +16,7 @@ from vitruvian.cli.option_groups import BatchGroup, CocoGroup, PeopleGroup, Tile
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError
 from vitruvian.filesystem.json_files import read_json
+from vitruvian.pipelines.options import intrinsics_matrix
 from vitruvian.pipelines.output_options import (
     ALL_MASKS_HELP,
     MatteOutputOptions,
@@ -238,8 +239,7 @@ def _read_intrinsics(text: str) -> list[list[float]]:
 
     path = Path(text).expanduser()
     if path.suffix.lower() not in (".json", ".npy"):
-        fx, fy, cx, cy = read_numbers("--intrinsics", text, 4)
-        return [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
+        return intrinsics_matrix(*read_numbers("--intrinsics", text, 4))
     try:
         # A memory map: the header may declare any size.
         values = np.load(path, mmap_mode="r") if path.suffix.lower() == ".npy" else read_json(path)

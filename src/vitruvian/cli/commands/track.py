@@ -20,11 +20,8 @@ from vitruvian.cli.option_groups import (
     read_numbers,
     read_points,
 )
-from vitruvian.cli.output_plan import named_format
 from vitruvian.cli.task_command import TaskCommand, task_command
 from vitruvian.errors import InputError, VitruvianError
-from vitruvian.files.video import open_video
-from vitruvian.filesystem.json_files import read_json
 from vitruvian.filesystem.media_files import CAMERA, source_kind
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines.options import PeopleOptions
@@ -125,6 +122,8 @@ class TrackCommand(TaskCommand):
         Raises:
             InputError: --save or --out are other files.
         """
+        from vitruvian.cli.output_plan import named_format
+
         named = (
             None if self.out in (None, STDIO) else named_format(self.task, Path(str(self.out)).expanduser(), self.save)
         )
@@ -186,6 +185,7 @@ class TrackCommand(TaskCommand):
 
     def check_video(self, source: str | Path) -> None:
         """Check that all prompts fit the video."""
+        from vitruvian.files.video import open_video
         from vitruvian.pipelines.video.track_prompt import check_prompts
 
         if self.then is not None and Path(source).is_dir():
@@ -233,11 +233,13 @@ class TrackCommand(TaskCommand):
 
     def lacks_state(self, files: Mapping[str, Path], digest: str) -> bool:
         """Return whether --keep-state asks for a state that an earlier run with the same settings did not keep."""
+        from vitruvian.pipelines.video.resume_folder import read_video_settings
+
         folder = self._state_folder(files)
         if folder is None or self.refine is not None:
             return False
         try:
-            return bool(read_json(folder / "plan.json")["settings"]["settings"]["settings"] != digest)
+            return bool(read_video_settings(folder)["settings"] != digest)
         except (OSError, KeyError, TypeError, VitruvianError):
             return True
 
@@ -251,10 +253,11 @@ class TrackCommand(TaskCommand):
 
     def _saved_prompts(self) -> dict[str, Any]:
         """Read the prompts of a kept state."""
+        from vitruvian.pipelines.video.resume_folder import read_video_settings
+
         assert self.refine is not None
-        path = self.refine.expanduser() / "plan.json"
         try:
-            settings = read_json(path)["settings"]["settings"]
+            settings = read_video_settings(self.refine.expanduser())
             saved = settings["prompts"]
             if settings["others"] != self.resume_settings()["others"]:
                 raise InputError(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitruvian.images.types import SizeHW
 from vitruvian.models.mask_classification.outputs import SegmentationResult
-from vitruvian.models.mask_classification.segments import Thresholds
+from vitruvian.models.mask_classification.segments import SegmentInfo, Thresholds
 from vitruvian.ops.interpolate import bilinear
 
 InstanceKind = Literal["map", "rle", "masks"]
@@ -54,11 +54,11 @@ def legacy_instances(
         inside = F.interpolate(inside[None], size=target_hw, mode="nearest")[0]  # [Q, H, W]
     ids = torch.full(inside.shape[1:], -1.0)  # [H, W]
     instances: list[Tensor] = []
-    infos: list[dict[str, object]] = []
+    infos: list[dict[str, int | float]] = []
     for mask, label, score in zip(inside, labels, (best * mean).tolist(), strict=True):
         if score >= threshold and bool(mask.any()):
             ids[(mask == 1).to(ids.device)] = len(instances)
-            infos.append({"id": len(instances), "label_id": label, "was_fused": False, "score": round(score, 6)})
+            infos.append(SegmentInfo(len(instances), label, score).info())
             instances.append(mask)
     segmentation: object = ids
     if kind == "rle":
@@ -88,7 +88,7 @@ def legacy_panoptic(
     masks = _resize(masks, target_hw) * scores[:, None, None]  # [n, H, W]
     owner = masks.argmax(0)  # [H, W]
     ids = torch.zeros(owner.shape, dtype=torch.int32, device=owner.device)
-    infos: list[dict[str, object]] = []
+    infos: list[dict[str, int | float]] = []
     shared: dict[int, int] = {}
     current = 0
     for number, (label, score) in enumerate(zip(labels.tolist(), scores.tolist(), strict=True)):
@@ -99,7 +99,7 @@ def legacy_panoptic(
         # Returning to a shared id also resets the counter, so that the next id may be in use already.
         current = shared.get(label, current + 1)
         ids[won] = current
-        infos.append({"id": current, "label_id": label, "was_fused": fused, "score": round(score, 6)})
+        infos.append(SegmentInfo(current, label, score, fused).info())
         if fused:
             shared[label] = current
     return SegmentationResult(segmentation=ids, segments_info=infos)

@@ -8,7 +8,7 @@ from vitruvian.layers.mlp import activation
 
 
 def per_object(x: Tensor, objects: int) -> Tensor:
-    """Repeat what B images have for O objects, as many of each image: [B, …] -> [O, …]; no copy if B is 1 or O."""
+    """Repeat features of B images for O objects, O / B of each image: [B, …] -> [O, …]. No copy if B is 1 or O."""
     if len(x) == 1:
         return x.expand(objects, *x.shape[1:])
     return x if len(x) == objects else x.repeat_interleave(objects // len(x), dim=0)

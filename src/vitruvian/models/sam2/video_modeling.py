@@ -89,7 +89,7 @@ class _ObjectMasks(NamedTuple):
         low: Logits [O, 1, h, w].
         high: Logits at the size of frames [O, 1, H, W].
         pointers: Object pointers [O, C].
-        scores: Logits for whether the object is visible [O, 1].
+        object_scores: Logits for whether the object is visible [O, 1].
         ious: Predicted IoU [O, 1].
         candidates: In training, for each object all K masks [K, h, w] with their predicted IoU [K]; K is 0 for a mask
             prompt.
@@ -98,7 +98,7 @@ class _ObjectMasks(NamedTuple):
     low: Tensor
     high: Tensor
     pointers: Tensor
-    scores: Tensor
+    object_scores: Tensor
     ious: Tensor
     candidates: tuple[tuple[Tensor, Tensor], ...] = ()
 
@@ -288,7 +288,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             low=torch.cat([part.low for part in parts])[order_on_device],
             high=torch.cat([part.high for part in parts])[order_on_device],
             pointers=torch.cat([part.pointers for part in parts])[order_on_device],
-            scores=torch.cat([part.scores for part in parts])[order_on_device],
+            object_scores=torch.cat([part.object_scores for part in parts])[order_on_device],
             ious=torch.cat([part.ious for part in parts])[order_on_device],
             candidates=tuple(candidates[number] for number in order.tolist() if candidates),
         )
@@ -351,21 +351,21 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             coordinates, labels, None, None if masks is None else _by_image(masks[0], images)
         )
         decoded = self.mask_decoder(levels, self._cell_positions(), sparse, dense, multimask_output=multimask_output)
-        candidates, ious, scores, all_tokens = (
+        candidates, ious, object_scores, all_tokens = (
             part.flatten(0, 1) for part in decoded[:4]
         )  # [O, K, h, w], [O, K], [O, 1], [O, K, C]
         best = ious.argmax(dim=-1)  # [O]
         index = torch.arange(objects, device=best.device)
         low = candidates[index, best][:, None]  # [O, 1, h, w]
-        low = torch.where(scores[..., None, None] > 0, low, _NO_OBJECT_LOGIT)
+        low = torch.where(object_scores[..., None, None] > 0, low, _NO_OBJECT_LOGIT)
         # Where one mask is selected by its stability there is one token.
         tokens = all_tokens[index, best.clamp(max=all_tokens.shape[1] - 1)]  # [O, C]
-        pointers = torch.where(scores > 0, self.object_pointer_proj(tokens), self.no_object_pointer)  # [O, C]
+        pointers = torch.where(object_scores > 0, self.object_pointer_proj(tokens), self.no_object_pointer)  # [O, C]
         return _ObjectMasks(
             low=low,
             high=bilinear(low, self.prompt_encoder.image_hw),  # [O, 1, H, W]
             pointers=pointers,
-            scores=scores,
+            object_scores=object_scores,
             ious=ious[index, best][:, None],
             candidates=tuple(zip(candidates, ious, strict=True)) if self.training else (),
         )
@@ -383,7 +383,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             low=_resample(high, self.prompt_encoder.mask_hw),
             high=high,
             pointers=torch.where(is_visible, pointers, self.no_object_pointer),
-            scores=(2 * is_visible.to(masks.dtype) - 1) * MASK_PROMPT_LOGIT,
+            object_scores=(2 * is_visible.to(masks.dtype) - 1) * MASK_PROMPT_LOGIT,
             ious=torch.ones_like(is_visible, dtype=masks.dtype),
             candidates=((masks.new_zeros(0, *self.prompt_encoder.mask_hw), masks.new_zeros(0)),) * len(masks)
             if self.training
@@ -411,15 +411,15 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             for plan in plans
             if plan.uses_memory and plan.mask is None
         }
-        shapes = ((tuple(d for d, _ in each.frames), len(each.pointers)) for each in memories.values())
+        shapes = ((tuple(d for d, _ in memory.frames), len(memory.pointers)) for memory in memories.values())
         conditioned: dict[int, Tensor] = {}
         for (distances, _), group in _by_key(zip(shapes, memories.items(), strict=True)):
-            several = [each for _, each in group]
+            group_memories = [memory for _, memory in group]
             maps = self.run_captured(
                 self._attend_to_memories,
                 features,
-                join_frames(several, features),
-                *join_pointers(several, features, limit),
+                join_frames(group_memories, features),
+                *join_pointers(group_memories, features, limit),
                 distances,
             )  # [O, C, h, w]
             conditioned |= dict(zip((obj_idx for obj_idx, _ in group), maps.unbind(), strict=True))
@@ -484,13 +484,13 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         in_time: Tensor = self.temporal_positional_encoding_projection_layer(sines)  # [O, N, C']
         return in_time.repeat_interleave(tokens.shape[1] // times.shape[1], dim=1)
 
-    def _encode_memory(self, features: Tensor, masks: Tensor, scores: Tensor, binarize: Tensor | bool) -> Tensor:
+    def _encode_memory(self, features: Tensor, masks: Tensor, object_scores: Tensor, binarize: Tensor | bool) -> Tensor:
         """Encode masks [O, 1, H, W] of a frame with features [1, C, h, w]: memories [O, h·w, C'] in bfloat16.
 
         Args:
             features: Features of the frame, without memory.
             masks: Mask logits.
-            scores: Logits for whether each object is visible [O, 1].
+            object_scores: Logits for whether each object is visible [O, 1].
             binarize: Which masks become binary [O], or whether all do. In training none does.
         """
         if self.training or binarize is False:
@@ -502,7 +502,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         masks = masks * self.config.sigmoid_scale_for_mem_enc + self.config.sigmoid_bias_for_mem_enc
         memory: Tensor = self.memory_encoder(features, masks)  # [O, C', h, w]
         if self.occlusion_spatial_embedding_parameter is not None:
-            occluded = (scores <= 0).to(memory.dtype)[..., None, None]  # [O, 1, 1, 1]
+            occluded = (object_scores <= 0).to(memory.dtype)[..., None, None]  # [O, 1, 1, 1]
             memory = memory + occluded * self.occlusion_spatial_embedding_parameter[..., None, None]
         return memory.to(torch.bfloat16).flatten(2).transpose(1, 2).contiguous()  # [O, h·w, C']
 
@@ -527,12 +527,12 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             if not options.independent_objects:
                 prompted = [any(prompted)] * len(plans)
             binarize = any(prompted) if len(set(prompted)) == 1 else pinned_copy(torch.tensor(prompted), high.device)
-            memories = self.run_captured(self._encode_memory, features, high, masks.scores, binarize)
+            memories = self.run_captured(self._encode_memory, features, high, masks.object_scores, binarize)
         low = clean_logits(masks.low, options.max_hole_area, options.max_sprinkle_area, distance=_CLEANED_LOGIT)
         by_name = {
             "pred_masks": low[:, None],
             "object_pointer": masks.pointers[:, None, None],
-            "object_score_logits": masks.scores[:, None, None],
+            "object_score_logits": masks.object_scores[:, None, None],
             "iou_scores": masks.ious[:, None],
         }
         if memories is not None:
@@ -565,11 +565,11 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
             else:
                 device = session.inference_device
                 rows.append((output["pred_masks"].to(device), output["object_score_logits"][0], output["iou_scores"]))
-        masks, scores, ious = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        masks, object_scores, ious = (torch.cat(parts) for parts in zip(*rows, strict=True))
         return Sam2VideoSegmentationOutput(
             object_ids=list(session.obj_ids),
             pred_masks=without_overlap(masks, at_any_size=True) if session.options.non_overlapping_masks else masks,
-            object_score_logits=scores,
+            object_score_logits=object_scores,
             frame_idx=frame_idx,
             iou_scores=ious,
         )
@@ -578,7 +578,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
 def _prediction(masks: _ObjectMasks) -> MaskPrediction:
     """Return what a loss compares with true masks."""
     candidates, ious = zip(*masks.candidates, strict=True) if masks.candidates else ((), ())
-    return MaskPrediction(list(candidates), list(ious), masks.scores)
+    return MaskPrediction(list(candidates), list(ious), masks.object_scores)
 
 
 def _by_image(x: Tensor, images: int) -> Tensor:

@@ -255,9 +255,10 @@ class Sam2VideoInferenceSession:
             conditioning = outputs[CONDITIONING]
             ages = sorted(age for other in conditioning if (age := sign * (frame_idx - other)) >= 0)
             oldest = max(ages[: self.options.max_cond_frame_num], default=0)
-            whole = {other for other in conditioning if sign * (frame_idx - other) <= oldest}
-            for frames, kept in ((outputs[TRACKED], set[int]()), (conditioning, whole)):
-                for other in frames.keys() - kept:
+            # Conditioning frames that the model still attends to.
+            attended = {other for other in conditioning if sign * (frame_idx - other) <= oldest}
+            for frames, unchanged in ((outputs[TRACKED], set[int]()), (conditioning, attended)):
+                for other in frames.keys() - unchanged:
                     distance = sign * (frame_idx - other)
                     if not 0 <= distance < max(memories, pointers):
                         del frames[other]

@@ -1,4 +1,4 @@
-"""Conversion of checkpoints of the original Sapiens2 release.
+"""Conversion of checkpoints of the original Sapiens2 release; `checkpoint_keys` has the names.
 
 `from_pretrained` reads checkpoints of the Hub directly. `convert_state_dict` converts the tensors of an original
 checkpoint; `save_converted` writes a folder in the layout of the Hub, with the architecture read from the shapes.

@@ -111,14 +111,14 @@ class Batch(Generic[OwnerT]):
     """Inputs of one shape for one call of the model. As a context manager it catches the errors of the call.
 
     Attributes:
-        rows: The inputs.
+        entries: The inputs, and where each is from.
         outputs: One for each input; the caller sets them.
         error: What the call raised, unless memory ran out.
         out_of_memory: The message if memory ran out. The exception is not stored: its traceback references tensors.
     """
 
-    def __init__(self, rows: Sequence[_QueuedInput[OwnerT]], *, graph_size: int | None) -> None:
-        self.rows = rows
+    def __init__(self, entries: Sequence[_QueuedInput[OwnerT]], *, graph_size: int | None) -> None:
+        self.entries = entries
         self.outputs: list[Any] = []
         self.error: Exception | None = None
         self.out_of_memory: str | None = None
@@ -131,10 +131,12 @@ class Batch(Generic[OwnerT]):
         return self
 
     def inputs(self) -> list[ModelInput]:
-        """Return the inputs; more than half of a CUDA graph is padded with the last one. Call it in the context."""
-        inputs = [
-            row.model_input if isinstance(row.model_input, ModelInput) else row.model_input() for row in self.rows
-        ]
+        """Return the inputs. Call it in the context.
+
+        A batch that fills more than half of a CUDA graph is padded with copies of its last input.
+        """
+        queued = [entry.model_input for entry in self.entries]
+        inputs = [one if isinstance(one, ModelInput) else one() for one in queued]
         for pending in {model_input.pending for model_input in inputs if model_input.pending is not None}:
             pending.wait()
         padding = (self._graph_size or 0) - len(inputs)
@@ -202,13 +204,13 @@ class BatchQueue(Generic[OwnerT]):
         """Remove and return the next batch: of the first inputs, those with the shape of the first."""
         first = [self._inputs.popleft() for _ in range(min(self.next_size, len(self._inputs)))]
         self._warmup = min(2 * self._warmup, self._size.size)
-        rows = [row for row in first if row.shape == first[0].shape]
+        entries = [entry for entry in first if entry.shape == first[0].shape]
         graph_size = self.graph_size
-        if graph_size and self._partial and len(rows) < graph_size:
-            graph_size = 1 << (len(rows).bit_length() - 1)
-            rows = rows[:graph_size]
-        self._inputs.extendleft(row for row in reversed(first) if row not in rows)
-        return Batch(rows, graph_size=graph_size)
+        if graph_size and self._partial and len(entries) < graph_size:
+            graph_size = 1 << (len(entries).bit_length() - 1)
+            entries = entries[:graph_size]
+        self._inputs.extendleft(entry for entry in reversed(first) if entry not in entries)
+        return Batch(entries, graph_size=graph_size)
 
     def complete(self, batch: Batch[OwnerT]) -> list[tuple[OwnerT, int, Any]]:
         """Return owner, index and output (or exception) of each input of a batch that has run.
@@ -221,19 +223,19 @@ class BatchQueue(Generic[OwnerT]):
             if self._graphs is not None:
                 self._graphs.clear()  # a smaller batch needs other graphs
             try:
-                self._size.shrink_below(len(batch.rows), self._steps.device, batch.out_of_memory)
+                self._size.shrink_below(len(batch.entries), self._steps.device, batch.out_of_memory)
             except InputError as error:
                 batch.error = error
         if batch.error is not None:
-            if len(batch.rows) == 1:
-                (row,) = batch.rows
-                self._inputs = deque(other for other in self._inputs if other.owner is not row.owner)
-                return [(row.owner, row.index, batch.error)]
+            if len(batch.entries) == 1:
+                (entry,) = batch.entries
+                self._inputs = deque(other for other in self._inputs if other.owner is not entry.owner)
+                return [(entry.owner, entry.index, batch.error)]
             alone = True
         elif batch.out_of_memory is None:
-            outputs = batch.outputs[: len(batch.rows)]  # without padding
-            return [(row.owner, row.index, output) for row, output in zip(batch.rows, outputs, strict=True)]
-        self._inputs.extendleft(replace(row, alone=alone) for row in reversed(batch.rows))
+            outputs = batch.outputs[: len(batch.entries)]  # without padding
+            return [(entry.owner, entry.index, output) for entry, output in zip(batch.entries, outputs, strict=True)]
+        self._inputs.extendleft(replace(entry, alone=alone) for entry in reversed(batch.entries))
         return []
 
     def run(self, owner: OwnerT, inputs: Sequence[ModelInput | DeferredModelInput]) -> list[Any]:

@@ -81,7 +81,7 @@ class Results(Generic[ResultT]):
 
 def run_one(steps: InferenceSteps[ResultT], loader: FrameLoader, batch: BatchSize) -> ResultT:
     """Process one image in the calling thread. Errors are raised."""
-    frame = loader.frame(0)
+    frame = loader.read(0)
     if isinstance(frame, Failure):
         raise frame.error
     with torch.inference_mode():
@@ -283,7 +283,7 @@ class InferenceEngine(Generic[ResultT]):
         """Load an image, and prepare it too unless people must be detected first."""
         token = on_decode.set(partial(self._budget.reserve, index))
         try:
-            frame = loader.frame(index)
+            frame = loader.read(index)
         finally:
             on_decode.reset(token)
         self._budget.resize(index, 0 if isinstance(frame, Failure) else frame.image.nbytes)

@@ -95,7 +95,7 @@ class InferenceSteps(Generic[ResultT]):
         raise NotImplementedError
 
     def batch_key(self) -> object:
-        """Return what steps of one model have in common if `forward` of either can take inputs of both together."""
+        """Return a key: inputs of steps of one model whose keys are equal may be passed to `forward` together."""
         return id(self)
 
     def decode_thread(self) -> DecodeThread:

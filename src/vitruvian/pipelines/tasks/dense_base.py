@@ -95,7 +95,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
         return call
 
     def batch_key(self) -> object:
-        """Return whether `forward` masks the background: calls that agree on it can share a batch."""
+        """Return a key: calls that agree on whether `forward` masks the background can share a batch."""
         return type(self), self._matting is not None
 
     def _load_matting(self) -> Sapiens2TaskModel | None:

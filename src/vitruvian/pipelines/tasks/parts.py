@@ -30,8 +30,7 @@ class PartsPipeline(DensePipeline[Parts, PartsOptions]):
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts."""
-        labels: dict[int, str] = self.model.config.id2label
-        return PART_NAMES if len(labels) == len(PART_NAMES) else tuple(labels.values())
+        return self.label_names(PART_NAMES)
 
     def maps(self, out: ModelOutput) -> list[Tensor]:
         """Return logits [K, h, w]."""

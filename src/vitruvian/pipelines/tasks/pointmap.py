@@ -19,9 +19,9 @@ from vitruvian.images import fit_inside_hw
 from vitruvian.images.types import BoolArray, Float32Array, SizeHW
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
 from vitruvian.outputs import ModelOutput
-from vitruvian.pipelines.camera import Camera, estimated_camera, fit_focal, in_front, known_camera, median_focal
 from vitruvian.pipelines.engine.steps import Prepared
 from vitruvian.pipelines.options import PointmapOptions
+from vitruvian.pipelines.pinhole_camera import Camera, estimated_camera, fit_focal, in_front, known_camera, median_focal
 from vitruvian.pipelines.regions import Region
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.dense_base import DenseContext, DensePipeline

@@ -71,8 +71,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
     @property
     def keypoint_names(self) -> tuple[str, ...]:
         """Names of the keypoints."""
-        labels: dict[int, str] = self.model.config.id2label
-        return KEYPOINT_NAMES if len(labels) == len(KEYPOINT_NAMES) else tuple(labels.values())
+        return self.label_names(KEYPOINT_NAMES)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Crop the people."""

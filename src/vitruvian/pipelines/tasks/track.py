@@ -56,7 +56,7 @@ class TrackResults(Results[Track]):
         super().__init__(results, count=source.count, video=source.video)
         self._write = write
         self._pipe, self._tracker = pipe, pipe.tracker
-        self._passed = -1  # number of the frame of the last result or failure
+        self._last_frame = -1  # number of the frame of the last result or failure
         self.session = self._tracker.session
 
     @property
@@ -71,7 +71,7 @@ class TrackResults(Results[Track]):
             The new result of the last frame if some prompts are for it. It is saved, as the first one was.
         """
         tracker = self._tracker
-        now = max(tracker.number, self._passed)
+        now = max(tracker.number, self._last_frame)
         can_segment = self._pipe.options.interactive and tracker.frame is not None and tracker.number == now
         first = now if can_segment else now + 1
         for prompt in prompts:
@@ -105,7 +105,7 @@ class TrackResults(Results[Track]):
 
     def snapshot(self, every: int) -> None:
         """Store the state before each frame whose number is a multiple of `every`, for `state_before`."""
-        self._tracker.snapshot_every = every
+        self._tracker.snapshots.every = every
 
     def state_before(self, frame: int) -> State:
         """Return the state before a frame with a snapshot, or after the last one; drop older snapshots."""
@@ -124,10 +124,10 @@ class TrackResults(Results[Track]):
             check_frames([one for prompts in pending.values() for one in prompts], self._tracker.number + 1)
             raise
         if not isinstance(outcome, Failure):
-            self._passed = outcome.frame or 0
+            self._last_frame = outcome.frame or 0
         else:
-            self._passed = frame_number(outcome)
-            error, prompts = outcome.error, self._tracker.pending.get(self._passed)
+            self._last_frame = frame_number(outcome)
+            error, prompts = outcome.error, self._tracker.pending.get(self._last_frame)
             if prompts and not isinstance(error, PromptError):
                 names = " and ".join(prompt.name for prompt in prompts)
                 error = PromptError(

@@ -215,8 +215,8 @@ def _replaces_results(
 ) -> bool:
     """Return whether segments that end with an error replace the results of an earlier run."""
     earlier = folder.finished_frames()
-    kept = refined or isinstance(error, PromptError) or earlier > segments[-1].stop
-    return not (earlier and kept)
+    keeps_earlier = refined or isinstance(error, PromptError) or earlier > segments[-1].stop
+    return not earlier or not keeps_earlier
 
 
 def split_video(source: str | Path, options: VideoOptions, *, seconds: float) -> list[tuple[int, int | None]]:

@@ -20,7 +20,7 @@ from vitruvian.models.sam2.video_modeling import Sam2VideoModel
 from vitruvian.models.sam2.video_processing import Sam2VideoProcessor
 from vitruvian.models.sam2.video_session import Sam2VideoInferenceSession
 from vitruvian.pipelines.sources import Failure, Frame
-from vitruvian.pipelines.video.state import State, prefixed, substate
+from vitruvian.pipelines.video.state import Snapshots, State, prefixed, substate
 from vitruvian.pipelines.video.track_prompt import MAX_OBJECT_ID, TrackPrompt, check_together
 from vitruvian.results.base import People
 
@@ -46,7 +46,7 @@ class ObjectTracker:
         number: Its number; -1 before the first.
         pending: Prompts of later frames, by frame.
         people_found: Whether people were detected in a frame so far.
-        snapshot_every: Store the state before each frame whose number is a multiple of this; 0 for none.
+        snapshots: States before frames, for `state_before`.
 
     Args:
         model: The model.
@@ -78,8 +78,7 @@ class ObjectTracker:
         self.number = -1
         self.pending: dict[int, list[TrackPrompt]] = {}
         self.people_found = False
-        self.snapshot_every = 0
-        self._snapshots: dict[int, State] = {}
+        self.snapshots = Snapshots()
         self._used_ids: set[int] = set()  # of all objects so far, also of those that were removed
         self._last_seen: dict[int, int] = {}  # detected person -> the last frame with detection that shows them
         self.add(prompts)
@@ -113,16 +112,14 @@ class ObjectTracker:
             raise InputError(
                 f"frame {number}: expected {expected} pixels as in the frames before, got {got}. Resize the frames."
             )
-        if self.snapshot_every and number // self.snapshot_every != self.number // self.snapshot_every:
-            # Frames before this one may have failed.
-            self._snapshots[number - number % self.snapshot_every] = self.state()
+        self.snapshots.store_before(number, self.number, self.state)
         self.frame, self.number = frame, number
         self.people_found = self.people_found or (people is not None and len(people) > 0)
         self._index = self.session.num_frames or 0
         self._pixels = pixels
         masks = self.segment(self.pending.get(number, []))
         self.pending.pop(number, None)  # after an error they are still there
-        return masks if people is None else self._follow(people, masks)
+        return masks if people is None else self._update_people(people, masks)
 
     def state(self) -> State:
         """Return what is needed to continue after the last frame."""
@@ -135,10 +132,7 @@ class ObjectTracker:
 
     def state_before(self, frame: int) -> State:
         """Return the state before a frame, and drop older snapshots."""
-        first = min((number for number in self._snapshots if number >= frame), default=None)
-        state = self.state() if first is None else self._snapshots[first]
-        self._snapshots = {number: state for number, state in self._snapshots.items() if number > frame}
-        return state
+        return self.snapshots.state_before(frame, self.state)
 
     def restore(self, state: State, frame: int) -> None:
         """Continue with `frame` from what `state` returned. Prompts of earlier frames are in that state."""
@@ -168,8 +162,8 @@ class ObjectTracker:
             out.object_ids, out.pred_masks[:, 0], out.iou_scores[:, 0].float(), out.object_score_logits[:, 0].float()
         )
 
-    def _follow(self, people: People, masks: FrameMasks | None) -> FrameMasks | None:
-        """Add the detected people that no object is, and forget detected objects that are gone or twice there."""
+    def _update_people(self, people: People, masks: FrameMasks | None) -> FrameMasks | None:
+        """Add detected people who are not tracked yet; forget those who are gone, or who are tracked twice."""
         new = self._new_people(people, masks)
         masks = self.segment(new) if new else masks
         new_ids = {prompt.object_id for prompt in new}

@@ -21,7 +21,7 @@ from vitruvian.images.types import Float64Array, IntArray, RgbImage
 from vitruvian.ops.assignment import assign
 from vitruvian.pipelines.people.detectors import PeopleDetector, run_detector
 from vitruvian.pipelines.video.smoothing import UNTRACKED, SceneCuts
-from vitruvian.pipelines.video.state import State, Stateful
+from vitruvian.pipelines.video.state import Snapshots, State, Stateful
 from vitruvian.results.base import People
 
 Rows = NDArray[np.intp]
@@ -192,13 +192,13 @@ class TrackedDetector(Stateful):
     def __init__(self, detector: PeopleDetector, *, every: int = 1, snapshot_every: int = 0) -> None:
         if every < 1 or snapshot_every < 0:
             raise InputError(f"every, snapshot_every: expected at least 1 and 0, got {every} and {snapshot_every}.")
-        self._detector, self._every, self._snapshot_every = detector, every, snapshot_every
+        self._detector, self._every = detector, every
         self.name = detector.name
         self._tracker = PersonTracker()
         self._cuts = SceneCuts()
         self._since = every  # frames since the last detection
         self._number = 0
-        self._snapshots: dict[int, State] = {}
+        self._snapshots = Snapshots(snapshot_every)
 
     def detect(self, image: RgbImage, /) -> People:
         """Return the people in the next frame."""
@@ -206,9 +206,8 @@ class TrackedDetector(Stateful):
 
     def detect_in(self, image: RgbImage, /, *, source: str, frame: int | None) -> People:
         """Return the people in a frame, which must be the next one."""
-        number, every = self._number if frame is None else frame, self._snapshot_every
-        if every and number // every != (self._number - 1) // every:  # frames before this one may have failed
-            self._snapshots[number - number % every] = self.state()
+        number = self._number if frame is None else frame
+        self._snapshots.store_before(number, self._number - 1, self.state)
         self._number = number
         if self._cuts(image):
             self._tracker.reset()
@@ -246,10 +245,7 @@ class TrackedDetector(Stateful):
 
     def state_before(self, frame: int) -> State:
         """Return the state before a frame, and drop older snapshots."""
-        first = min((number for number in self._snapshots if number >= frame), default=None)
-        state = self.state() if first is None else self._snapshots[first]
-        self._snapshots = {number: state for number, state in self._snapshots.items() if number > frame}
-        return state
+        return self._snapshots.state_before(frame, self.state)
 
 
 def _enlarged_iou(tracks: Float64Array, boxes: Float64Array) -> Float64Array:

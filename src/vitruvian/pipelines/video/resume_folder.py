@@ -70,6 +70,12 @@ def resume_path(output: Path) -> Path:
     return output.with_name(output.name + ".parts")
 
 
+def read_video_settings(folder: Path) -> dict[str, Any]:
+    """Return the `VideoOptions.settings` with which the segments in a folder were written."""
+    settings: dict[str, Any] = read_json(folder / _PLAN)["settings"]["settings"]
+    return settings
+
+
 class ResumeFolder:
     """The folder with the finished segments of one output, and their plan.
 
@@ -114,14 +120,19 @@ class ResumeFolder:
             "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
         }
 
+    @property
+    def _outputs(self) -> list[Path]:
+        """The video and the file of records, those that are requested."""
+        return [path for path in (self.out if not self.numbered else None, self.records) if path is not None]
+
     def finished(self) -> bool:
         """Return whether all outputs exist and there is nothing to resume."""
-        outputs = [path for path in (self.out if not self.numbered else None, self.records) if path is not None]
+        outputs = self._outputs
         return bool(outputs) and all(path.exists() for path in outputs) and not self.path.exists()
 
     def finished_frames(self) -> int:
         """Return the number of frames in the results of an earlier run; 0 if an output is missing."""
-        outputs = [path for path in (self.out if not self.numbered else None, self.records) if path is not None]
+        outputs = self._outputs
         if not outputs or not all(path.exists() for path in outputs):
             return 0
         if self.records is None:
@@ -214,7 +225,7 @@ class ResumeFolder:
         if (self.path / _PLAN).exists():
             _remove_segments(self.path)
         elif self.path.is_dir() and any(self.path.iterdir()):
-            raise InputError(f"{self.path}: this folder was not made by vitruvian. Move or delete it.")
+            raise _unknown_folder(self.path)
 
     def join(self, segments: Sequence[VideoSegment], *, sound: bool) -> None:
         """Join all segments, and remove or keep the folder."""
@@ -236,7 +247,7 @@ class ResumeFolder:
             _remove_segments(replaced)
         if self.keep.is_dir() and any(self.keep.iterdir()):
             if not (self.keep / _PLAN).exists():
-                raise InputError(f"{self.keep}: was not made by vitruvian. Move or delete it.")
+                raise _unknown_folder(self.keep)
             self.keep.rename(replaced)
         self.path.rename(self.keep)
         if replaced.is_dir():
@@ -289,6 +300,10 @@ class SegmentFiles:
             self._writer.discard()
         with contextlib.suppress(OSError):  # what is buffered may not fit the disk
             self._lines.close()
+
+
+def _unknown_folder(folder: Path) -> InputError:
+    return InputError(f"{folder}: expected a folder that vitruvian wrote, got another one. Move or delete it.")
 
 
 def _read_segments(folder: Path) -> list[VideoSegment]:

@@ -152,10 +152,10 @@ def check_together(prompts: Iterable[TrackPrompt]) -> None:
     by_name: dict[str, list[TrackPrompt]] = {}
     for prompt in prompts:
         by_name.setdefault(prompt.name, []).append(prompt)
-    for name, several in by_name.items():
-        if len(several) > 1 and any(prompt.mask is not None for prompt in several):
+    for name, group in by_name.items():
+        if len(group) > 1 and any(prompt.mask is not None for prompt in group):
             raise PromptError(
-                f"prompts: expected a mask alone for {name}, got {len(several)} prompts. Refine its result with points."
+                f"prompts: expected a mask alone for {name}, got {len(group)} prompts. Refine its result with points."
             )
 
 

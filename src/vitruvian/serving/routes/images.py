@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import Field
 
 from vitruvian.serving.media_types import choose_format
+from vitruvian.serving.request_bodies import read_options
 from vitruvian.serving.routes.shared import (
     ERRORS,
     Id,
@@ -22,7 +23,6 @@ from vitruvian.serving.routes.shared import (
 from vitruvian.serving.service import Service
 from vitruvian.serving.stored_images import StoredImage
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest
-from vitruvian.serving.uploads import read_options
 from vitruvian.tasks import TASKS
 
 

@@ -17,11 +17,11 @@ from vitruvian.errors import InputError
 from vitruvian.serving.errors import RequestError, not_found
 from vitruvian.serving.job_store import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
+from vitruvian.serving.request_bodies import FORM, file_name, media_type
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, query_parameter
 from vitruvian.serving.service import Service
 from vitruvian.serving.task_requests import JOB_REQUESTS
 from vitruvian.serving.upload_folder import receive_files
-from vitruvian.serving.uploads import FORM, file_name, media_type
 from vitruvian.serving.zip_stream import zip_chunks
 from vitruvian.tasks import find_task
 

@@ -61,8 +61,8 @@ def add_status(app: FastAPI, service: Service) -> None:
         waiting = [task for task, queue in service.queues.items() if queue.state != "ready"]
         if waiting:
             raise RequestError(
-                503, headers={"Retry-After": "2"}, subject="models", expected="all of them loaded",
-                got=f"{', '.join(waiting)} not loaded yet",
+                503, headers={"Retry-After": "2"}, subject="models", expected="loaded models",
+                got=f"{', '.join(waiting)} still loading",
             )  # fmt: skip
         return PlainTextResponse("ready\n")
 

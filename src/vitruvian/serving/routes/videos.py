@@ -9,6 +9,7 @@ from fastapi import FastAPI, Path, Request, Response
 from pydantic import Field
 
 from vitruvian.serving.media_types import choose_format
+from vitruvian.serving.request_bodies import read_options
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
 from vitruvian.serving.routes.shared import (
     BINARY,
@@ -24,7 +25,6 @@ from vitruvian.serving.service import Service
 from vitruvian.serving.stored_videos import StoredVideo, open_upload
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS, TaskRequest, TrackPromptFields
 from vitruvian.serving.upload_folder import receive_files
-from vitruvian.serving.uploads import read_options
 
 FrameNumber = Annotated[int, Path(ge=0)]
 

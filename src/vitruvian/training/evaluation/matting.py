@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.errors import InputError
-from vitruvian.images.connected_components import find_regions, run_positions
+from vitruvian.images.connected_components import find_components, run_positions
 from vitruvian.images.types import BoolArray, Float64Array
 from vitruvian.training.evaluation.metric import Array, Averages, Metric, as_double, as_maps, require_finite
 
@@ -130,11 +130,11 @@ def _connected_levels(opacity: Float64Array) -> Float64Array:
 
 def _largest_region(mask: BoolArray) -> BoolArray:
     """Return the largest 4-connected region of a mask [H, W], the first of equals."""
-    regions = find_regions(mask, 4)
+    components = find_components(mask, 4)
     region: BoolArray = np.zeros(mask.size, dtype=np.bool_)
-    if len(regions.areas):
-        largest = regions.region == regions.areas.argmax()
-        region[run_positions(regions.starts[largest], (regions.ends - regions.starts)[largest])] = True
+    if len(components.areas):
+        largest = components.component == components.areas.argmax()
+        region[run_positions(components.starts[largest], (components.ends - components.starts)[largest])] = True
     return region.reshape(mask.shape)
 
 

@@ -195,7 +195,7 @@ class TestOnAGpu:
         model, processor = parts_of("pose")
         pipe = pipeline("pose", model.cuda(), processor=processor, boxes=BOXES)
         pipe(sample_image())
-        frame = next(open_source(sample_image()).loaders()).frame(0)
+        frame = next(open_source(sample_image()).loaders()).read(0)
         with torch.inference_mode(), Calls() as calls:
             prepared = pipe.prepare(frame, None)
         assert len(prepared.inputs) == 2

@@ -155,7 +155,7 @@ class TestSameResults:
         if task == "pose" and call == "tiles":
             pytest.skip("poses have no tiles")
         pipe = opened(task, **CALLS[call])
-        frame = next(open_source(sample_image()).loaders()).frame(0)
+        frame = next(open_source(sample_image()).loaders()).read(0)
         pipe.upload_stream = CudaStream(torch.device("meta"))
         inputs = pipe.prepare(frame, None).inputs
         assert len(inputs) >= 1

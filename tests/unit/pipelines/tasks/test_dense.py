@@ -17,7 +17,7 @@ from tests.helpers.pipelines import DENSE, opened, parts_of, sample_image
 from vitruvian import Sapiens2ImageProcessor, pipeline
 from vitruvian.errors import InputError
 from vitruvian.models.sapiens2.configuration import CANONICAL_FOCAL
-from vitruvian.pipelines.camera import median_focal
+from vitruvian.pipelines.pinhole_camera import median_focal
 from vitruvian.pipelines.regions import Region
 from vitruvian.results import People
 

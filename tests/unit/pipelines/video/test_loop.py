@@ -342,7 +342,7 @@ class TestTrackedDetector:
         for number in range(10):
             detector.detect_in(scene(number), source="", frame=number)
         assert int(detector.state_before(4)["_number"]) == 4
-        assert list(detector._snapshots) == [8]
+        assert list(detector._snapshots._states) == [8]
 
     def test_bad_options_are_refused(self) -> None:
         with pytest.raises(InputError, match="at least 1"):
@@ -427,7 +427,7 @@ def test_bad_calls_are_refused(clip: Path, tmp_path: Path) -> None:
     other = tmp_path / "x.jsonl.parts"
     other.mkdir()
     (other / "mine.txt").write_text("keep")
-    with pytest.raises(InputError, match="not made by vitruvian"):
+    with pytest.raises(InputError, match="a folder that vitruvian wrote"):
         run_video(clip, Task(), records=tmp_path / "x.jsonl", detector=DETECTOR)
     assert (other / "mine.txt").exists()
 
