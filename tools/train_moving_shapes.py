@@ -4,8 +4,8 @@
 
 Every step draws new clips: shapes, colors, textures, paths and crossings. Two of the three shapes of a clip are
 tracked, from masks, boxes or clicks in the first frame. Weights are stored in float16, about 2 MB, every minute and at
-the end. Lines with J show the mean IoU of all frames after the first on clips that are never trained on, from masks and
-from one click for each object; the last lines also for shapes of colors that no background has.
+the end. Lines with J show the mean IoU of all frames after the first on clips that are never trained on, from masks,
+boxes and one click for each object; the last lines also for shapes of colors that no background has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import copy
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vitruvian import (
     Sam2VideoProcessor,
     Sam2VideoVideoProcessor,
 )
+from vitruvian.images.boxes import mask_boxes
 from vitruvian.models.sam2.video_session import Sam2SessionOptions, Sam2VideoInferenceSession
 from vitruvian.training.clips import ClipObjective, PromptSimulation
 from vitruvian.training.synthetic.moving_shapes import Clips, draw_clips
@@ -39,8 +41,8 @@ _VIVID = (0.6, 0.9)  # saturation of shapes that do not look like the background
 _TEST_SEED = 10**6  # of the clips for evaluation, far from seeds of training
 # Half of the steps track from the first prompts only, the others get further clicks.
 _PROMPTS = (
-    PromptSimulation(mask=0.3, box=0.15, corrected_frames=0),
-    PromptSimulation(mask=0.3, box=0.15, corrected_frames=2, clicks=2),
+    PromptSimulation(mask=0.3, box=0.35, corrected_frames=0),
+    PromptSimulation(mask=0.3, box=0.35, corrected_frames=2, clicks=2),
 )
 
 
@@ -132,27 +134,29 @@ def draw_tracked(generator: torch.Generator, *, count: int, side: int, **options
 
 
 @torch.inference_mode()
-def follow(model: Sam2VideoModel, frames: Tensor, masks: Tensor, *, clicks: Tensor | None = None) -> Tensor:
-    """Follow the objects of a clip from their masks in the first frame, or from a click each; return the IoU [T, O].
+def follow(
+    model: Sam2VideoModel, frames: Tensor, masks: Tensor, *, points: Tensor | None = None, labels: Sequence[int] = (1,)
+) -> Tensor:
+    """Follow the objects of a clip from their masks in the first frame, or from points; return the IoU [T, O].
 
     Args:
         model: The model.
         frames: RGB values from 0 to 1 [T, 3, H, W].
         masks: True masks [T, O, H, W].
-        clicks: x and y of clicks [O, 2].
+        points: x and y of the points of each object [O, N, 2].
+        labels: What the N points are: 1 for a click, 2 and 3 for the corners of a box.
     """
     places: Any = dict.fromkeys(("inference_device", "inference_state_device", "video_storage_device"), frames.device)
     options = Sam2SessionOptions(independent_objects=True, keep_history=False)
     session = Sam2VideoInferenceSession(None, *frames.shape[2:], **places, options=options)
     for number, mask in enumerate(masks[0]):
         index = session.obj_id_to_idx(number)
-        if clicks is None:
+        if points is None:
             session.add_mask_inputs(index, 0, mask[None, None])
         else:
-            labels = torch.ones(1, 1, 1, dtype=torch.long, device=frames.device)
-            session.add_point_inputs(
-                index, 0, {"point_coords": clicks[None, None, number, None], "point_labels": labels}
-            )
+            kinds = torch.tensor(labels, device=frames.device)
+            prompt = {"point_coords": points[None, None, number], "point_labels": kinds[None, None]}
+            session.add_point_inputs(index, 0, prompt)
     session.mark_new_inputs(list(session.obj_ids), 0)
     rows = []
     for frame, truth in zip(normalized(frames), masks, strict=True):
@@ -185,11 +189,15 @@ def evaluate(model: Sam2VideoModel, *, count: int, **options: Any) -> dict[str, 
         )
     )
     found: dict[str, Tensor] = {}
-    for kind in ("mask", "click"):
+    for kind in ("mask", "box", "click"):
         rows = []
         for frames, masks in zip(*clips, strict=True):
-            clicks = central_points(masks[0]) if kind == "click" else None
-            rows.append(follow(model, frames, masks, clicks=clicks)[1:])
+            prompts: dict[str, Any] = {}
+            if kind == "box":
+                prompts = {"points": mask_boxes(masks[0]).unflatten(1, (2, 2)).to(frames), "labels": (2, 3)}
+            elif kind == "click":
+                prompts = {"points": central_points(masks[0])[:, None]}
+            rows.append(follow(model, frames, masks, **prompts)[1:])
         found[kind] = torch.stack(rows)
     model.train(was_training)
     return found
