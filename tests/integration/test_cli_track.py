@@ -270,7 +270,14 @@ def test_a_person_in_real_footage(tmp_path: Path) -> None:
         for _, _, image in itertools.islice(source, 0, 12, 3):
             writer.write(image)
     assert run(["track", str(path), *MODEL, "--everyone", "--points", "9@1:650,320", "-o", str(tmp_path)]) == 0
-    assert [[one["id"] for one in line["objects"]] for line in records(tmp_path)] == [[10]] + [[10, 9]] * 3
+    assert [[one["id"] for one in line["objects"]] for line in records(tmp_path)] == [[1]] + [[1, 9]] * 3
+    refined = tmp_path / "refined"
+    arguments = ["track", str(path), *MODEL, "-o", str(refined), "--save", "json"]
+    refine = [*arguments, "--refine", str(refined / "clip_track.state"), "--points"]
+    assert run([*arguments, "--everyone", "--keep-state"]) == 0
+    assert run([*refine, "1@1:650,320"]) == 0  # a correction: the person keeps the id
+    assert run([*refine, "5@2:100,90"]) == 0
+    assert [[one["id"] for one in line["objects"]] for line in records(refined)] == [[1]] * 2 + [[1, 5]] * 2
 
 
 def test_poses_of_tracked_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

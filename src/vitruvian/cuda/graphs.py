@@ -138,8 +138,9 @@ class GraphCache:
                 return function(*args, **kwargs)
             self.captured.move_to_end(key)
             self.replays[len(tensors[0])] += 1
-            for static, tensor in zip(call.inputs, tensors, strict=True):
-                static.copy_(tensor)
+            with torch.inference_mode():  # in which the graph may have been captured
+                for static, tensor in zip(call.inputs, tensors, strict=True):
+                    static.copy_(tensor)
             call.graph.replay()
             outputs = [value.clone() if isinstance(value, Tensor) else value for value in call.outputs]
         result: R = pytree.tree_unflatten(outputs, call.structure)

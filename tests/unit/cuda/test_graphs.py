@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,6 +19,13 @@ from vitruvian.errors import VitruvianWarning
 from vitruvian.tensor_cache import cached_tensors
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+
+
+def start_threads(*functions: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 @torch.no_grad()
@@ -160,9 +169,7 @@ def test_capture_while_other_threads_use_the_device() -> None:
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
+    threads = start_threads(work, work, work, work)
     cache = GraphCache(max_graphs=8)
     try:
         for size in range(1, 20):
@@ -176,6 +183,17 @@ def test_capture_while_other_threads_use_the_device() -> None:
 
 
 @needs_cuda
+def test_a_graph_of_inference_mode_is_replayed_outside_of_it() -> None:
+    """Pipelines capture in inference mode, and their models are called by hand afterwards."""
+    cache, x = GraphCache(), torch.arange(4.0, device="cuda")
+    for context in (torch.inference_mode(), torch.no_grad(), torch.inference_mode()):
+        with context:
+            x = x + 1
+            torch.testing.assert_close(cache(torch.square, (x,), {}), x**2)
+    assert cache.replays[4] == 3
+
+
+@needs_cuda
 @torch.no_grad()
 def test_threads_share_a_cache() -> None:
     cache, wrong = GraphCache(), []
@@ -186,10 +204,7 @@ def test_threads_share_a_cache() -> None:
             if not bool((found == value**2).all()):
                 wrong.append(value)
 
-    threads = [threading.Thread(target=work, args=(float(number),)) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in start_threads(*(functools.partial(work, float(number)) for number in range(1, 5))):
         thread.join()
     assert not wrong
 

@@ -540,6 +540,8 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         rows = zip(*(value.unbind() for value in by_name.values()), strict=True)
         for plan, row in zip(plans, rows, strict=True):
             output = dict(zip(by_name, row, strict=True))
+            if plan.is_conditioning and len(plans) > 1:  # it stays; views would hold the memory of all objects
+                output = {name: value.clone() for name, value in output.items()}
             if plan.is_prompted:
                 session.mark_inputs_read(plan.obj_idx, frame_idx)
                 if options.clear_memory_around_prompts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -95,6 +95,12 @@ class Sam2VideoInferenceSession:
         self.frames_tracked_per_obj: dict[int, dict[int, dict[str, bool]]] = {}
         self.obj_with_new_inputs: list[int] = []
         self._new_inputs: set[tuple[int, int]] = set()  # (object id, frame) of prompts that the model has not read
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_added": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_added": WeakValueDictionary()}
 
     # ------------------------------------------------------------------------------------------------------ objects
 
@@ -233,7 +239,7 @@ class Sam2VideoInferenceSession:
     def _stored(self, name: str, value: Tensor) -> Tensor:
         if name in _SMALL:
             return value
-        return self._files.store(value) if self._files else value.to(self.inference_state_device, non_blocking=True)
+        return self._files.store(value) if self._files else value.to(self.inference_state_device)
 
     def clear_tracked(self, obj_idx: int, frame_idx: int, *, distance: int) -> None:
         """Drop the outputs of tracked frames up to `distance` frames from a frame."""
@@ -265,7 +271,10 @@ class Sam2VideoInferenceSession:
                     elif distance >= memories:
                         frames[other] = {name: frames[other][name] for name in _SMALL}
             tracked = self.frames_tracked_per_obj[index].items()
-            self.frames_tracked_per_obj[index] = {other: way for other, way in tracked if other in outputs[TRACKED]}
+            # A frame that was corrected is among the conditioning frames; it may be corrected again.
+            self.frames_tracked_per_obj[index] = {
+                other: way for other, way in tracked if other in outputs[TRACKED] or other == frame_idx
+            }
             self.mask_inputs_per_obj[index].pop(frame_idx, None)
             if self.is_streaming:
                 points = self.point_inputs_per_obj[index].items()

@@ -12,6 +12,7 @@ number of images in flight is bounded, so a slow consumer slows down everything.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -40,6 +41,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 ResultGenerator = Generator[ResultT | Failure, None, None]
 
+_MAX_LIVE = 2  # images of a camera in flight beside a batch: with more, results would be of the past
 _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
 _MAX_FINISHED_BYTES = 1 << 30  # more images may be, while their results stay below this
 _RESULT_BYTES_PER_PIXEL = 16  # four float32 maps
@@ -191,7 +193,7 @@ class InferenceEngine(Generic[ResultT]):
         )
         # Images past the model before it pauses for the consumer.
         self._max_ahead = max(_MIN_FINISHED, batch.size) if steps.max_ahead is None else steps.max_ahead
-        self._max_in_flight = _max_in_flight(batch.size, workers)
+        self._max_in_flight = batch.size + _MAX_LIVE if source.live else _max_in_flight(batch.size, workers)
         self._slots = threading.Semaphore(self._max_in_flight)
         self._loads: queue.SimpleQueue[Future[_Loaded] | BaseException | None] = queue.SimpleQueue()
         self.wakeup = threading.Event()  # set when a thread has news for the consumer
@@ -239,8 +241,11 @@ class InferenceEngine(Generic[ResultT]):
         """Submit the loaders of the source while there are free slots."""
         loaders = self._source.loaders()
         try:
-            for index, loader in enumerate(loaders):
-                self._slots.acquire()
+            for index in itertools.count():
+                self._slots.acquire()  # first: an image of a camera must not wait
+                loader = None if self._stopped.is_set() else next(loaders, None)
+                if loader is None:
+                    break
                 if loader.decoded_bytes:
                     self._budget.reserve(index, loader.decoded_bytes)
                 if self._stopped.is_set():

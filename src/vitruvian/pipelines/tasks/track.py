@@ -100,7 +100,7 @@ class TrackResults(Results[Track]):
         return result
 
     def remove(self, object_id: int) -> None:
-        """Stop tracking an object, from the next frame on."""
+        """Stop tracking an object, from the next frame that the model processes; see `interactive`."""
         self._tracker.remove(object_id)
 
     def snapshot(self, every: int) -> None:
@@ -176,6 +176,7 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
             replace(options, non_overlapping_masks=False),  # `decode` does it in the size of frames
             options.prompt_list,
             forget_after=options.forget_after if options.detect_every else 0,
+            people_ids=options.people_ids,
         )
         call._people_found = False
         return call

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, filterfalse
+from collections.abc import Collection, Sequence
+from itertools import filterfalse
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,7 @@ class ObjectTracker:
         options: What the session does.
         prompts: Prompts of any frames.
         forget_after: Frames after which a detected person is forgotten who is not visible; 0 for never.
+        people_ids: Ids of prompts that detected people may get before.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ObjectTracker:
         prompts: Sequence[TrackPrompt],
         *,
         forget_after: int = 0,
+        people_ids: Collection[int] = (),
     ) -> None:
         self._model, self._processor, self._forget_after = model, processor, forget_after
         storage = torch.device("cpu") if options.keep_history else model.device
@@ -82,6 +84,7 @@ class ObjectTracker:
         self._used_ids: set[int] = set()  # of all objects so far, also of those that were removed
         self._last_seen: dict[int, int] = {}  # detected person -> the last frame with detection that shows them
         self.add(prompts)
+        self._used_ids -= {*people_ids}
         self._size_hw: tuple[int, int] | None = None
         self._pixels: Tensor | None = None  # of the last frame [3, H, W]
         self._index = 0  # of the last frame in the session, which has no frames before the first prompt
@@ -117,7 +120,10 @@ class ObjectTracker:
         self.people_found = self.people_found or (people is not None and len(people) > 0)
         self._index = self.session.num_frames or 0
         self._pixels = pixels
-        masks = self.segment(self.pending.get(number, []))
+        prompts = self.pending.get(number, [])
+        if any(prompt.mask is None and prompt.object_id in self.session.obj_ids for prompt in prompts):
+            self.segment([])  # points and boxes correct the mask that the object has in this frame
+        masks = self.segment(prompts)
         self.pending.pop(number, None)  # after an error they are still there
         return masks if people is None else self._update_people(people, masks)
 
@@ -201,8 +207,7 @@ class ObjectTracker:
             scale = np.array((width / columns, height / rows) * 2)
             tracked = mask_boxes(masks.logits > 0).cpu().numpy() * scale  # [O, 4]
             boxes = boxes[box_iou(boxes, tracked).max(axis=1) < _SAME_PERSON_IOU]
-        last = max(self._used_ids, default=0)
-        unused = filterfalse(self._used_ids.__contains__, chain(range(last + 1, MAX_OBJECT_ID + 1), range(1, last)))
+        unused = filterfalse(self._used_ids.__contains__, range(1, MAX_OBJECT_ID + 1))
         return [
             TrackPrompt(object_id=object_id, frame=self.number, box=box)
             for box, object_id in zip(boxes, unused, strict=False)

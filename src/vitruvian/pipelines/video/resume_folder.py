@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -74,6 +74,13 @@ def read_video_settings(folder: Path) -> dict[str, Any]:
     """Return the `VideoOptions.settings` with which the segments in a folder were written."""
     settings: dict[str, Any] = read_json(folder / _PLAN)["settings"]["settings"]
     return settings
+
+
+def read_records(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of the frames in a folder of segments, in order."""
+    for segment in _read_segments(folder):
+        with (folder / f"{segment.start:08d}.jsonl").open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
 
 
 class ResumeFolder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,24 @@ def test_bytes_of_a_session_do_not_grow() -> None:
             entries.append([len(frames) for frames in state.frames_tracked_per_obj.values()])
     assert sizes[0] == sizes[1] > 0
     assert entries[0] == entries[1]
+
+
+def test_a_conditioning_frame_holds_the_memory_of_its_object_alone() -> None:
+    state = session(streaming=True, keep_history=False, corrections_as_conditioning=True)
+    add(state, 0, [1, 2, 3], [[POINT_A[0][0]] * 3], [[[1]] * 3], original_size=(SIDE, SIDE))
+    with torch.inference_mode():
+        MODEL(state, frame=FRAMES[0])
+    for value in state.output_dict_per_obj[1][CONDITIONING][0].values():
+        assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+def test_sessions_can_be_copied_and_pickled() -> None:
+    state = session(streaming=True)
+    with torch.inference_mode():
+        add(state, 0, 1, POINT_A, ONE, original_size=(SIDE, SIDE))
+        MODEL(state, frame=FRAMES[0])
+        want = masks(MODEL(copy.deepcopy(state), frame=FRAMES[1]))
+        close(masks(MODEL(pickle.loads(pickle.dumps(state)), frame=FRAMES[1])), want)
 
 
 def test_prior_logits_are_given_with_further_points() -> None:

@@ -20,9 +20,9 @@ from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.streams import CudaStream, HostCopy
 from vitruvian.errors import InputError
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
-from vitruvian.pipelines.engine.runner import _max_in_flight, run_many, run_one
+from vitruvian.pipelines.engine.runner import _MAX_LIVE, _max_in_flight, run_many, run_one
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
-from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, open_source
+from vitruvian.pipelines.sources import Failure, Frame, FrameLoader, Source, open_source
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -465,3 +465,20 @@ def test_errors_of_one_image_are_raised() -> None:
         run_one(Doubler(), FrameLoader(name="x", load=read), BatchSize(1, fixed=True))
     with pytest.raises(RuntimeError, match="nineteen"):
         run_one(Doubler(), next(open_source(solid(19)).loaders()), BatchSize(1, fixed=True))
+
+
+def test_few_images_of_a_camera_wait() -> None:
+    """A result shows what the camera saw not long ago, however slow its consumer is."""
+    taken: list[int] = []
+
+    def images() -> Iterator[FrameLoader]:
+        for number in range(30):
+            taken.append(number)
+            frame = Frame(image=solid(number % 10), name="camera:0")
+            yield FrameLoader(name="camera:0", load=lambda frame=frame: frame)
+
+    source = Source(images, live=True)
+    for done, _ in enumerate(run_many(Doubler(), source, batch=BatchSize(1, fixed=True)), start=1):
+        time.sleep(0.01)
+        assert len(taken) <= done + 1 + _MAX_LIVE
+    assert len(taken) == 30

@@ -126,6 +126,29 @@ def test_corrected_frames_are_saved_again(track: Any, tmp_path: Path, pattern: s
     assert len(saved) == len(FRAMES)
 
 
+def test_a_correction_that_is_known_before_is_as_one_by_hand(track: Any) -> None:
+    """It corrects the mask that the object has in its frame, from memory."""
+    correction = TrackPrompt(object_id=7, frame=3, points=[[40, 30]], labels=[0])
+    in_advance = list(track(FRAMES, prompts=[POINT, correction]))
+    results = track(FRAMES, prompts=POINT)
+    by_hand = [results.add(correction) if result.frame == 3 else result for result in results]
+    for one, other in zip(in_advance, by_hand, strict=True):
+        same(one, other)
+    alone = list(track(FRAMES, prompts=dataclasses.replace(correction, object_id=1)))
+    assert (in_advance[3].of(7) != alone[3].of(1)).any()
+
+
+def test_a_frame_is_corrected_twice_with_the_same_memory_as_once(track: Any) -> None:
+    first, second = (TrackPrompt(object_id=7, frame=3, points=[point], labels=[0]) for point in ([40, 30], [9, 9]))
+    rows = []
+    for keep_history in (False, True):
+        results = track(FRAMES, prompts=POINT, keep_history=keep_history)
+        for result in results:
+            rows += [results.add(first), results.add(second)] if result.frame == 3 else [result]
+    for one, other in zip(rows[: len(FRAMES) + 1], rows[len(FRAMES) + 1 :], strict=True):
+        same(one, other)
+
+
 def test_prompts_are_added_all_or_none(track: Any, tmp_path: Path) -> None:
     good = TrackPrompt(object_id=3, frame=4, points=[[9, 9]])
     for source in (FRAMES, write_clip(tmp_path / "clip.mp4", FRAMES)):
@@ -193,6 +216,13 @@ def test_an_id_is_never_used_again(track: Any) -> None:
     results.remove(3)
     results.remove(4)
     assert next(results).object_ids.tolist() == [65535, 5, 6]
+
+
+def test_a_later_prompt_of_a_detected_person(track: Any) -> None:
+    options: dict[str, Any] = {"detect": Finder([LEFT]), "prompts": TrackPrompt(object_id=1, frame=3, points=[[9, 9]])}
+    assert [result.object_ids.tolist() for result in track(FRAMES, **options)] == [[2]] * 3 + [[2, 1]] * 3
+    people = track(FRAMES, **options, people_ids=[1])
+    assert [result.object_ids.tolist() for result in people] == [[1]] * 6
 
 
 def test_points_are_added_to_those_of_the_frame(track: Any) -> None:
