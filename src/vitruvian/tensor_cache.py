@@ -78,5 +78,9 @@ class WeightCache(Generic[T]):
         versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
         same = versions == self._versions and all(map(operator.is_, weights, (ref() for ref in self._weights)))
         if self._value is None or not same:
-            self._value, self._versions, self._weights = compute(), versions, [weakref.ref(one) for one in weights]
+            self._value, self._versions, self._weights = (
+                compute(),
+                versions,
+                [weakref.ref(weight) for weight in weights],
+            )
         return self._value

@@ -113,9 +113,9 @@ def _paint(
     alpha, color = alpha[entry], table[stroke[visible[entry]], 5:8]
     mixed = flat[pixel[starts]].astype(np.float32)  # [pixels, 3]
     for rank in range(int(depth[0])):
-        some = int(np.searchsorted(-depth, -rank, side="left"))  # pixels with more than `rank` strokes
-        here = starts[:some] + rank
-        mixed[:some] += (color[here] - mixed[:some]) * alpha[here, None]
+        deep = int(np.searchsorted(-depth, -rank, side="left"))  # pixels with more than `rank` strokes
+        entries = starts[:deep] + rank
+        mixed[:deep] += (color[entries] - mixed[:count]) * alpha[entries, None]
     flat[pixel[starts]] = np.rint(mixed).astype(np.uint8)
 
 

@@ -147,8 +147,8 @@ def print_errors(
     """Print the errors of an exported model on some inputs, in terms of its task; return their means by name."""
     errors: dict[str, list[float]] = {}
     with torch.inference_mode():
-        for one in samples:
-            sample: dict[str, Any] = dict(one)
+        for names_and_values in samples:
+            sample: dict[str, Any] = dict(names_and_values)
             for name, value in task_errors(exported(**sample), model(**sample, return_dict=True)).items():
                 errors.setdefault(name, []).append(value)
     means = {name: statistics.mean(values) for name, values in errors.items()}

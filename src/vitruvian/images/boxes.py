@@ -44,7 +44,7 @@ def mask_boxes(masks: Tensor) -> Tensor:
         marks = line.to(torch.uint8)
         first = marks.argmax(dim=-1)
         last = marks.shape[-1] - marks.flip(-1).argmax(dim=-1)
-        some = line.any(dim=-1)
-        sides.append((first * some, last * some))
+        has_pixels = line.any(dim=-1)
+        sides.append((first * has_pixels, last * has_pixels))
     (left, right), (top, bottom) = sides
     return torch.stack((left, top, right, bottom), dim=-1)  # [..., 4]

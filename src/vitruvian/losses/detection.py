@@ -45,8 +45,8 @@ def draw_people(
     center_y = (((top + bottom) / 2 / stride).floor().clamp(0, h - 1) + 0.5) * stride
     across = (-0.5 * ((x - center_x[..., None]) / sigma_x[..., None]).square()).exp()  # [B, M, w]
     down = (-0.5 * ((y - center_y[..., None]) / sigma_y[..., None]).square()).exp()  # [B, M, h]
-    each = down[..., :, None] * across[..., None, :] * present[..., None, None]  # [B, M, h, w]
-    highest, owner = each.max(dim=1)  # [B, h, w]
+    heatmaps = down[..., :, None] * across[..., None, :] * present[..., None, None]  # [B, M, h, w]
+    highest, owner = heatmaps.max(dim=1)  # [B, h, w]
     box = boxes_xyxy.float().gather(1, owner.flatten(1)[..., None].expand(-1, -1, 4)).view(*owner.shape, 4)
     sides = torch.stack(
         [x - box[..., 0], y[:, None] - box[..., 1], box[..., 2] - x, box[..., 3] - y[:, None]], dim=1

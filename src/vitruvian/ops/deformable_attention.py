@@ -152,9 +152,9 @@ def _table_layout(level_hw: LevelSizes, heads: int, points: int, device: torch.d
     for height, width in level_hw:
         columns.append((-1.0, float(width), float(height), float(width + 3), float(before + width + 4)))
         before += (height + 3) * (width + 3)
-    each = torch.tensor(columns, device=device).t().repeat_interleave(points, dim=1).repeat(1, heads)  # [5, A·L·P]
+    values = torch.tensor(columns, device=device).t().repeat_interleave(points, dim=1).repeat(1, heads)  # [5, A·L·P]
     head = torch.arange(heads, dtype=torch.int32, device=device).repeat_interleave(len(level_hw) * points)
-    lowest, wide, high, stride, first = each.unbind(0)
+    lowest, wide, high, stride, first = values.unbind(0)
     return _TableLayout(lowest, wide, high, stride, first, head)
 
 
@@ -171,8 +171,8 @@ def _point_centers(level_hw: LevelSizes, points: int, device: torch.device) -> t
     """Column and row of every token in every level, in its pixels, repeated for each point: [N, 1, L·P] each."""
     sizes = torch.tensor([(width, height) for height, width in level_hw], dtype=torch.float32, device=device)
     centers = _token_centers(level_hw, device)[:, None] * sizes - 0.5  # [N, L, 2]
-    each = centers.repeat_interleave(points, dim=1)[:, None]  # [N, 1, L·P, 2]
-    return each[..., 0].contiguous(), each[..., 1].contiguous()
+    repeated = centers.repeat_interleave(points, dim=1)[:, None]  # [N, 1, L·P, 2]
+    return repeated[..., 0].contiguous(), repeated[..., 1].contiguous()
 
 
 @cached_tensors

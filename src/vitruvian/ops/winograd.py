@@ -256,13 +256,13 @@ def _transform_weight(taps: Tensor, transform: _Transform, *, dtype: torch.dtype
     out = torch.empty(len(matrix) ** 2, phases, channels, before, device=taps.device, dtype=dtype)
     unit = torch.ones(channels, device=taps.device, dtype=torch.float32)
     for part in torch.split(torch.arange(channels), 256):  # in float32, so a few at a time
-        some = slice(int(part[0]), int(part[-1]) + 1)
-        points = torch.einsum("ya,pncab->ypncb", matrix, taps[:, some].float())
+        block = slice(int(part[0]), int(part[-1]) + 1)
+        points = torch.einsum("ya,pncab->ypncb", matrix, taps[:, block].float())
         points = torch.einsum("xb,ypncb->yxpnc", matrix, points).flatten(0, 1)  # [t², s², n, C]
         if dtype == torch.float16:
             norm = points.square().sum(-1).amax((0, 1)).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
-            unit[some] = torch.exp2(torch.ceil(torch.log2(norm / _WEIGHT_NORM)))
-        out[:, :, some] = (points / unit[some, None]).to(dtype)
+            unit[block] = torch.exp2(torch.ceil(torch.log2(norm / _WEIGHT_NORM)))
+        out[:, :, block] = (points / unit[block, None]).to(dtype)
     return out.flatten(1, 2), unit
 
 

@@ -164,7 +164,7 @@ def open_source(source: object) -> Source:
     if isinstance(source, int) and not isinstance(source, bool):
         return _from_camera(source)
     if isinstance(source, np.ndarray | Tensor) and source.ndim == 4:
-        return Source(lambda: (_memory_loader(one) for one in source), count=len(source))
+        return Source(lambda: (_memory_loader(frame) for frame in source), count=len(source))
     if isinstance(source, np.ndarray | Tensor | Image.Image | bytes | bytearray | memoryview | Frame) or hasattr(
         source, "read"
     ):

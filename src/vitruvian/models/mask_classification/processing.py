@@ -306,7 +306,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
             data["pixel_values"] = [pad_bottom_right(image, padded_hw, constant_values) for image in planes]
         if return_pixel_mask:
             ones = [image.new_ones((1, *size_of(image)), dtype=torch.int64) for image in planes]
-            data["pixel_mask"] = [pad_bottom_right(one, padded_hw or size_of(one))[0] for one in ones]  # [H, W] each
+            data["pixel_mask"] = [pad_bottom_right(mask, padded_hw or size_of(mask))[0] for mask in ones]  # [H, W] each
         return BatchFeature(data, tensor_type=return_tensors)
 
     def padded_hw(self, sizes: Sequence[SizeHW]) -> SizeHW | None:
@@ -357,7 +357,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         if not return_segmentation_scores:
             return [semantic_map(classes, grid) for classes, grid in zip(queries.classes, grids, strict=True)]
         scores = [semantic_scores(classes, grid) for classes, grid in zip(queries.classes, grids, strict=True)]
-        return [SegmentationResult(segmentation=one.argmax(0), segmentation_scores=one) for one in scores]
+        return [SegmentationResult(segmentation=image.argmax(0), segmentation_scores=image) for image in scores]
 
     @torch.no_grad()
     def post_process_instance_segmentation(

@@ -282,7 +282,7 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         if len(parts) == 1:
             return parts[0]
         order = torch.tensor([number for group in groups for number in group]).argsort()
-        candidates = [one for part in parts for one in part.candidates]
+        candidates = [masks for part in parts for masks in part.candidates]
         order_on_device = pinned_copy(order, levels[-1].device)
         return _ObjectMasks(
             low=torch.cat([part.low for part in parts])[order_on_device],

@@ -321,8 +321,8 @@ class Sam2VideoProcessor(Sam2Processor):
 def _object_ids(obj_ids: Any) -> list[int]:
     """Return one id or several, which may be of NumPy or torch, as a list of numbers."""
     listed: Any = obj_ids.tolist() if isinstance(obj_ids, (Tensor, np.ndarray, np.generic)) else obj_ids
-    several = [listed] if isinstance(listed, int) else listed
-    return [int(one) if isinstance(one, (Tensor, np.integer)) else one for one in several]
+    values = [listed] if isinstance(listed, int) else listed
+    return [int(value) if isinstance(value, (Tensor, np.integer)) else value for value in values]
 
 
 def _as_points(prompts: BatchFeature, objects: int) -> tuple[Tensor, Tensor]:

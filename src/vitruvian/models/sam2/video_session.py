@@ -278,7 +278,7 @@ class Sam2VideoInferenceSession:
             self.mask_inputs_per_obj[index].pop(frame_idx, None)
             if self.is_streaming:
                 points = self.point_inputs_per_obj[index].items()
-                self.point_inputs_per_obj[index] = {other: one for other, one in points if other >= frame_idx}
+                self.point_inputs_per_obj[index] = {other: prompt for other, prompt in points if other >= frame_idx}
         if self.is_streaming and self.processed_frames is not None:
             remaining = {other: frame for other, frame in self.processed_frames.items() if other == frame_idx}
             self._dropped_frames += len(self.processed_frames) - len(remaining)

@@ -182,9 +182,11 @@ class Sapiens2ImageProcessor(ImageProcessor):
         self, maps: ImageInput, sizes_hw: list[SizeHW], people: list[Tensor] | None, device: str | torch.device | None
     ) -> list[Tensor]:
         """Resize segmentation maps to the input size: a list of int64 [h, w]."""
-        read = [one[None].to(device or one.device) for one in read_label_maps(maps, sizes_hw)]  # [1, H, W] each
+        label_maps = [
+            label_map[None].to(device or label_map.device) for label_map in read_label_maps(maps, sizes_hw)
+        ]  # [1, H, W] each
         if self.do_reduce_labels:
-            read = [_reduce_labels(one) for one in read]
+            label_maps = [_reduce_labels(label_map) for label_map in label_maps]
         filter_number = self.resample if self.label_resample is None else self.label_resample
         if filter_number != _NEAREST and (self.do_resize or people is not None):
             warnings.warn(
@@ -195,16 +197,18 @@ class Sapiens2ImageProcessor(ImageProcessor):
             )
         if people is not None:
             crops = [
-                _crop_labels(one, boxes, self.size_hw)
+                _crop_labels(label_map, boxes, self.size_hw)
                 if filter_number == _NEAREST
-                else crop_boxes(one, boxes, self.size_hw)
-                for one, boxes in zip(read, people, strict=True)
+                else crop_boxes(label_map, boxes, self.size_hw)
+                for label_map, boxes in zip(label_maps, people, strict=True)
             ]
             return [row[0].long() for crop in crops for row in self._crop_center(crop)]
         mode = resample_mode(filter_number)
         if filter_number != _NEAREST:  # only uint8 can be interpolated as it is
-            read = [one if one.dtype == torch.uint8 else one.float() for one in read]
-        return [self._crop_center(self._fit(one, mode))[0].round().long() for one in read]
+            label_maps = [
+                label_map if label_map.dtype == torch.uint8 else label_map.float() for label_map in label_maps
+            ]
+        return [self._crop_center(self._fit(label_map, mode))[0].round().long() for label_map in label_maps]
 
     def _draw_targets(
         self, keypoints: Any, people: list[Tensor], device: str | torch.device | None
@@ -300,10 +304,10 @@ class Sapiens2ImageProcessor(ImageProcessor):
         sizes = size_list("target_sizes", target_sizes, len(logits))
         if not return_segmentation_scores:
             sizes = sizes or [tuple(logits.shape[-2:])] * len(logits)
-            return [resized_argmax(one, size) for one, size in zip(logits, sizes, strict=True)]
+            return [resized_argmax(image, size) for image, size in zip(logits, sizes, strict=True)]
         scores = list(logits)
         if sizes is not None:
-            scores = [bilinear(one, size) for one, size in zip(logits, sizes, strict=True)]
+            scores = [bilinear(image, size) for image, size in zip(logits, sizes, strict=True)]
         return [BatchFeature({"segmentation": s.argmax(0), "segmentation_scores": s}) for s in scores]
 
     def post_process_normal_estimation(
@@ -323,7 +327,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         """
         unit = F.normalize(output_field(outputs, "normals").float(), dim=1, eps=1e-8)
         maps = self._resize_maps(unit, source_sizes, target_sizes, do_remove_padding)
-        return [{"normals": one} for one in maps]
+        return [{"normals": resized} for resized in maps]
 
     def post_process_pointmap_estimation(
         self,
@@ -339,7 +343,8 @@ class Sapiens2ImageProcessor(ImageProcessor):
         points, scales = output_field(outputs, "pointmaps"), output_field(outputs, "scales")
         if scales is not None:
             points = points / scales[:, :, None, None]
-        return [{"pointmap": one} for one in self._resize_maps(points, source_sizes, target_sizes, do_remove_padding)]
+        maps = self._resize_maps(points, source_sizes, target_sizes, do_remove_padding)
+        return [{"pointmap": resized} for resized in maps]
 
     def post_process_albedo_estimation(
         self,
@@ -355,7 +360,7 @@ class Sapiens2ImageProcessor(ImageProcessor):
         maps = self._resize_maps(
             output_field(outputs, "albedos").clamp(0, 1), source_sizes, target_sizes, do_remove_padding
         )
-        return [{"albedo": one} for one in maps]
+        return [{"albedo": resized} for resized in maps]
 
     def post_process_image_matting(
         self, outputs: object, target_sizes: object = None, backgrounds: ImageInput | None = None
@@ -403,14 +408,14 @@ class Sapiens2ImageProcessor(ImageProcessor):
         if cut and sources is None:
             raise InputError("do_remove_padding: expected source_sizes too, which define the padding. Pass them.")
         results = []
-        for index, one in enumerate(maps):
+        for index, values in enumerate(maps):
             if cut and sources is not None:
-                one = crop_padding(one, sources[index], self.size_hw)
-            results.append(one if targets is None else bilinear(one, targets[index]))
+                values = crop_padding(values, sources[index], self.size_hw)
+            results.append(values if targets is None else bilinear(values, targets[index]))
         return results
 
 
-def crop_padding(one: Tensor, source_hw: SizeHW, size_hw: SizeHW) -> Tensor:
+def crop_padding(values: Tensor, source_hw: SizeHW, size_hw: SizeHW) -> Tensor:
     """Crop the padding of a map [C, H, W] of an image of `source_hw` that was padded to `size_hw`.
 
     A map of another size than the input is cropped in proportion; if the borders of the image are between its pixels,
@@ -418,13 +423,15 @@ def crop_padding(one: Tensor, source_hw: SizeHW, size_hw: SizeHW) -> Tensor:
     """
     inner = fit_inside_hw(source_hw, size_hw)
     starts = [(whole - side) // 2 for side, whole in zip(inner, size_hw, strict=True)]
-    borders = zip((*starts, *map(sum, zip(starts, inner, strict=True))), one.shape[-2:] * 2, size_hw * 2, strict=True)
+    borders = zip(
+        (*starts, *map(sum, zip(starts, inner, strict=True))), values.shape[-2:] * 2, size_hw * 2, strict=True
+    )
     if any(border * actual % whole for border, actual, whole in borders):
-        one = bilinear(one, size_hw)
+        values = bilinear(values, size_hw)
     spans = []
-    for start, side, whole, actual in zip(starts, inner, size_hw, one.shape[-2:], strict=True):
+    for start, side, whole, actual in zip(starts, inner, size_hw, values.shape[-2:], strict=True):
         spans.append(slice(start * actual // whole, (start + side) * actual // whole))
-    return one[:, spans[0], spans[1]]
+    return values[:, spans[0], spans[1]]
 
 
 def _read_boxes(boxes: Any, count: int) -> list[Tensor]:

@@ -136,7 +136,7 @@ class Batch(Generic[OwnerT]):
         A batch that fills more than half of a CUDA graph is padded with copies of its last input.
         """
         queued = [entry.model_input for entry in self.entries]
-        inputs = [one if isinstance(one, ModelInput) else one() for one in queued]
+        inputs = [made if isinstance(made, ModelInput) else made() for made in queued]
         for pending in {model_input.pending for model_input in inputs if model_input.pending is not None}:
             pending.wait()
         padding = (self._graph_size or 0) - len(inputs)

@@ -121,7 +121,7 @@ class TrackResults(Results[Track]):
             outcome = super().__next__()
         except StopIteration:
             pending, self._tracker.pending = self._tracker.pending, {}
-            check_frames([one for prompts in pending.values() for one in prompts], self._tracker.number + 1)
+            check_frames([prompt for prompts in pending.values() for prompt in prompts], self._tracker.number + 1)
             raise
         if not isinstance(outcome, Failure):
             self._last_frame = outcome.frame or 0

@@ -91,7 +91,7 @@ class ObjectTracker:
 
     def add(self, prompts: Sequence[TrackPrompt]) -> None:
         """Store prompts of later frames."""
-        check_together([*prompts, *(one for waiting in self.pending.values() for one in waiting)])
+        check_together([*prompts, *(prompt for waiting in self.pending.values() for prompt in waiting)])
         for prompt in prompts:
             self.pending.setdefault(prompt.frame, []).append(prompt)
             self._used_ids.add(prompt.object_id)
@@ -103,8 +103,11 @@ class ObjectTracker:
         if object_id in self.session.obj_ids or not waiting:
             self.session.remove_object(object_id)
         self._last_seen.pop(object_id, None)
-        remaining = {n: [one for one in prompts if one.object_id != object_id] for n, prompts in self.pending.items()}
-        self.pending = {number: prompts for number, prompts in remaining.items() if prompts}
+        others = {
+            frame: [prompt for prompt in prompts if prompt.object_id != object_id]
+            for frame, prompts in self.pending.items()
+        }
+        self.pending = {frame: prompts for frame, prompts in others.items() if prompts}
 
     def advance(self, frame: Frame, pixels: Tensor, people: People | None) -> FrameMasks | None:
         """Track all objects to the next frame, with its prompts and detected people; None without objects."""

@@ -205,10 +205,10 @@ class ResumeFolder:
 
     def new_failure(self, segments: Sequence[VideoSegment], earlier: Path) -> InputError | None:
         """Return an error with that of the first frame if more frames failed than in an earlier run."""
-        before, now = (sum(one.failures for one in each) for each in (_read_segments(earlier), segments))
+        before, now = (sum(segment.failures for segment in run) for run in (_read_segments(earlier), segments))
         if now <= before:
             return None
-        lines = (line for one in segments for line in self.files(one.start)[-2].read_text("utf-8").splitlines())
+        lines = (line for segment in segments for line in self.files(segment.start)[-2].read_text("utf-8").splitlines())
         first = next(error for line in lines if (error := json.loads(line).get("error")))
         return InputError(f"{earlier}: expected {before} failed frames as before, got {now}: {first}")
 

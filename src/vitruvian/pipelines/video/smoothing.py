@@ -130,10 +130,10 @@ class KeypointSmoother(Stateful):
         People with the identity -1 are not smoothed.
         """
         smooth = keypoints.astype(np.float32)
-        for row, number in enumerate(int(one) for one in ids):
+        for row, number in enumerate(int(person) for person in ids):
             if number != UNTRACKED:
                 smooth[row] = self._smooth_person(number, keypoints[row].astype(np.float64), scores[row], time)
-        for number in [n for n, one in self._people.items() if not 0 <= time - one.time <= _MAX_GAP]:
+        for number in [n for n, person in self._people.items() if not 0 <= time - person.time <= _MAX_GAP]:
             del self._people[number]
         return smooth
 
@@ -205,7 +205,7 @@ class ExponentialAverage(Stateful):
         """Return the average at `time` in seconds. Going back in time resets it."""
         if self.value is not None and time >= self.time:
             mixed = value + math.exp(-(time - self.time) / self.time_constant) * (self.value - value)
-            value = next((one for one in (mixed, value) if math.isfinite(one)), self.value)
+            value = next((candidate for candidate in (mixed, value) if math.isfinite(candidate)), self.value)
         self.value, self.time = value, time
         return value
 

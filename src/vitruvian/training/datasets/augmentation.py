@@ -102,11 +102,11 @@ def degrade(images: LabeledImages, rng: Rng, *, shrink: bool) -> LabeledImages:
         if factor == 1 or not len(rows):
             continue
         index = rows.to(image.device, non_blocking=True)
-        size, some = (H // factor, W // factor), image[index]
-        area = F.interpolate(some, size=size, mode="area")
-        cubic = F.interpolate(some, size=size, mode="bicubic", antialias=True)
+        size, chosen = (H // factor, W // factor), image[index]
+        area = F.interpolate(chosen, size=size, mode="area")
+        cubic = F.interpolate(chosen, size=size, mode="bicubic", antialias=True)
         small = torch.lerp(area, cubic, rng.uniform(0.0, 1.0, len(rows), 1, 1, 1)).clamp(0, 1)
         small = add_noise_and_jpeg(small, rng=rng, sharpen=_SHARPEN)
         large = F.interpolate(small, size=(H, W), mode="bicubic", align_corners=False).clamp(0, 1)
-        image = image.index_copy(0, index, large * (some > 0).any(dim=1, keepdim=True))
+        image = image.index_copy(0, index, large * (chosen > 0).any(dim=1, keepdim=True))
     return replace(images, image=image)

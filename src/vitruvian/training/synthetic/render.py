@@ -328,16 +328,16 @@ def _resolve(
     # Rows of all images follow each other, and each image has a whole number of pixel rows.
     x, row = fragments.sample % (W * samples), fragments.sample.div(W * samples, rounding_mode="floor")
     pixel = row.div(samples, rounding_mode="floor") * W + x.div(samples, rounding_mode="floor")  # [N]
-    each = samples * samples
-    position = pixel * each + (row % samples) * samples + x % samples  # [N]
+    per_pixel = samples * samples
+    position = pixel * per_pixel + (row % samples) * samples + x % samples  # [N]
     label = rank[surface.person] * _LABELS_PER_PERSON + surface.part  # [N], never 0: part 0 is not rendered
 
-    labels = torch.zeros(B * H * W * each, dtype=torch.int64, device=device)
-    depths = torch.full((B * H * W * each,), math.inf, device=device)
+    labels = torch.zeros(B * H * W * per_pixel, dtype=torch.int64, device=device)
+    depths = torch.full((B * H * W * per_pixel,), math.inf, device=device)
     labels[position], depths[position] = label, fragments.depth
-    labels, depths = labels.view(-1, each), depths.view(-1, each)  # [B·H·W, s·s]
+    labels, depths = labels.view(-1, per_pixel), depths.view(-1, per_pixel)  # [B·H·W, s·s]
     count = (labels > 0).sum(dim=1)  # [B·H·W]
-    chosen = torch.where(2 * count >= each, _most_common(labels, depths), 0)
+    chosen = torch.where(2 * count >= per_pixel, _most_common(labels, depths), 0)
     nearest = torch.where(labels == chosen[:, None], depths, math.inf).amin(dim=1)
 
     side = fragments.depth / cameras.focal[surface.image_index]  # [N] meters
@@ -361,7 +361,7 @@ def _resolve(
     return _Pixels(
         radiance=as_image(add(pixel, radiance) / share),
         albedo=as_image(add(pixel, surface.albedo) / share),
-        alpha=(count.float() / each).view(B, 1, H, W),
+        alpha=(count.float() / per_pixel).view(B, 1, H, W),
         parts=(chosen % _LABELS_PER_PERSON).byte().view(B, H, W),
         ranks=torch.where(present, chosen.div(_LABELS_PER_PERSON, rounding_mode="floor"), -1).view(B, H, W),
         normals=as_image(F.normalize(add(index, normals), dim=1, eps=1e-9)),
