@@ -115,7 +115,7 @@ def _paint(
     for rank in range(int(depth[0])):
         deep = int(np.searchsorted(-depth, -rank, side="left"))  # pixels with more than `rank` strokes
         entries = starts[:deep] + rank
-        mixed[:deep] += (color[entries] - mixed[:count]) * alpha[entries, None]
+        mixed[:deep] += (color[entries] - mixed[:deep]) * alpha[entries, None]
     flat[pixel[starts]] = np.rint(mixed).astype(np.uint8)
 
 
