@@ -4,6 +4,7 @@
     python benchmarks/serve.py --device cuda --model pose-0.4b --size 1080x1920 --seconds 15
     python benchmarks/serve.py --model tiny                        # what the server itself costs
     python benchmarks/serve.py --soak 1200                         # mixed requests for 20 minutes
+    python benchmarks/serve.py --clicks large --size 1080x1920     # clicks on a stored image, with SAM 2
 
 Poses of whole images, with random weights. The pipeline runs over the same JPEG files in memory and makes the same
 JSON, in a process of its own: over a stream of images, and over one image after another, which is what one client asks
@@ -15,8 +16,8 @@ Prints the rate of the pipeline, and for each server and number of clients reque
 pipeline's rate (goal: 0.85; for one client, of its rate with one image at a time), the median and 99th percentile of
 the latency, and the CPU time of an answer, which depends less on other work of the machine. Our server adds the mean
 size of its batches and the mean time of each stage. With --rounds everything is measured so many times in turn, and the
-medians are compared. With --soak it prints statuses, and the server's memory over time. Writes all of it to --out as
-JSON.
+medians are compared. With --soak it prints statuses, and the server's memory over time; with --clicks the time of the
+first click on an image, with storing it, and that of further clicks. Writes all of it to --out as JSON.
 """
 
 from __future__ import annotations
@@ -269,6 +270,50 @@ def missing_for_litserve() -> str | None:
     return ", ".join(missing) or None
 
 
+# ------------------------------------------------------------------------------------------------ clicks
+
+
+def clicks(root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Store images in a server with SAM 2, and click on them; return seconds."""
+    import torch
+
+    from vitruvian import Sam2Config, Sam2ImageProcessor, Sam2Model
+    from vitruvian.bench.timing import describe_machine
+
+    torch.manual_seed(0)
+    Sam2Model(Sam2Config.variant(options.clicks)).save_pretrained(root / "sam2")
+    Sam2ImageProcessor().save_pretrained(root / "sam2")
+    height, width = (int(side) for side in options.size.split("x"))
+    rng = random.Random(0)
+    first: list[float] = []
+    further: list[float] = []
+    with our_server(root, options, f"segment={root / 'sam2'}") as (address, _):
+        connection = http.client.HTTPConnection(address, timeout=120)
+
+        def ask(path: str, body: bytes, kind: str) -> dict[str, Any]:
+            connection.request("POST", path, body, {"Content-Type": kind})
+            answer = connection.getresponse()
+            text = answer.read()
+            if answer.status >= 300:
+                raise SystemExit(f"{path}: {answer.status} {text.decode()}")
+            return dict(json.loads(text))
+
+        for image in read_images(root):
+            start = time.monotonic()
+            path = f"/v1/images/{ask('/v1/images', image, 'image/jpeg')['id']}/segment"
+            for number in range(10):
+                points = [[[rng.randrange(width), rng.randrange(height)]]]
+                begin = start if number == 0 else time.monotonic()
+                ask(path, json.dumps({"points": points, "labels": [[1]]}).encode(), "application/json")
+                (further if number else first).append(time.monotonic() - begin)
+    times = {"first": sorted(first), "further": sorted(further)}
+    print(f"{describe_machine(torch.device(options.device))}; SAM 2 {options.clicks}, images of {options.size}")
+    for name, taken in times.items():
+        p50, p99 = statistics.median(taken), taken[int(len(taken) * 0.99)]
+        print(f"{name} click: p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms")
+    return times
+
+
 # ------------------------------------------------------------------------------------------------ soak
 
 
@@ -396,6 +441,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="times that everything is measured")
     parser.add_argument("--no-litserve", action="store_true", help="leave LitServe out")
     parser.add_argument("--soak", type=float, default=0.0, help="seconds of mixed load instead")
+    parser.add_argument("--clicks", help="clicks on stored images instead, with a SAM 2 model: tiny, small, …")
     parser.add_argument("--out", type=Path, help="file for the measurements")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
@@ -414,7 +460,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_inputs(root, options)
-        measured = soak(root, options) if options.soak else compare(root, options)
+        measured = (clicks if options.clicks else soak if options.soak else compare)(root, options)
     if options.out is not None:
         options.out.write_text(json.dumps(measured, indent=2) + "\n")
     return 0 if measured.get("passed", True) else 1
