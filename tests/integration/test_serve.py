@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("av")
 
 from tests.helpers.pipelines import sample_image
-from tests.helpers.server import Client, ServerProcess, archive, form, jpeg, opened
+from tests.helpers.server import Client, ServerProcess, archive, form, jpeg, opened, wait
 from tests.integration.cli_case import CHECKPOINTS
 from tests.unit.files.clips import make_clip
 from vitruvian.images.rle import decode_rle
@@ -362,6 +362,33 @@ def test_jobs_that_are_cancelled_and_deleted(client: Client, server: ServerProce
     assert client.get("/v1/jobs").json["jobs"] == [
         job for job in client.get("/v1/jobs").json["jobs"] if job["id"] not in (running, waiting, busy)
     ]
+
+
+def test_a_client_that_hangs_up_blocks_neither_the_model_nor_the_shutdown(tmp_path: Path) -> None:
+    large = jpeg(size_hw=(1000, 1000))  # 3,025 tiles, minutes of work
+    models = ["--model=normals=builtin", "--model=albedo=builtin"]
+    server = ServerProcess(*models, "--data", tmp_path, "--limit", "request_tiles=10000", cwd=tmp_path)
+    client = server.client
+
+    def hang_up_while_it_runs() -> None:
+        before = client.metric("vitruvian_batch_size_count")
+        connection = client.connect()
+        connection.request("POST", "/v1/normals?tile=24", large)
+        wait(lambda: client.metric("vitruvian_batch_size_count") > before + 2)
+        connection.close()
+
+    hang_up_while_it_runs()
+    assert client.post("/v1/normals", IMAGE, detect="whole").status == 200
+    hang_up_while_it_runs()
+    assert server.stop() == 0
+
+
+def test_tiles_of_a_request_are_limited(tmp_path: Path) -> None:
+    server = ServerProcess("--model=normals=builtin", "--data", tmp_path, cwd=tmp_path)
+    answer = server.client.post("/v1/normals", jpeg(size_hw=(200, 200)), tile=24, overlap=0)
+    assert (answer.status, answer.error["subject"], answer.error["expected"]) == (413, "tile", "at most 64 tiles")
+    assert server.client.post("/v1/normals", jpeg(size_hw=(40, 40)), tile=24).status == 200
+    assert server.stop() == 0
 
 
 def test_a_client_that_hangs_up_is_counted_and_forgotten(client: Client) -> None:

@@ -46,6 +46,7 @@ AnswerT = TypeVar("AnswerT")
 JobStarter = Callable[[StoredVideo, str, str | None, Sequence[str]], Awaitable[Job]]  # video, task, owner, arguments
 _SHORT_TASK_THREADS = 2
 _SWEEP_SECONDS = 60.0
+_DRAIN_SECONDS = 5.0  # at the end, for what is left after the server has waited for open requests
 # For how long a thread keeps the GIL while others wait for it. Python's 5 ms delay each short step of a request behind
 # the threads that decode images: 108 instead of 128 requests/s on an H200 (docs/serving.md).
 _SWITCH_SECONDS = 0.0005
@@ -128,12 +129,13 @@ class Service:
             self.videos.remove_expired()
 
     async def stop(self) -> None:
-        """Answer what was accepted, and interrupt jobs."""
+        """Answer what was accepted, for a limited time, and interrupt jobs."""
         self.stopping.set()
-        await asyncio.gather(self.jobs.stop(), *(asyncio.to_thread(queue.close) for queue in self.queues.values()))
+        closing = (asyncio.to_thread(queue.close, _DRAIN_SECONDS) for queue in self.queues.values())
+        await asyncio.gather(self.jobs.stop(), *closing)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await asyncio.to_thread(self._short_tasks.shutdown)  # waits for them; the loop goes on
+        await asyncio.to_thread(self._short_tasks.shutdown, cancel_futures=True)  # waits for two; the loop goes on
         sys.setswitchinterval(self._python_switch_seconds)
         for folder in (self.temporary, self._video_root):
             shutil.rmtree(folder, ignore_errors=True)
