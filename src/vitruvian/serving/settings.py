@@ -26,6 +26,8 @@ class ServerLimits:
         upload_seconds: Seconds that an upload may take.
         request_seconds: Seconds from the upload to the answer.
         requests: Requests at the same time.
+        connections: Connections at the same time; further ones take the place of those that send nothing.
+        header_seconds: Seconds in which the header of a request must arrive.
         queue: Images that wait for a model.
         prompts: Points and boxes in a request.
         request_tiles: Tiles of the image of a request. For jobs, `Limits.tiles` holds.
@@ -50,6 +52,8 @@ class ServerLimits:
     upload_seconds: int = 120
     request_seconds: int = 60
     requests: int = 512
+    connections: int = 768
+    header_seconds: int = 15
     queue: int = 64
     prompts: int = 256
     request_tiles: int = 64
