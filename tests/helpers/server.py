@@ -123,10 +123,10 @@ def jpeg(seed: int = 0, size_hw: tuple[int, int] = (40, 56)) -> bytes:
     return stream.getvalue()
 
 
-def archive(files: dict[str, bytes]) -> bytes:
+def archive(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     """Return a ZIP archive."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as target:
+    with zipfile.ZipFile(stream, "w", method) as target:
         for name, content in files.items():
             target.writestr(name, content)
     return stream.getvalue()

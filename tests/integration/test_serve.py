@@ -26,6 +26,15 @@ from vitruvian.pipelines import pipeline
 from vitruvian.serving.media_types import formats_of
 from vitruvian.tasks import find_task
 
+
+def damaged_archive(method: int) -> bytes:
+    """Return a ZIP archive of an image, whose compressed data is damaged."""
+    body = bytearray(archive({"a.jpg": bytes(range(256)) * 40}, method))
+    start = body.index(b"a.jpg") + len("a.jpg") + (12 if method == zipfile.ZIP_LZMA else 0)  # behind the header of LZMA
+    body[start : start + 28] = b"\xff" * 28
+    return bytes(body)
+
+
 IMAGE = jpeg()
 CUT_FORM = (form(("a", "a.jpg", IMAGE))[0][:-200], form()[1])
 SIZE = [40, 56]
@@ -158,6 +167,8 @@ def test_headers(client: Client) -> None:
         ("POST", "/v1/segment?points=[99,99]", IMAGE, {}, 422, None),
         ("POST", "/v1/pose?url=http://127.0.0.1/a.jpg", b"", {}, 403, "url"),
         ("POST", "/v1/pose", b"[1]", {"Content-Type": "application/json"}, 400, "body"),
+        ("POST", "/v1/pose", b'{"as": 5}', {"Content-Type": "application/json"}, 406, "as"),
+        ("POST", "/v1/pose", b'{"as": {}}', {"Content-Type": "application/json"}, 406, "as"),
         ("POST", "/v1/pose", b"x", {"Content-Type": "multipart/form-data"}, 400, "form"),
         ("POST", "/v1/pose", CUT_FORM[0], CUT_FORM[1], 400, "form"),
         ("POST", "/v1/jobs?task=embed", CUT_FORM[0], CUT_FORM[1], 400, "form"),
@@ -176,9 +187,14 @@ def test_headers(client: Client) -> None:
         ("POST", "/v1/jobs?task=pose&name=a.exe", b"MZ", {}, 415, "a.exe"),
         ("POST", "/v1/jobs?task=pose&name=a.mp4", b"no video", {}, 415, "a.mp4"),
         ("POST", "/v1/jobs?task=pose&name=a.zip", b"PK\x03\x04 no archive", {}, 415, "archive"),
+        ("POST", "/v1/jobs?task=pose&name=a.zip", damaged_archive(zipfile.ZIP_DEFLATED), {}, 415, "archive"),
+        ("POST", "/v1/jobs?task=pose&name=a.zip", damaged_archive(zipfile.ZIP_BZIP2), {}, 415, "archive"),
+        ("POST", "/v1/jobs?task=pose&name=a.zip", damaged_archive(zipfile.ZIP_LZMA), {}, 415, "archive"),
         ("POST", "/v1/jobs?task=track&name=a.mp4", b"x", {}, 415, "a.mp4"),
         ("POST", "/v1/pose", IMAGE, {"Origin": "http://evil.example"}, 403, "Origin"),
+        ("POST", "/v1/pose", IMAGE, {"Origin": "http://["}, 403, "Origin"),
         ("GET", "/v1/models", None, {"Host": "evil.example"}, 421, "Host"),
+        ("GET", "/v1/models", None, {"Host": "["}, 421, "Host"),
     ],
 )
 def test_errors_have_the_right_status_and_parts(

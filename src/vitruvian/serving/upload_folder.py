@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -26,6 +28,9 @@ from vitruvian.serving.settings import ServerLimits
 _CHUNK_BYTES = 1 << 20
 _MAX_CONTENTS_BYTES = 16 << 20  # of an archive: 150,000 files with names of 60 characters
 _ZIP = b"PK\x03\x04"
+_ARCHIVE_ERRORS = (  # of `zipfile` and of the decompressors that it uses
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, ValueError, OSError,
+)  # fmt: skip
 _TYPES = {
     "image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/tiff": ".tif", "image/gif": ".gif",
     "image/bmp": ".bmp", "image/avif": ".avif", "image/heic": ".heic", "image/heif": ".heif",
@@ -129,7 +134,7 @@ class UploadFolder:
                     with archive.open(entry) as source, part.open("wb") as target:
                         self._copy(source, target)
                     self._add(part, file_name(name.name), suffix)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
+        except _ARCHIVE_ERRORS as error:
             if isinstance(error, InputError):
                 raise
             raise RequestError(415, subject="archive", expected="a ZIP archive", got=one_line(error)) from None
