@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -21,10 +22,12 @@ from vitruvian.limits import use_limits
 from vitruvian.pipelines.tasks.embed import EmbedPipeline
 from vitruvian.serving import jobs
 from vitruvian.serving.auth import add_key, read_keys
+from vitruvian.serving.errors import status_of
 from vitruvian.serving.jobs import Job, JobStore
 from vitruvian.serving.routes.shared import file_response
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import ServerLimits, Settings
+from vitruvian.serving.upload_folder import UploadFolder
 
 IMAGE = jpeg()
 
@@ -171,6 +174,49 @@ def test_an_archive_with_too_many_files_is_refused_before_its_list_is_in_memory(
     with serve(models, tmp_path) as (client, _):
         answer = client.post("/v1/jobs", body, task="embed", name="a.zip")
         assert (answer.status, answer.error["subject"]) == (413, "archive")
+
+
+def test_forms_need_no_temporary_files_of_the_system(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = IMAGE + bytes(3 << 20)
+    body, headers = form(("image", "a.jpg", large))
+    with serve(models, tmp_path, job_workers=0) as (client, service):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+        assert client.post("/v1/embed", body, headers=headers).status == 200
+        assert client.post("/v1/jobs", body, headers=headers, task="embed").status == 201
+        assert service.jobs.nbytes == len(large)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_a_full_disk_is_507(models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def open_file(folder: UploadFolder) -> Iterator[IO[bytes]]:
+        folder.folder.mkdir(parents=True)
+        with open("/dev/full", "wb") as file:
+            yield file
+
+    body, headers = form(("image", "a.jpg", IMAGE))
+    with serve(models, tmp_path, job_workers=0) as (client, _):
+        monkeypatch.setattr(UploadFolder, "open_file", open_file)
+        for answer in (
+            client.post("/v1/jobs", body, headers=headers, task="embed"),
+            client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg"),
+            client.post("/v1/videos", IMAGE, name="a.mp4"),
+        ):
+            assert (answer.status, answer.error["subject"]) == (507, "disk")
+        assert not list((tmp_path / "jobs").iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_a_disk_that_is_full_while_an_archive_is_unpacked_is_no_damaged_archive(tmp_path: Path) -> None:
+    folder = UploadFolder("a", tmp_path, ServerLimits(), lambda _: None)
+    with folder.open_file() as file:
+        file.write(archive({"a.jpg": IMAGE}))
+    (tmp_path / "entry").symlink_to("/dev/full")
+    with pytest.raises(OSError) as caught:
+        folder.add_upload("a.zip", "")
+    assert status_of(caught.value) == 507
 
 
 def test_a_full_queue_and_pending_bytes(

@@ -15,9 +15,10 @@ from pydantic import BaseModel, Field
 
 from vitruvian.errors import InputError
 from vitruvian.serving.errors import RequestError, not_found
+from vitruvian.serving.forms import MULTIPART
 from vitruvian.serving.job_store import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
-from vitruvian.serving.request_bodies import FORM, file_name, media_type
+from vitruvian.serving.request_bodies import file_name, media_type
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, query_parameter
 from vitruvian.serving.service import Service
 from vitruvian.serving.task_requests import JOB_REQUESTS
@@ -80,7 +81,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
         openapi_extra=_job_request(service),
     )
     async def create(request: Request) -> JobInfo:
-        if media_type(request) != FORM:
+        if media_type(request) != MULTIPART:
             job_task(service, request.query_params.get("task"))  # before the upload
         async with jobs.new_folder() as folder:
             fields = await receive_files(request, folder)
@@ -164,7 +165,7 @@ def _job_request(service: Service) -> dict[str, Any]:
                 "video/*": {"schema": BINARY},
                 "image/*": {"schema": BINARY},
                 "application/zip": {"schema": BINARY},
-                "multipart/form-data": {"schema": form},
+                MULTIPART: {"schema": form},
             },
         },
     }  # fmt: skip
