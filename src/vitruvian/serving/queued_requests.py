@@ -22,12 +22,20 @@ import torch
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.read import load_rgb
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput, Prepared
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People
 from vitruvian.serving.metrics import Metrics
 
 AnswerT = TypeVar("AnswerT")
+
+
+def decode_upload(body: bytes, name: str) -> RgbImage:
+    """Decode an image file that a client calls `name`, for messages."""
+    stream = io.BytesIO(body)
+    stream.name = name
+    return load_rgb(stream)
 
 
 class QueuedRequest(Generic[AnswerT]):
@@ -54,9 +62,7 @@ class QueuedRequest(Generic[AnswerT]):
         body, self._body = self._body, None
         self.check()
         assert body is not None
-        stream = io.BytesIO(body)
-        stream.name = self.name  # for error messages
-        image = load_rgb(stream)
+        image = decode_upload(body, self.name)
         return _QueuedFrame(image=image, name=self.name, exif_focal_px=exif_focal(body, image.shape[:2]), request=self)
 
     def check(self) -> None:
