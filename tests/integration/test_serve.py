@@ -296,7 +296,9 @@ def test_an_archive_of_images(client: Client) -> None:
         assert results.testzip() is None
     for name in ("../input/0001.jpg", ".vitruvian.jsonl", "../../../jobs.sqlite", "/etc/passwd"):
         assert client.get(f"/v1/jobs/{job['id']}/files/{name}").status == 404
-    assert job["id"] in [one["id"] for one in client.get("/v1/jobs").json["jobs"]]
+    listed = next(one for one in client.get("/v1/jobs").json["jobs"] if one["id"] == job["id"])
+    assert listed == {name: value for name, value in job.items() if name != "files"}
+    assert listed["file_count"] == len(names)
     assert client.post(f"/v1/jobs/{job['id']}/cancel").status == 409
     assert client.delete(f"/v1/jobs/{job['id']}").status == 204
     assert client.get(f"/v1/jobs/{job['id']}").status == 404
