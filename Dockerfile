@@ -23,7 +23,7 @@ RUN if /venv/bin/python -c "import triton" 2>/dev/null; then \
 # /data: jobs. /keys: API keys. /models: the caches of the Hub and of Triton, whose files must be executable.
 RUN useradd --system --uid 10001 --home-dir /nonexistent --shell /usr/sbin/nologin vitruvian \
     && install -d -o vitruvian -g vitruvian /data /models \
-    && install -d /keys
+    && install -d -o vitruvian -g vitruvian -m 700 /keys
 ENV PATH=/venv/bin:$PATH \
     HF_HOME=/models \
     TRITON_CACHE_DIR=/models/triton \

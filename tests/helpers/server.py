@@ -26,6 +26,7 @@ from PIL import Image
 
 from tests.helpers.pipelines import sample_image
 from vitruvian.serving.app import create_app
+from vitruvian.serving.server import server_config
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import Settings
 
@@ -122,10 +123,10 @@ def jpeg(seed: int = 0, size_hw: tuple[int, int] = (40, 56)) -> bytes:
     return stream.getvalue()
 
 
-def archive(files: dict[str, bytes]) -> bytes:
+def archive(files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
     """Return a ZIP archive."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as target:
+    with zipfile.ZipFile(stream, "w", method) as target:
         for name, content in files.items():
             target.writestr(name, content)
     return stream.getvalue()
@@ -174,7 +175,7 @@ def local_server(settings: Settings) -> Iterator[tuple[Client, Service]]:
     """Run a server in a thread of this process."""
     listener = socket.create_server(("127.0.0.1", 0))
     app = create_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+    server = uvicorn.Server(server_config(app, settings.limits))
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
     thread.start()
     client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")

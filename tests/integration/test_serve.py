@@ -18,13 +18,22 @@ import pytest
 pytest.importorskip("av")
 
 from tests.helpers.pipelines import sample_image
-from tests.helpers.server import Client, ServerProcess, archive, form, jpeg, opened
+from tests.helpers.server import Client, ServerProcess, archive, form, jpeg, opened, wait
 from tests.integration.cli_case import CHECKPOINTS
 from tests.unit.files.clips import make_clip
 from vitruvian.images.rle import decode_rle
 from vitruvian.pipelines import pipeline
 from vitruvian.serving.media_types import formats_of
 from vitruvian.tasks import find_task
+
+
+def damaged_archive(method: int) -> bytes:
+    """Return a ZIP archive of an image, whose compressed data is damaged."""
+    body = bytearray(archive({"a.jpg": bytes(range(256)) * 40}, method))
+    start = body.index(b"a.jpg") + len("a.jpg") + (12 if method == zipfile.ZIP_LZMA else 0)  # behind the header of LZMA
+    body[start : start + 28] = b"\xff" * 28
+    return bytes(body)
+
 
 IMAGE = jpeg()
 CUT_FORM = (form(("a", "a.jpg", IMAGE))[0][:-200], form()[1])
@@ -158,6 +167,8 @@ def test_headers(client: Client) -> None:
         ("POST", "/v1/segment?points=[99,99]", IMAGE, {}, 422, None),
         ("POST", "/v1/pose?url=http://127.0.0.1/a.jpg", b"", {}, 403, "url"),
         ("POST", "/v1/pose", b"[1]", {"Content-Type": "application/json"}, 400, "body"),
+        ("POST", "/v1/pose", b'{"as": 5}', {"Content-Type": "application/json"}, 406, "as"),
+        ("POST", "/v1/pose", b'{"as": {}}', {"Content-Type": "application/json"}, 406, "as"),
         ("POST", "/v1/pose", b"x", {"Content-Type": "multipart/form-data"}, 400, "form"),
         ("POST", "/v1/pose", CUT_FORM[0], CUT_FORM[1], 400, "form"),
         ("POST", "/v1/jobs?task=embed", CUT_FORM[0], CUT_FORM[1], 400, "form"),
@@ -176,9 +187,14 @@ def test_headers(client: Client) -> None:
         ("POST", "/v1/jobs?task=pose&name=a.exe", b"MZ", {}, 415, "a.exe"),
         ("POST", "/v1/jobs?task=pose&name=a.mp4", b"no video", {}, 415, "a.mp4"),
         ("POST", "/v1/jobs?task=pose&name=a.zip", b"PK\x03\x04 no archive", {}, 415, "archive"),
+        ("POST", "/v1/jobs?task=pose&name=a.zip", damaged_archive(zipfile.ZIP_DEFLATED), {}, 415, "archive"),
+        ("POST", "/v1/jobs?task=pose&name=a.zip", damaged_archive(zipfile.ZIP_BZIP2), {}, 415, "archive"),
+        ("POST", "/v1/jobs?task=pose&name=a.zip", damaged_archive(zipfile.ZIP_LZMA), {}, 415, "archive"),
         ("POST", "/v1/jobs?task=track&name=a.mp4", b"x", {}, 415, "a.mp4"),
         ("POST", "/v1/pose", IMAGE, {"Origin": "http://evil.example"}, 403, "Origin"),
+        ("POST", "/v1/pose", IMAGE, {"Origin": "http://["}, 403, "Origin"),
         ("GET", "/v1/models", None, {"Host": "evil.example"}, 421, "Host"),
+        ("GET", "/v1/models", None, {"Host": "["}, 421, "Host"),
     ],
 )
 def test_errors_have_the_right_status_and_parts(
@@ -229,7 +245,8 @@ def test_a_click_on_a_stored_image(client: Client) -> None:
     stored = client.post("/v1/images", IMAGE, name="a.jpg")
     assert stored.status == 201
     info = stored.json
-    assert (info["name"], info["size_hw"], info["embedded"]) == ("a.jpg", SIZE, True)
+    assert (info["name"], info["size_hw"]) == ("a.jpg", SIZE)
+    wait(lambda: client.get(f"/v1/images/{info['id']}").json["embedded"])
     encoded = client.metric("vitruvian_batch_size_sum")
     prompts = {"points": [[[9, 7], [20, 20]], [[3, 3]]], "labels": [[1, 0], [1]]}
     click = client.post(f"/v1/images/{info['id']}/segment", prompts)
@@ -279,7 +296,9 @@ def test_an_archive_of_images(client: Client) -> None:
         assert results.testzip() is None
     for name in ("../input/0001.jpg", ".vitruvian.jsonl", "../../../jobs.sqlite", "/etc/passwd"):
         assert client.get(f"/v1/jobs/{job['id']}/files/{name}").status == 404
-    assert job["id"] in [one["id"] for one in client.get("/v1/jobs").json["jobs"]]
+    listed = next(one for one in client.get("/v1/jobs").json["jobs"] if one["id"] == job["id"])
+    assert listed == {name: value for name, value in job.items() if name != "files"}
+    assert listed["file_count"] == len(names)
     assert client.post(f"/v1/jobs/{job['id']}/cancel").status == 409
     assert client.delete(f"/v1/jobs/{job['id']}").status == 204
     assert client.get(f"/v1/jobs/{job['id']}").status == 404
@@ -362,6 +381,33 @@ def test_jobs_that_are_cancelled_and_deleted(client: Client, server: ServerProce
     assert client.get("/v1/jobs").json["jobs"] == [
         job for job in client.get("/v1/jobs").json["jobs"] if job["id"] not in (running, waiting, busy)
     ]
+
+
+def test_a_client_that_hangs_up_blocks_neither_the_model_nor_the_shutdown(tmp_path: Path) -> None:
+    large = jpeg(size_hw=(1000, 1000))  # 3,025 tiles, minutes of work
+    models = ["--model=normals=builtin", "--model=albedo=builtin"]
+    server = ServerProcess(*models, "--data", tmp_path, "--limit", "request_tiles=10000", cwd=tmp_path)
+    client = server.client
+
+    def hang_up_while_it_runs() -> None:
+        before = client.metric("vitruvian_batch_size_count")
+        connection = client.connect()
+        connection.request("POST", "/v1/normals?tile=24", large)
+        wait(lambda: client.metric("vitruvian_batch_size_count") > before + 2)
+        connection.close()
+
+    hang_up_while_it_runs()
+    assert client.post("/v1/normals", IMAGE, detect="whole").status == 200
+    hang_up_while_it_runs()
+    assert server.stop() == 0
+
+
+def test_tiles_of_a_request_are_limited(tmp_path: Path) -> None:
+    server = ServerProcess("--model=normals=builtin", "--data", tmp_path, cwd=tmp_path)
+    answer = server.client.post("/v1/normals", jpeg(size_hw=(200, 200)), tile=24, overlap=0)
+    assert (answer.status, answer.error["subject"], answer.error["expected"]) == (413, "tile", "at most 64 tiles")
+    assert server.client.post("/v1/normals", jpeg(size_hw=(40, 40)), tile=24).status == 200
+    assert server.stop() == 0
 
 
 def test_a_client_that_hangs_up_is_counted_and_forgotten(client: Client) -> None:

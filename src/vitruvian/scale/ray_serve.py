@@ -191,7 +191,7 @@ class _ReplicaApp:
     def __init__(self, role: Role, settings: Settings) -> None:
         self._role, self._failures = role, list[Exception]()
         _ReplicaApp.of_process = self
-        set_limits(**{"download_bytes": settings.limits.upload_bytes} | dict(settings.image_limits))
+        set_limits(**settings.process_limits())
         if role != "jobs":  # a folder belongs to one process
             self._folder = tempfile.TemporaryDirectory(prefix="vitruvian-serve-")
             settings = dataclasses.replace(settings, data=Path(self._folder.name))

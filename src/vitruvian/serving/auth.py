@@ -32,6 +32,8 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Read a key file; empty lines and those that begin with # are skipped."""
     try:
         lines = path.read_text("utf-8").splitlines()
+    except PermissionError as error:
+        raise _no_access(path, "read") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no text"
         raise InputError(f"{path}: expected a file of API keys, got {reason}. Create one with --add-key.") from error
@@ -56,12 +58,14 @@ def add_key(path: Path, name: str) -> str:
     """Append a new key to a file, which only its owner can read, and return the key. It is stored nowhere."""
     if not _NAME.fullmatch(name):
         raise InputError(f"--add-key: expected a name of letters, digits, . _ @ and -, got {name!r}.")
-    if path.exists() and path.stat().st_size and name in {key.name for key in read_keys(path)}:
-        raise InputError(f"--add-key: {name} is in {path} already. Remove its line, or choose another name.")
     key = secrets.token_urlsafe(32)
     try:
+        if path.exists() and path.stat().st_size and name in {key.name for key in read_keys(path)}:
+            raise InputError(f"--add-key: {name} is in {path} already. Remove its line, or choose another name.")
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
             file.write(f"{name} {_digest(key)}\n")
+    except PermissionError as error:
+        raise _no_access(path, "write") from error
     except OSError as error:
         raise InputError(f"{path}: expected a file to write, got {error.strerror}.") from error
     return key
@@ -74,6 +78,17 @@ def find_key(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
         if hmac.compare_digest(key.sha256, digest):
             found = key
     return found
+
+
+def _no_access(path: Path, use: str) -> InputError:
+    """Return the error about a file that this user may not use."""
+    user = f"user {os.geteuid()}" if hasattr(os, "geteuid") else "this user"
+    return InputError(
+        subject=str(path),
+        expected=f"a file of API keys that {user} can {use}",
+        got="no permission",
+        hint="Change its owner, or add keys as the user that runs the server.",
+    )
 
 
 def _digest(key: str) -> str:

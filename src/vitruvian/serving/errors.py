@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +25,7 @@ _OPTION_NAMES = {  # arguments of pipelines and processors under other names tha
     "input_boxes": "boxes",
     "K": "intrinsics",
 }
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FILE = re.compile(r"(\S.{0,400}?): ")
 
 
@@ -109,8 +112,17 @@ def _expectation(error: Mapping[str, Any]) -> str:
     return str(text[:1].lower() + text[1:])
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error means that there is no space on the disk."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
+
+
 def status_of(error: BaseException) -> int:
     """Return the HTTP status of an error."""
+    if is_disk_full(error):
+        return 507
     if isinstance(error, RequestError):
         return error.status
     if isinstance(error, VitruvianError) and error.limit is not None:
@@ -124,6 +136,13 @@ def status_of(error: BaseException) -> int:
 
 def _error_parts(error: BaseException) -> ErrorParts:
     """Return the parts of an error for the client. Unexpected errors are only logged."""
+    if is_disk_full(error):
+        error = VitruvianError(
+            subject="disk",
+            expected="space for files",
+            got="none left",
+            hint="Try again later, or delete finished jobs.",
+        )
     if not isinstance(error, VitruvianError):
         advice = "It is a bug of the server: its log has the details."
         return ErrorParts(message=f"server: unexpected error. {advice}", subject="server", hint=advice)

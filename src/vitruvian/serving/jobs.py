@@ -52,6 +52,7 @@ class Jobs:
         self._store = JobStore(settings.data / "jobs.sqlite")
         self._jobs = {job.id: job for job in self._store.all()}
         self._processes: dict[str, JobProcess] = {}
+        self._file_counts: dict[str, int] = {}  # of jobs that have ended
         self._uploads: dict[str, int] = {}  # bytes of uploads that have not ended, by the id of the job or video
         self._tasks: list[asyncio.Task[None]] = []
         self._wakeup = asyncio.Event()
@@ -97,6 +98,16 @@ class Jobs:
                     path = Path(folder) / name
                     found[_client_path(path.relative_to(root).as_posix(), stems)] = path
         return found
+
+    def file_count(self, job: Job) -> int:
+        """Return the number of results of a job that has ended."""
+        if job.id in self._file_counts:
+            return self._file_counts[job.id]
+        ended = job.id not in self._processes  # the process of a cancelled job may still write
+        count = len(self.files(job))
+        if ended and job.id in self._jobs:
+            self._file_counts[job.id] = count
+        return count
 
     # ------------------------------------------------------------------------------------------- changes
 
@@ -176,6 +187,7 @@ class Jobs:
     async def delete(self, job: Job) -> None:
         """Stop a job, and remove it and its files."""
         self._jobs.pop(job.id, None)
+        self._file_counts.pop(job.id, None)
         self._store.remove(job.id)
         await self._end_process(job.id)
         await asyncio.to_thread(shutil.rmtree, self._folder / job.id, ignore_errors=True)

@@ -76,13 +76,22 @@ class LruStore(Generic[ItemT]):
 
     def add(self, item: ItemT) -> None:
         """Store an item; others are evicted for it."""
-        if item.nbytes > self._max_bytes:
+        if not self.fits(item.nbytes):
             raise too_large(self.kind, self._max_bytes, "bytes to store it", f"{item.nbytes:,}")
         self.remove_expired()
         self._items[item.id] = item
         self._touch(item)
-        while len(self._items) > self._max_items or self.nbytes > self._max_bytes:
-            self._drop(next(iter(self._items.values())))
+        self.make_room(item)
+
+    def fits(self, nbytes: int) -> bool:
+        """Return whether an item of this size can be stored."""
+        return nbytes <= self._max_bytes
+
+    def make_room(self, item: ItemT) -> None:
+        """Evict others for an item that was added, or has become larger."""
+        others = [other for other in self._items.values() if other is not item]
+        while others and (len(self._items) > self._max_items or self.nbytes > self._max_bytes):
+            self._drop(others.pop(0))
 
     def get(self, item_id: str, owner: str | None) -> ItemT:
         """Return an item of this owner, or raise an error 404."""

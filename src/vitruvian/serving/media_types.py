@@ -52,13 +52,13 @@ def formats_of(task: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("json", *TASKS[task].image_formats())))
 
 
-def choose_format(task: str, *, accept: str | None, asked: str | None) -> str:
-    """Return the file format for a request, or raise an error 406."""
+def choose_format(task: str, *, accept: str | None, asked: object) -> str:
+    """Return the file format for a request, or raise an error 406; `asked` is what it has as the parameter `as`."""
     formats = formats_of(task)
     if asked is not None:
-        if asked in formats:
+        if isinstance(asked, str) and asked in formats:
             return asked
-        raise RequestError(406, subject="as", expected=f"one of {', '.join(formats)} for {task}", got=repr(asked[:40]))
+        raise RequestError(406, subject="as", expected=f"one of {', '.join(formats)} for {task}", got=repr(asked)[:40])
     ranges = _read_accept(accept or "*/*")
     shown_first = sorted(formats, key=lambda file_format: file_format == "exr")  # browsers do not show EXR; stable
     found = [(_preference(file_format, ranges), file_format) for file_format in shown_first]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -98,14 +98,14 @@ class AccessMiddleware:
         if self._active > settings.limits.requests and scope["path"] not in _UNLIMITED:
             raise too_many("requests", settings.limits.requests, "at the same time", retry_seconds=1)
         host = headers.get("host", "")
-        if not settings.keys and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if not settings.keys and not is_loopback(_split_url(f"//{host}").hostname or ""):
             # A page of another site whose name resolves to this machine must not reach a server without keys.
             raise RequestError(
                 421, subject="Host", expected="localhost or 127.0.0.1", got=repr(host[:80]),
                 hint="To serve other names, start with --api-key-file.",
             )  # fmt: skip
         origin = headers.get("origin")
-        foreign = origin is not None and origin not in settings.cors_origins and urlsplit(origin).netloc != host
+        foreign = origin is not None and origin not in settings.cors_origins and _split_url(origin).netloc != host
         if foreign and scope["method"] not in _READS:
             raise RequestError(
                 403, subject="Origin", expected="a page of this server", got=repr(str(origin)[:80]),
@@ -123,3 +123,11 @@ class AccessMiddleware:
                 )  # fmt: skip
             owner = key.name
         scope.setdefault("state", {})["owner"] = owner
+
+
+def _split_url(url: str) -> SplitResult:
+    """Return the parts of a URL, none of a text that is not one."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return SplitResult("", "", "", "", "")

@@ -10,8 +10,8 @@ while the model runs form the next batch, up to its size (`BatchQueue.take` in `
 `SharedSteps.forward` (`queued_requests`) runs the inputs of a batch whose options agree together.
 
 An error is the answer to its image alone. A request that is cancelled, since its client has gone or its time is up,
-leaves the queue immediately; an image that is in the engine already is finished and dropped. `ModelQueue.close` drains
-the queue.
+leaves the queue immediately; of an image that is in the engine already, only the inputs of the batch that runs are
+computed. `ModelQueue.close` drains the queue, for a limited time.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ QueueState = Literal["loading", "ready", "failed", "closed"]
 _log = logging.getLogger("vitruvian.serving")
 _RECENT = 64  # answers from which the rate is estimated
 _MAX_RETRY_SECONDS = 60
+_DRAIN_SECONDS = 30.0  # for requests that were accepted, when the queue is closed
+_CANCEL_SECONDS = 5.0  # for a batch that runs then
 
 
 class FairLock:
@@ -108,13 +110,24 @@ class ModelQueue:
         """Open the model in the background."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Accept nothing more, and wait until everything that was accepted is answered; not for a model that loads."""
+    def close(self, seconds: float = _DRAIN_SECONDS) -> None:
+        """Accept nothing more, and wait for the answers to what was accepted; not for a model that loads.
+
+        What is not answered after so many seconds is cancelled. The thread of the queue then ends after its batch; a
+        batch that takes long is not waited for, and ends with the process.
+        """
         with self._changed:
             self.state = "closed" if self.state != "failed" else "failed"
             self._changed.notify_all()
-        if self._pipe.done():
-            self._thread.join()
+        if not self._pipe.done():
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            _log.warning("requests for %s are cancelled: they took more than %g seconds", self.name, seconds)
+            with self._changed:
+                for request in (*self._waiting, *list(self._in_engine.values())):
+                    request.future.cancel()
+            self._thread.join(_CANCEL_SECONDS)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -2,6 +2,8 @@
 
 `SharedSteps` passes each step on to the pipeline call of the image's request. Of a batch, it runs the inputs of calls
 with the same `InferenceSteps.batch_key` together. How a batch forms: see `model_queue`.
+
+A request may be cancelled at any time. Its inputs that have not run by then are neither made nor run.
 """
 
 from __future__ import annotations
@@ -20,12 +22,20 @@ import torch
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.images.exif_focal import exif_focal
 from vitruvian.images.read import load_rgb
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput, Prepared
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People
 from vitruvian.serving.metrics import Metrics
 
 AnswerT = TypeVar("AnswerT")
+
+
+def decode_upload(body: bytes, name: str) -> RgbImage:
+    """Decode an image file that a client calls `name`, for messages."""
+    stream = io.BytesIO(body)
+    stream.name = name
+    return load_rgb(stream)
 
 
 class QueuedRequest(Generic[AnswerT]):
@@ -50,12 +60,15 @@ class QueuedRequest(Generic[AnswerT]):
     def load(self) -> Frame:
         """Decode the image."""
         body, self._body = self._body, None
-        if self.future.cancelled() or body is None:
-            raise CancelledError
-        stream = io.BytesIO(body)
-        stream.name = self.name  # for error messages
-        image = load_rgb(stream)
+        self.check()
+        assert body is not None
+        image = decode_upload(body, self.name)
         return _QueuedFrame(image=image, name=self.name, exif_focal_px=exif_focal(body, image.shape[:2]), request=self)
+
+    def check(self) -> None:
+        """Raise `CancelledError` if the request is cancelled."""
+        if self.future.cancelled():
+            raise CancelledError
 
     def answer(self, value: AnswerT) -> None:
         """Answer, unless the request is cancelled."""
@@ -75,10 +88,10 @@ class _QueuedFrame(Frame):
     request: QueuedRequest[Any]
 
 
-class _InputOfCall(NamedTuple):
-    """`extra` of an input: the call that made it, and the `extra` of that call."""
+class _InputOfRequest(NamedTuple):
+    """`extra` of an input: the request that it is for, and the `extra` of its call."""
 
-    call: InferenceSteps[Any]
+    request: QueuedRequest[Any]
     extra: Any
 
 
@@ -110,44 +123,53 @@ class SharedSteps(InferenceSteps[Any]):
         return _request_of(frame).call.detects(frame)
 
     def detect(self, frame: Frame) -> People | None:
-        """Detect people."""
+        """Detect people, unless the request is cancelled."""
+        _request_of(frame).check()
         with self._lock, self._metrics.stage(self._name, "detect"):
             return _request_of(frame).call.detect(frame)
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Make the inputs of an image, unless its request is cancelled."""
         request = _request_of(frame)
-        if request.future.cancelled():
-            raise CancelledError
+        request.check()
         with self._metrics.stage(self._name, "prepare"):
             prepared = request.call.prepare(frame, people)
-        prepared.inputs = [_with_call(model_input, request.call) for model_input in prepared.inputs]
+        prepared.inputs = [_with_request(model_input, request) for model_input in prepared.inputs]
         return prepared
 
     def forward(self, inputs: list[ModelInput]) -> list[Any]:
-        """Run the model on the inputs of each group of calls that agree about it."""
+        """Run the model on the inputs of each group of calls that agree about it.
+
+        Inputs of cancelled requests are left out, and have no output. A batch of nothing else raises `CancelledError`,
+        after which the engine drops the inputs that are left of its image.
+        """
         groups: dict[object, list[int]] = {}
         for index, model_input in enumerate(inputs):
-            groups.setdefault(model_input.extra.call.batch_key(), []).append(index)
+            request = model_input.extra.request
+            if not request.future.cancelled():
+                groups.setdefault(request.call.batch_key(), []).append(index)
+        if not groups:
+            raise CancelledError
         outputs: list[Any] = [None] * len(inputs)
-        self._metrics.batch_size.labels(self._name).observe(len(inputs))
+        self._metrics.batch_size.labels(self._name).observe(sum(map(len, groups.values())))
         with self._lock, self._metrics.stage(self._name, "forward"):
             for indices in groups.values():
-                call = inputs[indices[0]].extra.call
+                call = inputs[indices[0]].extra.request.call
                 inner = [inputs[index]._replace(extra=inputs[index].extra.extra) for index in indices]
                 for index, output in zip(indices, call.forward(inner), strict=True):
                     outputs[index] = output
         return outputs
 
     def decode(self, prepared: Prepared, outputs: list[Any]) -> Any:
-        """Decode the outputs of an image."""
-        return _request_of(prepared.frame).call.decode(prepared, outputs)
+        """Decode the outputs of an image, unless its request is cancelled."""
+        request = _request_of(prepared.frame)
+        request.check()
+        return request.call.decode(prepared, outputs)
 
     def finish(self, prepared: Prepared, decoded: Any) -> Any:
-        """Build the result and make the answer of it."""
+        """Build the result and make the answer of it, unless the request is cancelled."""
         request = _request_of(prepared.frame)
-        if request.future.cancelled():
-            raise CancelledError
+        request.check()
         with self._metrics.stage(self._name, "finish"):
             result = request.call.finish(prepared, decoded)
         with self._metrics.stage(self._name, "encode"):
@@ -159,16 +181,18 @@ def _request_of(frame: Frame) -> QueuedRequest[Any]:
     return frame.request
 
 
-def _with_call(
-    model_input: ModelInput | DeferredModelInput, call: InferenceSteps[Any]
+def _with_request(
+    model_input: ModelInput | DeferredModelInput, request: QueuedRequest[Any]
 ) -> ModelInput | DeferredModelInput:
-    """Return an input that knows its call."""
+    """Return an input that knows its request."""
     if isinstance(model_input, ModelInput):
-        return model_input._replace(extra=_InputOfCall(call, model_input.extra))
+        return model_input._replace(extra=_InputOfRequest(request, model_input.extra))
     make = model_input
 
-    def make_with_call() -> ModelInput:
+    def make_with_request() -> ModelInput:
+        if request.future.cancelled():  # `forward` leaves it out
+            return ModelInput(torch.empty(0), _InputOfRequest(request, None))
         made = make()
-        return made._replace(extra=_InputOfCall(call, made.extra))
+        return made._replace(extra=_InputOfRequest(request, made.extra))
 
-    return make_with_call
+    return make_with_request

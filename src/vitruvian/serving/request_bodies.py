@@ -12,30 +12,24 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
-from starlette.types import Message
 
 from vitruvian.errors import one_line
 from vitruvian.filesystem.media_files import is_url
 from vitruvian.images.download import download, redacted_url
 from vitruvian.serving.errors import RequestError, too_large, too_many
+from vitruvian.serving.forms import MAX_FIELD_BYTES, MULTIPART, FormField, FormFile, read_form
 from vitruvian.serving.settings import ServerLimits
 
-_MAX_FIELDS = 64
-_MAX_FIELD_BYTES = 1 << 20
 _MAX_NAME = 100
-_END_BYTES = 16  # of a form, where its last boundary is
 _MAX_FETCHES = 4  # at the same time: each holds a thread
 _OPTION_SECONDS = 30.0  # for a body with options
-FORM, _JSON = "multipart/form-data", "application/json"
+_JSON = "application/json"
 
 
 @dataclass
@@ -86,13 +80,12 @@ class UploadReader:
         upload = Upload(fields=dict(request.query_params))
         limited = LimitedRequest(request, self._limits.upload_bytes, self._limits.upload_seconds, reserve)
         kind = media_type(request)
-        if kind == FORM:
-            async with limited.form(max_files=1) as form:
-                for name, value in form.multi_items():
-                    if isinstance(value, UploadFile):
-                        upload.body, upload.name = await value.read(), file_name(value.filename)
-                    else:
-                        upload.fields[name] = value
+        if kind == MULTIPART:
+            async for part in limited.form(max_files=1):
+                if isinstance(part, FormFile):
+                    upload.body, upload.name = b"".join([chunk async for chunk in part.chunks]), file_name(part.name)
+                else:
+                    upload.fields[part.name] = part.value
         elif kind == _JSON:
             upload.fields = await read_options(request)
         else:
@@ -139,76 +132,50 @@ class LimitedRequest:
 
     def __init__(self, request: Request, max_bytes: int, seconds: float, on_bytes: Any = None) -> None:
         self._request, self._max_bytes, self._on_bytes = request, max_bytes, on_bytes
-        self._seconds, self._count, self._end = seconds, 0, b""
+        self._seconds, self._count = seconds, 0
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > max_bytes:
             raise too_large("upload", max_bytes, "bytes", f"{int(length):,}")
 
-    async def _receive(self) -> Message:
-        message = await self._request.receive()
-        body = message.get("body", b"")
-        count, self._end = len(body), (self._end + body)[-_END_BYTES:]
-        self._count += count
-        if self._count > self._max_bytes:
-            raise too_large("upload", self._max_bytes, "bytes")
-        if self._on_bytes is not None:
-            self._on_bytes(count)
-        return message
-
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body."""
-        with self._errors():
-            async with asyncio.timeout(self._seconds):
-                more = True
-                while more:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    more = message.get("more_body", False)
-                    yield message.get("body", b"")
+        deadline, more = asyncio.get_running_loop().time() + self._seconds, True
+        while more:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await self._request.receive()
+            except TimeoutError:
+                raise RequestError(
+                    408, subject="upload", expected=f"one of at most {self._seconds} seconds", got="a slower one"
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            body, more = message.get("body", b""), message.get("more_body", False)
+            self._count += len(body)
+            if self._count > self._max_bytes:
+                raise too_large("upload", self._max_bytes, "bytes")
+            if self._on_bytes is not None:
+                self._on_bytes(len(body))
+            yield body
 
     async def body(self) -> bytes:
         """Return the body."""
         return b"".join([chunk async for chunk in self.chunks()])
 
-    @contextlib.asynccontextmanager
-    async def form(self, *, max_files: int) -> AsyncIterator[FormData]:
-        """Parse a form; large files are in unnamed temporary files."""
-        with self._errors():
-            async with asyncio.timeout(self._seconds):
-                request = Request(self._request.scope, self._receive)
-                form = await request.form(max_files=max_files, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
-                if not self._end.rstrip().endswith(b"--"):  # the parser drops the file that was not complete
-                    await form.close()
-                    raise RequestError(400, subject="form", expected="its last boundary", got="the end of the upload")
-        try:
-            yield form
-        finally:
-            await form.close()
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError:
-            raise RequestError(
-                408, subject="upload", expected=f"one of at most {self._seconds} seconds", got="a slower one"
-            ) from None
-        except (MultiPartException, HTTPException, KeyError) as error:
-            message = getattr(error, "message", None) or getattr(error, "detail", None) or "a damaged one"
-            got = one_line(message).rstrip(".")
-            if got.startswith(("Too many", "Part exceeded")):
-                raise RequestError(413, subject="form", expected="a smaller form", got=got) from None
-            raise RequestError(400, subject="form", expected="a form (multipart/form-data)", got=got) from None
+    def form(self, *, max_files: int) -> AsyncIterator[FormField | FormFile]:
+        """Parse the body as a form."""
+        return read_form(self._request.headers["content-type"], self.chunks(), max_files=max_files)
 
 
 async def read_options(request: Request) -> dict[str, Any]:
     """Read options from query parameters and from the fields of a JSON object or a form without files."""
     fields: dict[str, Any] = dict(request.query_params)
-    limited = LimitedRequest(request, _MAX_FIELD_BYTES, _OPTION_SECONDS)
-    if media_type(request) == FORM:
-        async with limited.form(max_files=0) as form:
-            return fields | {name: value for name, value in form.multi_items() if isinstance(value, str)}
+    limited = LimitedRequest(request, MAX_FIELD_BYTES, _OPTION_SECONDS)
+    if media_type(request) == MULTIPART:
+        async for part in limited.form(max_files=0):
+            if isinstance(part, FormField):
+                fields[part.name] = part.value
+        return fields
     body = await limited.body()
     if body and media_type(request) != _JSON:
         raise RequestError(422, subject="body", expected="options as JSON", got="a file")

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from vitruvian.errors import InputError
 from vitruvian.serving.app import create_app
-from vitruvian.serving.settings import Settings
+from vitruvian.serving.connections import MAX_HEADER_BYTES, connection_class
+from vitruvian.serving.settings import ServerLimits, Settings
 
 _DRAIN_SECONDS = 30  # for open requests at the end
 
@@ -34,23 +36,29 @@ def run_server(settings: Settings, *, on_start: Callable[[str], object]) -> None
 
     with _listen(settings.host, settings.port) as listener:
         app = create_app(settings, on_failure=fail)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            date_header=True,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
-            h11_max_incomplete_event_size=1 << 16,
-            proxy_headers=False,  # nothing depends on the address of a client
-            lifespan="on",
-        )
-        server = _Server(config, on_exit=app.state.service.stopping.set)
+        server = _Server(server_config(app, settings.limits), on_exit=app.state.service.stopping.set)
         host, port = listener.getsockname()[:2]
         on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         server.run(sockets=[listener])
     if failures:
         raise failures[0]
+
+
+def server_config(app: FastAPI, limits: ServerLimits) -> uvicorn.Config:
+    """Return the configuration of uvicorn."""
+    return uvicorn.Config(
+        app,
+        http=connection_class(limits),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        proxy_headers=False,  # nothing depends on the address of a client
+        lifespan="on",
+    )
 
 
 class _Server(uvicorn.Server):

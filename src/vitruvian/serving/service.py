@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import shutil
 import sys
@@ -17,7 +18,6 @@ import torch
 from fastapi import Request
 
 from vitruvian.errors import InputError
-from vitruvian.images.read import load_rgb
 from vitruvian.models.sapiens2.modeling import Sapiens2TaskModel
 from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.pipelines import pipeline, pipeline_class
@@ -33,19 +33,21 @@ from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.model_queue import FairLock, ModelQueue
-from vitruvian.serving.queued_requests import QueuedRequest
+from vitruvian.serving.queued_requests import QueuedRequest, decode_upload
 from vitruvian.serving.request_bodies import UploadReader
 from vitruvian.serving.settings import Settings
-from vitruvian.serving.stored_images import EncodeImage, StoredImage, segment_stored
+from vitruvian.serving.stored_images import EncodeImage, ImageEmbedding, StoredImage, segment_stored
 from vitruvian.serving.stored_videos import StoredVideo, video_store
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest, TrackPromptFields, TrackRequest
 from vitruvian.serving.upload_folder import UploadFolder
 from vitruvian.tasks import PLOTS, TASKS, find_task
 
+_log = logging.getLogger("vitruvian.serving")
 AnswerT = TypeVar("AnswerT")
 JobStarter = Callable[[StoredVideo, str, str | None, Sequence[str]], Awaitable[Job]]  # video, task, owner, arguments
 _SHORT_TASK_THREADS = 2
 _SWEEP_SECONDS = 60.0
+_DRAIN_SECONDS = 5.0  # at the end, for what is left after the server has waited for open requests
 # For how long a thread keeps the GIL while others wait for it. Python's 5 ms delay each short step of a request behind
 # the threads that decode images: 108 instead of 128 requests/s on an H200 (docs/serving.md).
 _SWITCH_SECONDS = 0.0005
@@ -63,8 +65,13 @@ class Service:
         self.settings, self.metrics = settings, Metrics()
         limits = settings.limits
         self.images: LruStore[StoredImage] = LruStore(
-            "image", max_items=limits.images, max_bytes=limits.stored_bytes, seconds=limits.image_seconds
+            "image",
+            max_items=limits.images,
+            max_bytes=limits.stored_bytes,
+            seconds=limits.image_seconds,
+            on_remove=_cancel_encoding,
         )
+        self._encodings: set[asyncio.Task[ImageEmbedding]] = set()
         self.videos, self.jobs = video_store(limits), Jobs(settings)
         self.uploads = UploadReader(settings.limits, allow_urls=settings.allow_urls)
         self.start_job: JobStarter = self._start_job_here  # `serve --ray` has the jobs in another process
@@ -128,12 +135,15 @@ class Service:
             self.videos.remove_expired()
 
     async def stop(self) -> None:
-        """Answer what was accepted, and interrupt jobs."""
+        """Answer what was accepted, for a limited time, and interrupt jobs."""
         self.stopping.set()
-        await asyncio.gather(self.jobs.stop(), *(asyncio.to_thread(queue.close) for queue in self.queues.values()))
+        for encoding in self._encodings:
+            encoding.cancel()
+        closing = (asyncio.to_thread(queue.close, _DRAIN_SECONDS) for queue in self.queues.values())
+        await asyncio.gather(self.jobs.stop(), *closing)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await asyncio.to_thread(self._short_tasks.shutdown)  # waits for them; the loop goes on
+        await asyncio.to_thread(self._short_tasks.shutdown, cancel_futures=True)  # waits for two; the loop goes on
         sys.setswitchinterval(self._python_switch_seconds)
         for folder in (self.temporary, self._video_root):
             shutil.rmtree(folder, ignore_errors=True)
@@ -200,28 +210,50 @@ class Service:
         return encode_as(file_format, output.convert(result), draw=output.draw, folder=self.temporary, **save)
 
     async def store(self, request: Request, body: bytes, name: str, owner: str | None) -> StoredImage:
-        """Store an image, with its embedding if there is a model for that."""
-        queue = self.queues.get("segment")
-        if queue is None:
-            size_hw = await self.wait(request, self._submit_short_task(lambda: load_rgb(body).shape[:2]))
-            image = StoredImage(body=body, name=name, size_hw=(size_hw[0], size_hw[1]), owner=owner)
-        else:
-            pipe: Any = queue.pipe
-            queued: QueuedRequest[Any] = QueuedRequest(body, name, EncodeImage(pipe), lambda encoded: encoded)
-            size_hw, embedding = await self.wait(request, queue.submit(queued))
-            image = StoredImage(body=body, name=name, size_hw=size_hw, owner=owner, embedding=embedding)
+        """Store an image. Its embedding follows in the background, if there is a model for it that is not busy."""
+        height, width = await self.wait(request, self._submit_short_task(lambda: decode_upload(body, name).shape[:2]))
+        image = StoredImage(body=body, name=name, size_hw=(height, width), owner=owner)
         self.images.add(image)
+        if "segment" in self.queues:
+            with contextlib.suppress(RequestError):  # it loads, or its queue is full
+                self._start_encoding(image)
         return image
+
+    def _start_encoding(self, image: StoredImage) -> asyncio.Task[ImageEmbedding]:
+        """Return the task that computes the embedding of an image; start it unless it runs."""
+        if image.encoding is None:
+            queue = self.queue("segment")
+            pipe: Any = queue.pipe
+            future = queue.submit(QueuedRequest(image.body, image.name, EncodeImage(pipe), lambda embedding: embedding))
+            image.encoding = asyncio.create_task(self._encode_stored(image, future))
+            self._encodings.add(image.encoding)
+            image.encoding.add_done_callback(self._encodings.discard)
+            image.encoding.add_done_callback(_log_failure)
+        return image.encoding
+
+    async def _encode_stored(self, image: StoredImage, future: Future[ImageEmbedding]) -> ImageEmbedding:
+        """Wait for the embedding of an image, and keep it if there is space."""
+        try:
+            embedding = await asyncio.wrap_future(future)
+        finally:
+            image.encoding = None
+        if image.id in self.images and self.images.fits(image.nbytes + embedding.nbytes):
+            image.embedding = embedding
+            self.images.make_room(image)
+        return embedding
 
     async def segment(self, request: Request, image: StoredImage, options: TaskRequest, file_format: str) -> bytes:
         """Segment a stored image by prompts, with its embedding."""
         queue = self.queue("segment")
         options.check_prompts(self.settings.limits.prompts)
         call_options = options.call_options()
+        embedding = image.embedding
+        if embedding is None:  # several clicks wait for the same
+            embedding = await self.wait(request, asyncio.shield(self._start_encoding(image)))
 
         def work() -> bytes:
             with self.metrics.stage("segment", "click"):
-                result = segment_stored(queue, image, call_options, draws=file_format in PLOTS)
+                result = segment_stored(queue, image, embedding, call_options, draws=file_format in PLOTS)
                 return self._encode(file_format, options, result)
 
         return await self.wait(request, self._submit_short_task(work))
@@ -279,7 +311,7 @@ class Service:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(done, None))
         return future
 
-    async def wait(self, request: Request, future: Future[AnswerT]) -> AnswerT:
+    async def wait(self, request: Request, future: Future[AnswerT] | asyncio.Future[AnswerT]) -> AnswerT:
         """Return an answer; cancel it when its time is up (504) or the client has gone."""
         seconds = self.settings.limits.request_seconds
         answer = asyncio.ensure_future(asyncio.wrap_future(future))
@@ -287,6 +319,11 @@ class Service:
         try:
             waiting: set[asyncio.Future[Any]] = {answer, gone}
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer.cancelled():  # the image was removed, or the server shuts down
+                raise RequestError(
+                    503, headers={"Retry-After": "1"}, subject="request", expected="an answer",
+                    got="none, since it was cancelled", hint="Try again, with an image that is still stored.",
+                )  # fmt: skip
             if answer.done():
                 return answer.result()
             client_gone = gone.done()
@@ -304,6 +341,17 @@ class Service:
             504, subject="request", expected=f"an answer within {seconds} seconds", got="none",
             hint="Try again later, or with a smaller image.",
         )  # fmt: skip
+
+
+def _cancel_encoding(image: StoredImage) -> None:
+    if image.encoding is not None:
+        image.encoding.cancel()
+
+
+def _log_failure(encoding: asyncio.Task[ImageEmbedding]) -> None:
+    """Log why an embedding could not be computed; the next click tries again, and answers with the error."""
+    if not encoding.cancelled() and (error := encoding.exception()) is not None:
+        _log.warning("the embedding of a stored image: %s", error)
 
 
 async def _disconnected(request: Request) -> None:

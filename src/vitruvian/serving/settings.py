@@ -26,8 +26,11 @@ class ServerLimits:
         upload_seconds: Seconds that an upload may take.
         request_seconds: Seconds from the upload to the answer.
         requests: Requests at the same time.
+        connections: Connections at the same time; further ones take the place of those that send nothing.
+        header_seconds: Seconds in which the header of a request must arrive.
         queue: Images that wait for a model.
         prompts: Points and boxes in a request.
+        request_tiles: Tiles of the image of a request. For jobs, `Limits.tiles` holds.
         images: Stored images.
         stored_bytes: Bytes of stored images and their embeddings.
         image_seconds: Seconds that a stored image stays after its last use.
@@ -49,8 +52,11 @@ class ServerLimits:
     upload_seconds: int = 120
     request_seconds: int = 60
     requests: int = 512
+    connections: int = 768
+    header_seconds: int = 15
     queue: int = 64
     prompts: int = 256
+    request_tiles: int = 64
     images: int = 64
     stored_bytes: int = 1 * _GIB
     image_seconds: int = 900
@@ -114,6 +120,15 @@ class Settings:
                 got="none",
                 hint="Create one with: vitruvian serve --api-key-file keys --add-key NAME",
             )
+
+    def process_limits(self) -> dict[str, int]:
+        """Return changes to `vitruvian.limits.Limits` for the process of the server: what clients send is smaller."""
+        return {
+            "download_bytes": self.limits.upload_bytes,
+            "download_seconds": self.limits.upload_seconds,
+            **self.image_limits,
+            "tiles": self.limits.request_tiles,
+        }
 
 
 def is_loopback(host: str) -> bool:

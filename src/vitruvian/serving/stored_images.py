@@ -1,11 +1,13 @@
 """Stored images: uploaded once, then any task by id. With a SAM 2 model their embeddings are stored too.
 
-A click on a stored image costs one call of the mask decoder. Images are in memory, in the form of their files; the
-least recently used are evicted, and each expires some time after its last use.
+An image is stored at once; its embedding is computed in the background, and the first click waits for it. Further
+clicks cost one call of the mask decoder. Images are in memory, in the form of their files; the least recently used are
+evicted, and each expires some time after its last use.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ from vitruvian.serving.lru_store import StoredItem
 from vitruvian.serving.model_queue import ModelQueue
 
 
-class _ImageEmbedding:
+class ImageEmbedding:
     """The levels [1, C, h, w] of an image's embedding, on the device of the model."""
 
     def __init__(self, levels: list[Tensor]) -> None:
@@ -38,11 +40,13 @@ class StoredImage(StoredItem):
 
     Attributes:
         body: The file.
-        embedding: Its SAM 2 embedding, if there is a model.
+        embedding: Its SAM 2 embedding, once it is computed.
+        encoding: The task that computes it, while it does.
     """
 
     body: bytes
-    embedding: _ImageEmbedding | None = None
+    embedding: ImageEmbedding | None = None
+    encoding: asyncio.Task[ImageEmbedding] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -50,8 +54,8 @@ class StoredImage(StoredItem):
         return len(self.body) + (0 if self.embedding is None else self.embedding.nbytes)
 
 
-class EncodeImage(InferenceSteps[tuple[tuple[int, int], _ImageEmbedding]]):
-    """Encodes an image with the SAM 2 model of a pipeline: the size of the image, and its embedding."""
+class EncodeImage(InferenceSteps[ImageEmbedding]):
+    """Encodes an image with the SAM 2 model of a pipeline."""
 
     def __init__(self, pipe: SegmentPipeline) -> None:
         self._pipe = pipe
@@ -70,24 +74,25 @@ class EncodeImage(InferenceSteps[tuple[tuple[int, int], _ImageEmbedding]]):
         pixels = pixels_of(frame.image)  # [3, H, W]
         return Prepared(frame, [ModelInput(self._pipe.processor.image_processor.prepare_image(pixels))])
 
-    def forward(self, inputs: list[ModelInput]) -> list[_ImageEmbedding]:
+    def forward(self, inputs: list[ModelInput]) -> list[ImageEmbedding]:
         """Return the embeddings of the images of a batch."""
-        return [_ImageEmbedding(levels) for levels in self._pipe.encode([model_input.pixels for model_input in inputs])]
+        return [ImageEmbedding(levels) for levels in self._pipe.encode([model_input.pixels for model_input in inputs])]
 
-    def finish(self, prepared: Prepared, decoded: _ImageEmbedding) -> tuple[tuple[int, int], _ImageEmbedding]:
-        """Return the size of the image too."""
-        return prepared.frame.size_hw, decoded
+    def finish(self, prepared: Prepared, decoded: ImageEmbedding) -> ImageEmbedding:
+        """Return the embedding."""
+        return decoded
 
 
 @torch.inference_mode()
-def segment_stored(queue: ModelQueue, image: StoredImage, options: dict[str, Any], *, draws: bool) -> Masks:
-    """Segment a stored image that has an embedding by the prompts of `options`; `draws` if pixels are needed."""
-    assert image.embedding is not None
+def segment_stored(
+    queue: ModelQueue, image: StoredImage, embedding: ImageEmbedding, options: dict[str, Any], *, draws: bool
+) -> Masks:
+    """Segment a stored image by the prompts of `options`, with its embedding; `draws` if pixels are needed."""
     call = queue.pipe.for_call(options)
     assert isinstance(call, SegmentPipeline)
     pixels = load_rgb(image.body) if draws else np.broadcast_to(np.zeros(3, np.uint8), (*image.size_hw, 3))
     prepared = Prepared(Frame(image=pixels, name=image.name), [])
     prompts = call.prompts(image.size_hw)
     with queue.lock:
-        outputs = call.decode_prompts(image.embedding.levels, *prompts)
+        outputs = call.decode_prompts(embedding.levels, *prompts)
     return call.finish(prepared, HostCopy(call.decode(prepared, [outputs])).wait())

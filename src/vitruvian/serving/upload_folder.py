@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import lzma
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from fastapi import Request
-from starlette.datastructures import UploadFile
 
 from vitruvian.errors import InputError, one_line
 from vitruvian.files.video import VideoReader
 from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.images.decode import is_image
-from vitruvian.serving.errors import RequestError, too_large
-from vitruvian.serving.request_bodies import FORM, LimitedRequest, file_name, media_type, parse_json_object
+from vitruvian.serving.errors import RequestError, is_disk_full, too_large
+from vitruvian.serving.forms import MULTIPART, FormField
+from vitruvian.serving.request_bodies import LimitedRequest, file_name, media_type, parse_json_object
 from vitruvian.serving.settings import ServerLimits
 
 _CHUNK_BYTES = 1 << 20
 _MAX_CONTENTS_BYTES = 16 << 20  # of an archive: 150,000 files with names of 60 characters
 _ZIP = b"PK\x03\x04"
+_ARCHIVE_ERRORS = (  # of `zipfile` and of the decompressors that it uses
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, ValueError, OSError,
+)  # fmt: skip
 _TYPES = {
     "image/jpeg": ".jpg", "image/png": ".png", "image/webp": ".webp", "image/tiff": ".tif", "image/gif": ".gif",
     "image/bmp": ".bmp", "image/avif": ".avif", "image/heic": ".heic", "image/heif": ".heif",
@@ -129,8 +134,8 @@ class UploadFolder:
                     with archive.open(entry) as source, part.open("wb") as target:
                         self._copy(source, target)
                     self._add(part, file_name(name.name), suffix)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError) as error:
-            if isinstance(error, InputError):
+        except _ARCHIVE_ERRORS as error:
+            if isinstance(error, InputError) or is_disk_full(error):
                 raise
             raise RequestError(415, subject="archive", expected="a ZIP archive", got=one_line(error)) from None
         if not self.sources:
@@ -161,16 +166,15 @@ async def receive_files(request: Request, folder: UploadFolder) -> dict[str, Any
     limits = folder.limits
     fields: dict[str, Any] = dict(request.query_params)
     limited = LimitedRequest(request, limits.job_upload_bytes, limits.upload_seconds * 10, folder.count)
-    if media_type(request) == FORM:
-        async with limited.form(max_files=limits.job_files) as form:
-            for name, value in form.multi_items():
-                if not isinstance(value, UploadFile):
-                    fields[name] = value
-                    continue
-                with folder.open_file() as file:
-                    while chunk := await value.read(_CHUNK_BYTES):
-                        file.write(chunk)
-                await asyncio.to_thread(folder.add_upload, file_name(value.filename), value.content_type or "")
+    if media_type(request) == MULTIPART:
+        async for part in limited.form(max_files=limits.job_files):
+            if isinstance(part, FormField):
+                fields[part.name] = part.value
+                continue
+            with folder.open_file() as file:
+                async for chunk in part.chunks:
+                    file.write(chunk)
+            await asyncio.to_thread(folder.add_upload, file_name(part.name), part.media_type)
     else:
         name, size = file_name(fields.pop("name", "file")), 0
         with folder.open_file() as file:

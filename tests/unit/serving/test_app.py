@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -19,12 +20,17 @@ from tests.helpers.server import Client, archive, form, jpeg, local_server, wait
 from tests.unit.files.clips import make_clip
 from vitruvian.limits import use_limits
 from vitruvian.pipelines.tasks.embed import EmbedPipeline
+from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.serving import jobs
 from vitruvian.serving.auth import add_key, read_keys
+from vitruvian.serving.errors import status_of
 from vitruvian.serving.jobs import Job, JobStore
+from vitruvian.serving.metrics import Metrics
+from vitruvian.serving.model_queue import FairLock, ModelQueue
 from vitruvian.serving.routes.shared import file_response
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import ServerLimits, Settings
+from vitruvian.serving.upload_folder import UploadFolder
 
 IMAGE = jpeg()
 
@@ -173,6 +179,49 @@ def test_an_archive_with_too_many_files_is_refused_before_its_list_is_in_memory(
         assert (answer.status, answer.error["subject"]) == (413, "archive")
 
 
+def test_forms_need_no_temporary_files_of_the_system(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = IMAGE + bytes(3 << 20)
+    body, headers = form(("image", "a.jpg", large))
+    with serve(models, tmp_path, job_workers=0) as (client, service):
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
+        assert client.post("/v1/embed", body, headers=headers).status == 200
+        assert client.post("/v1/jobs", body, headers=headers, task="embed").status == 201
+        assert service.jobs.nbytes == len(large)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_a_full_disk_is_507(models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def open_file(folder: UploadFolder) -> Iterator[IO[bytes]]:
+        folder.folder.mkdir(parents=True)
+        with open("/dev/full", "wb") as file:
+            yield file
+
+    body, headers = form(("image", "a.jpg", IMAGE))
+    with serve(models, tmp_path, job_workers=0) as (client, _):
+        monkeypatch.setattr(UploadFolder, "open_file", open_file)
+        for answer in (
+            client.post("/v1/jobs", body, headers=headers, task="embed"),
+            client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg"),
+            client.post("/v1/videos", IMAGE, name="a.mp4"),
+        ):
+            assert (answer.status, answer.error["subject"]) == (507, "disk")
+        assert not list((tmp_path / "jobs").iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_a_disk_that_is_full_while_an_archive_is_unpacked_is_no_damaged_archive(tmp_path: Path) -> None:
+    folder = UploadFolder("a", tmp_path, ServerLimits(), lambda _: None)
+    with folder.open_file() as file:
+        file.write(archive({"a.jpg": IMAGE}))
+    (tmp_path / "entry").symlink_to("/dev/full")
+    with pytest.raises(OSError) as caught:
+        folder.add_upload("a.zip", "")
+    assert status_of(caught.value) == 507
+
+
 def test_a_full_queue_and_pending_bytes(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +303,90 @@ def test_stored_images_expire_and_are_evicted(
         assert len(service.images) == service.images.nbytes == 0
     with serve(models, tmp_path / "small", limits={"stored_bytes": 100}) as (client, _):
         assert client.post("/v1/images", IMAGE).status == 413
+
+
+class SegmentGate:
+    """Holds the image encoder of `segment` until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.calls = threading.Event(), 0
+        encode = SegmentPipeline.encode
+
+        def wait_and_encode(pipe: SegmentPipeline, inputs: Any) -> Any:
+            self.calls += 1
+            assert self.opened.wait(60)
+            return encode(pipe, inputs)
+
+        monkeypatch.setattr(SegmentPipeline, "encode", wait_and_encode)
+
+
+def test_a_busy_segment_model_delays_clicks_only(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = SegmentGate(monkeypatch)
+    with serve(models, tmp_path, limits={"queue": 3}) as (client, service), ThreadPoolExecutor(4) as pool:
+        image, *_ = [client.post("/v1/images", jpeg(number)) for number in range(20)]  # more than the queue takes
+        assert image.status == 201
+        assert image.json["embedded"] is False
+        path = f"/v1/images/{image.json['id']}"
+        clicks = [pool.submit(client.post, f"{path}/segment", {"points": [9, 7]}) for _ in range(3)]
+        gate.opened.set()
+        answers = [click.result() for click in clicks]
+        assert [answer.status for answer in answers] == [200] * 3
+        assert len({answer.body for answer in answers}) == 1
+        assert client.get(path).json["embedded"]
+        wait(lambda: not service._encodings)  # of the other images
+        calls = gate.calls
+        assert client.post(f"{path}/segment", {"points": [20, 20]}).status == 200
+        assert gate.calls == calls
+
+
+def test_a_segment_model_that_loads_delays_clicks_only(models: dict[str, str], tmp_path: Path) -> None:
+    with serve(models, tmp_path) as (client, service):
+        loaded, name = service.queues["segment"], "segment"
+        service.queues[name] = ModelQueue(  # not started
+            name, lambda: loaded.pipe, size=3, lock=FairLock(), metrics=Metrics(), batch_size=1, on_failure=print
+        )
+        image = client.post("/v1/images", IMAGE)
+        assert image.status == 201
+        path = f"/v1/images/{image.json['id']}"
+        assert client.post(f"{path}/embed").status == 200
+        assert client.post(f"{path}/segment", {"points": [9, 7]}).status == 503
+        service.queues[name] = loaded
+        assert client.post(f"{path}/segment", {"points": [9, 7]}).status == 200
+
+
+def test_images_removed_before_they_are_encoded(
+    models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = SegmentGate(monkeypatch)
+    with serve(models, tmp_path) as (client, service), ThreadPoolExecutor(1) as pool:
+        ids = [client.post("/v1/images", jpeg(number)).json["id"] for number in range(12)]
+        wait(lambda: gate.calls == 1)
+        click = pool.submit(client.post, f"/v1/images/{ids[-1]}/segment", {"points": [9, 7]})
+        wait(lambda: service._short_tasks_waiting == 0)
+        assert [client.delete(f"/v1/images/{one}").status for one in ids] == [204] * 12
+        assert click.result().status in (404, 503)  # by what was first
+        gate.opened.set()
+        assert client.post("/v1/segment", IMAGE, points=[9, 7]).status == 200
+        assert (gate.calls, service.images.nbytes) == (2, 0)
+
+
+def test_embeddings_count_for_the_limit_of_stored_bytes(models: dict[str, str], tmp_path: Path) -> None:
+    def click(client: Client, image: str) -> int:
+        return client.post(f"/v1/images/{image}/segment", {"points": [9, 7]}).status
+
+    with serve(models, tmp_path) as (client, service):
+        assert click(client, client.post("/v1/images", IMAGE).json["id"]) == 200
+        whole = service.images.nbytes
+    with serve(models, tmp_path, limits={"stored_bytes": whole + len(IMAGE) + 100}) as (client, service):
+        ids = [client.post("/v1/images", IMAGE).json["id"] for _ in range(2)]
+        assert click(client, ids[1]) == 200
+        assert service.images.nbytes <= whole + len(IMAGE) + 100
+    with serve(models, tmp_path, limits={"stored_bytes": 2 * len(IMAGE)}) as (client, service):
+        image = client.post("/v1/images", IMAGE).json["id"]
+        assert [click(client, image) for _ in range(2)] == [200, 200]  # encoded for each
+        assert service.images.nbytes == len(IMAGE)
 
 
 def test_images_are_stored_without_a_model_for_clicks(models: dict[str, str], tmp_path: Path) -> None:

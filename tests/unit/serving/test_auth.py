@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,32 @@ def test_files_that_are_no_keys(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match="--add-key") as caught:
         read_keys(tmp_path / "keys")
     assert "secret" not in str(caught.value)
+
+
+def test_a_file_of_another_user_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    add_key(file, "alice")
+    with as_another_user(file), pytest.raises(InputError) as caught:
+        read_keys(file)
+    assert (caught.value.subject, caught.value.got) == (str(file), "no permission")
+    assert "can read" in str(caught.value.expected)
+    assert "--add-key" not in str(caught.value)
+    with as_another_user(file), pytest.raises(InputError, match="can write, got no permission"):
+        add_key(file, "bob")
+
+
+@contextlib.contextmanager
+def as_another_user(file: Path) -> Iterator[None]:
+    """Take the permissions for a file away; root has them unless it becomes another user."""
+    file.chmod(0)
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_names_of_keys(tmp_path: Path) -> None:

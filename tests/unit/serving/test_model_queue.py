@@ -196,6 +196,33 @@ def test_cancelled_requests_leave_the_queue(queue: ModelQueue, pipe: GatedPose) 
     assert sum(pipe.batches) == len(accepted)  # the model never saw the cancelled ones
 
 
+@pytest.mark.parametrize("people", [8, 200])  # made together, or batch by batch
+def test_the_inputs_that_are_left_of_a_cancelled_request_are_not_run(
+    people: int, queue: ModelQueue, pipe: GatedPose
+) -> None:
+    abandoned = submit(queue, boxes=[[0, 0, 30, 30]] * people)
+    assert pipe.running.wait(60)
+    next_one = submit(queue)
+    wait_until_loaded(queue, 2)
+    assert abandoned.cancel()
+    pipe.gate.set()
+    assert len(next_one.result(60)) == 1
+    assert sum(pipe.batches) <= 4 + 1  # the batch that ran, and the next request
+
+
+def test_close_cancels_what_takes_too_long(queue: ModelQueue, pipe: GatedPose) -> None:
+    accepted = [submit(queue, boxes=[[0, 0, 30, 30]] * 200), submit(queue)]
+    assert pipe.running.wait(60)
+    closing = threading.Thread(target=queue.close, args=(0.1,))
+    closing.start()
+    wait(lambda: all(future.cancelled() for future in accepted))
+    pipe.gate.set()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert not queue._thread.is_alive()
+    assert sum(pipe.batches) <= 4
+
+
 def test_close_answers_what_was_accepted(queue: ModelQueue, pipe: GatedPose) -> None:
     accepted = [submit(queue, jpeg(number)) for number in range(5)]
     closing = threading.Thread(target=queue.close)

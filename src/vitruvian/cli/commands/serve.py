@@ -151,7 +151,7 @@ def serve(
         scaling = {"min_replicas": int(least), "max_replicas": int(most or least)}
         _serve_on_ray(settings, report, print_config, target_requests=target_requests, gpus=gpus_per_replica, **scaling)
         return
-    with use_limits(**{"download_bytes": limits.upload_bytes, "download_seconds": limits.upload_seconds} | changes):
+    with use_limits(**settings.process_limits()):
         run_server(
             settings, on_start=lambda address: report.say(f"Serving {tasks} at {address}; press Ctrl-C to stop.")
         )

@@ -29,15 +29,13 @@ from vitruvian.tasks import TASKS
 class ImageInfo(StoredInfo):
     """A stored image."""
 
-    embedded: bool = Field(description="Whether prompts are answered from its embedding.")
+    embedded: bool = Field(description="Whether its embedding is computed; the first prompt waits for it.")
 
 
 def add_images(app: FastAPI, service: Service) -> None:
     """Add the routes of stored images."""
 
     async def receive(request: Request) -> StoredImage:
-        if "segment" in service.queues:
-            service.queues["segment"].check_space()
         async with service.uploads.read(request) as upload:
             TaskRequest.read(upload.fields)  # none are known
             require_image(upload.body)
@@ -46,7 +44,7 @@ def add_images(app: FastAPI, service: Service) -> None:
     def describe(image: StoredImage) -> ImageInfo:
         return ImageInfo(**stored_fields(image, service.images), embedded=image.embedding is not None)
 
-    summary = "Store an image; with a SAM 2 model, with its embedding."
+    summary = "Store an image; with a SAM 2 model, its embedding follows in the background."
     add_stored(app, service.images, receive, describe, ImageInfo, summary=summary)
 
     for task in service.queues:
@@ -70,7 +68,7 @@ def _stored_handler(service: Service, task: str) -> Callable[[Request, str], Awa
         fields = await read_options(request)
         file_format = choose_format(task, accept=request.headers.get("accept"), asked=fields.pop("as", None))
         options = IMAGE_REQUESTS[task].read(fields)
-        if task == "segment" and image.embedding is not None:
+        if task == "segment":
             body = await service.segment(request, image, options, file_format)
         else:
             body = await service.answer(request, task, image.body, image.name, options, file_format)

@@ -15,9 +15,10 @@ from pydantic import BaseModel, Field
 
 from vitruvian.errors import InputError
 from vitruvian.serving.errors import RequestError, not_found
+from vitruvian.serving.forms import MULTIPART
 from vitruvian.serving.job_store import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
-from vitruvian.serving.request_bodies import FORM, file_name, media_type
+from vitruvian.serving.request_bodies import file_name, media_type
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, query_parameter
 from vitruvian.serving.service import Service
 from vitruvian.serving.task_requests import JOB_REQUESTS
@@ -38,8 +39,8 @@ class JobFile(BaseModel):
     href: str
 
 
-class JobInfo(BaseModel):
-    """A job."""
+class JobSummary(BaseModel):
+    """A job, as lists show it."""
 
     id: str
     task: str
@@ -56,13 +57,19 @@ class JobInfo(BaseModel):
     created: float = Field(description="Seconds since 1970.")
     started: float | None
     finished: float | None
-    files: list[JobFile] = Field(description="Results; in lists and events only of jobs that have ended.")
+    file_count: int = Field(description="Number of results; in lists and events 0 until the job has ended.")
+
+
+class JobInfo(JobSummary):
+    """A job with its results."""
+
+    files: list[JobFile] = Field(description="Results; in events only of jobs that have ended.")
 
 
 class JobList(BaseModel):
     """The jobs of an API key."""
 
-    jobs: list[JobInfo]
+    jobs: list[JobSummary]
 
 
 def add_jobs(app: FastAPI, service: Service) -> None:
@@ -80,7 +87,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
         openapi_extra=_job_request(service),
     )
     async def create(request: Request) -> JobInfo:
-        if media_type(request) != FORM:
+        if media_type(request) != MULTIPART:
             job_task(service, request.query_params.get("task"))  # before the upload
         async with jobs.new_folder() as folder:
             fields = await receive_files(request, folder)
@@ -91,7 +98,8 @@ def add_jobs(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/jobs", summary="All jobs, the newest first.", responses=ERRORS)
     async def list_jobs(request: Request) -> JobList:
-        return JobList(jobs=[await info(job) for job in jobs.of_owner(request.state.owner)])
+        owned = jobs.of_owner(request.state.owner)
+        return JobList(jobs=await asyncio.to_thread(lambda: [_job_summary(service, job) for job in owned]))
 
     @app.get("/v1/jobs/{job_id}", summary="State, progress and results of a job.", responses=ERRORS)
     async def show(request: Request, job_id: Id) -> JobInfo:
@@ -164,7 +172,7 @@ def _job_request(service: Service) -> dict[str, Any]:
                 "video/*": {"schema": BINARY},
                 "image/*": {"schema": BINARY},
                 "application/zip": {"schema": BINARY},
-                "multipart/form-data": {"schema": form},
+                MULTIPART: {"schema": form},
             },
         },
     }  # fmt: skip
@@ -215,8 +223,17 @@ def job_info(service: Service, job: Job, *, running_files: bool = False) -> JobI
             size = path.stat().st_size
             href = f"/v1/jobs/{job.id}/files/{quote(name)}"
             files.append(JobFile(name=name, bytes=size, media_type=_file_type(name), href=href))
+    return JobInfo(**_summary_fields(job), file_count=len(files), files=files)
+
+
+def _job_summary(service: Service, job: Job) -> JobSummary:
+    """Return what lists show of a job."""
+    return JobSummary(**_summary_fields(job), file_count=service.jobs.file_count(job) if job.state in FINAL else 0)
+
+
+def _summary_fields(job: Job) -> dict[str, Any]:
     derived = {"progress": round(job.progress, 4), "total": len(job.sources), "sources": list(job.sources.values())}
-    return JobInfo(**vars(job) | derived | {"files": files})
+    return vars(job) | derived
 
 
 def _file_type(name: str) -> str:
