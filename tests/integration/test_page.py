@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -217,6 +218,48 @@ def test_errors_are_shown_in_place(page: Any, tmp_path: Path) -> None:
     page.click("[data-task=instances]")
     note = page.locator("#panel .note")
     playwright.expect(note).to_contain_text("vitruvian serve --model builtin --model instances=facebook/")
+
+
+def test_a_task_that_failed_runs_again(page: Any) -> None:
+    state: dict[str, Any] = {"loading": True, "refusals": 10**6, "after": "0"}
+    sent = []
+
+    def models(route: Any) -> None:
+        body = route.fetch().json()
+        for model in body["models"] if state["loading"] else ():
+            model["state"] = "loading"
+        route.fulfill(json=body)
+
+    def run_task(route: Any) -> None:
+        sent.append(route.request.url.rpartition("/")[2])
+        if not state["refusals"]:
+            return route.continue_()
+        state["refusals"] -= 1
+        error = {"message": "pose: expected a loaded model, got one that is loading."}
+        return route.fulfill(status=503, headers={"Retry-After": state["after"]}, json={"error": error})
+
+    page.route("**/v1/models", models)
+    page.route(re.compile("/v1/images/[^/]*/"), run_task)
+    page.reload()
+    page.click("#empty [data-action=example]")
+    done(page, "pose", "error")
+    playwright.expect(page.locator("#status")).to_contain_text("expected a loaded model")
+    assert sent == 6 * ["pose"]  # as often as the server asked for it, within limits
+    state |= {"loading": False, "refusals": 0}
+    done(page, "pose")  # by itself
+    state["refusals"] = 12
+    page.click("[data-task=normals]")
+    done(page, "normals", "error")
+    with page.expect_request("**/normals"):
+        page.click("[data-task=normals]")
+    done(page, "normals", "error")
+    page.get_by_role("button", name="Try again").click()
+    done(page, "normals")
+    state |= {"refusals": 1, "after": "1"}
+    page.click("[data-task=albedo]")
+    page.wait_for_selector("[data-task=albedo][data-status=waiting]")
+    playwright.expect(page.locator("#status")).to_contain_text("Trying again in 1 s")
+    done(page, "albedo")
 
 
 # ------------------------------------------------------------------------------------------------ results

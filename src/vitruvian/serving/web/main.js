@@ -17,15 +17,16 @@ import { Viewer } from "./viewer.js";
 
 const SHOWN_JOBS = 50;
 const JOB_LIST_MS = 1000; // between looks at the list of jobs
+const LOADING_MS = 1500; // between looks at models that are loaded
 
 /**
  * A task on the image that is open.
  * @typedef {Object} Run
  * @property {string} task
- * @property {"idle" | "running" | "done" | "error"} status
+ * @property {"idle" | "running" | "waiting" | "done" | "error"} status  "waiting": for a server that is busy
  * @property {import("./layers.js").Layer | null} layer
  * @property {Error | null} error
- * @property {number} seconds
+ * @property {number} seconds  that it took, or until it is tried again
  * @property {boolean} visible
  * @property {number} opacity
  * @property {Object<string, any>} options
@@ -57,6 +58,7 @@ class Page {
     this.card = null;
     this.everyone = false;
     this.uploading = false;
+    this.loading = false; // whether the server still loads models
     /** @type {OrbitView | null} */
     this.orbit = null;
     /** @type {PromptControls | null} */
@@ -82,9 +84,11 @@ class Page {
       this.models = new Map(served.models.map((/** @type {any} */ model) => [model.task, model]));
       this.layouts = layouts;
       const device = served.models.find((/** @type {any} */ model) => model.device)?.device;
-      const loading = served.models.some((/** @type {any} */ model) => model.state === "loading");
-      find("#server").textContent = loading ? "Loading models…" : [`v${served.version}`, device].filter(Boolean).join(" · ");
-      if (loading) setTimeout(() => this.connect(), 1500);
+      const wasLoading = this.loading;
+      this.loading = served.models.some((/** @type {any} */ model) => model.state === "loading");
+      find("#server").textContent = this.loading ? "Loading models…" : [`v${served.version}`, device].filter(Boolean).join(" · ");
+      if (this.loading) setTimeout(() => this.connect(), LOADING_MS);
+      if (this.loading && wasLoading) return undefined; // the panel stays as it is, with the focus
       if (!this.models.has(this.active)) this.active = TASK_ORDER.find((task) => this.models.has(task)) ?? "pose";
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) return this.askKey();
@@ -92,7 +96,17 @@ class Page {
       this.showTrouble(/** @type {Error} */ (error));
     }
     this.renderTasks();
-    return this.renderPanel();
+    this.renderPanel();
+    return this.runRefused();
+  }
+
+  /** Run what was opened or asked for before the server had its models. @private */
+  runRefused() {
+    for (const run of this.runs.values()) {
+      const refused = run.error instanceof ApiError && run.error.retrySeconds !== null;
+      if (refused && !this.loading) this.retry(run);
+      else if (this.image && run.task === this.active && run.status === "idle") this.select(run.task);
+    }
   }
 
   /** @private */
@@ -216,20 +230,32 @@ class Page {
     return /** @type {Run} */ (this.runs.get(task));
   }
 
-  /** Show a task alone, and run it if it has not been. @param {string} task */
+  /** Show a task alone, and run it unless it has a result. @param {string} task */
   select(task) {
     this.active = task;
     for (const run of this.runs.values()) run.visible = run.task === task;
     this.showSpace(this.space && task === "pointmap");
     this.refresh();
-    if (this.image && this.canRun(task) && this.run(task).status === "idle") this.execute(task);
+    if (this.image && this.canRun(task)) this.ensure(task);
+  }
+
+  /** Run a task that has not been, or that failed. @param {string} task @private */
+  ensure(task) {
+    if (["idle", "error"].includes(this.run(task).status)) this.execute(task);
+  }
+
+  /** Do once more what failed. @param {Run} run @private */
+  retry(run) {
+    if (run.task === (this.video ? "track" : "segment") && this.askMissing()) return;
+    if (this.video) this.startVideoJob(run);
+    else if (this.canRun(run.task)) this.execute(run.task);
   }
 
   /** Show or hide a task beside others. @param {string} task */
   toggleVisible(task) {
     const run = this.run(task);
     run.visible = !run.visible;
-    if (run.visible && run.status === "idle") this.execute(task);
+    if (run.visible) this.ensure(task);
     this.renderTasks();
     this.showLayers();
   }
@@ -252,7 +278,9 @@ class Page {
     const started = performance.now();
     try {
       const view = TASK_VIEWS[task];
-      const response = await stored.run(task, { ...view.options, ...run.options, as: view.kind }, controller.signal);
+      const onWait = (/** @type {number} */ seconds) => this.showWaiting(run, seconds);
+      const options = { ...view.options, ...run.options, as: view.kind };
+      const response = await stored.run(task, options, { signal: controller.signal, onWait });
       const layer = await view.read(response, this.layouts);
       if (controller.signal.aborted) return;
       if (layer instanceof MatteLayer) layer.background = run.options.over ?? null;
@@ -267,6 +295,13 @@ class Page {
     this.renderResult();
     this.showLayers();
     if (this.space && task === "pointmap") this.showSpace(true); // with the new points
+  }
+
+  /** @param {Run} run @param {number} seconds @private */
+  showWaiting(run, seconds) {
+    Object.assign(run, { status: "waiting", seconds });
+    this.renderTasks();
+    this.renderStatus();
   }
 
   // ------------------------------------------------------------------------------------------ prompts
@@ -320,6 +355,14 @@ class Page {
     this.showPrompts();
   }
 
+  /** Ask for the masks of this frame that are missing. @returns {boolean} whether there are any @private */
+  askMissing() {
+    const { frame, objects } = this.prompts;
+    const missing = objects.filter((object) => object.frame === frame && !this.answers.has(this.promptKey(object.id)));
+    for (const { id } of missing) this.ask(id);
+    return missing.length > 0;
+  }
+
   /** Draw prompts and masks. @private */
   showPrompts() {
     const { frame } = this.prompts;
@@ -349,18 +392,18 @@ class Page {
     this.showLayers();
   }
 
-  /** Start a job with the video. */
-  async startVideoJob() {
+  /** Start a job with the video. @param {Run} run */
+  async startVideoJob(run) {
     const video = /** @type {Video} */ (this.video);
     const stored = /** @type {StoredFile} */ (this.stored);
-    const run = this.run(this.active);
-    const options = this.jobOptions();
+    const options = this.jobOptions(run);
     Object.assign(run, { status: "running", error: null });
     video.clearResult();
     this.renderTasks();
     this.renderStatus();
     try {
-      const job = await (await stored.run(run.task, options)).json();
+      const onWait = (/** @type {number} */ seconds) => this.showWaiting(run, seconds);
+      const job = await (await stored.run(run.task, options, { onWait })).json();
       this.card?.close();
       this.card = new JobCard(job, { onEnd: (ended) => this.jobEnded(run, ended), onDelete: () => this.forgetJob() });
       this.renderResult();
@@ -372,9 +415,8 @@ class Page {
     }
   }
 
-  /** @returns {Object<string, any>} */
-  jobOptions() {
-    const { options, task } = this.run(this.active);
+  /** @param {Run} run @returns {Object<string, any>} @private */
+  jobOptions({ options, task }) {
     if (task !== "track") return options;
     return this.everyone ? { ...options, everyone: true } : { ...options, prompts: this.prompts.objects.map(trackPrompt) };
   }
@@ -497,11 +539,11 @@ class Page {
     const run = this.run(task);
     const view = TASK_VIEWS[task];
     const served = this.models.has(task);
-    const busy = run.status === "running" || (task === this.active && this.asking.size > 0);
+    const busy = run.status === "running" || run.status === "waiting" || (task === this.active && this.asking.size > 0);
     const main = button({ icon: view.icon, text: view.title, kind: "task", onclick: () => this.select(task) });
     main.dataset.task = task;
     main.dataset.focus = `task-${task}`;
-    main.dataset.status = busy ? "running" : run.status;
+    main.dataset.status = busy && run.status !== "waiting" ? "running" : run.status;
     main.setAttribute("aria-current", String(task === this.active));
     const state = busy ? make("span.spinner", { role: "img", "aria-label": "working" }) : run.status === "error" ? icon("warning") : null;
     main.append(make("span.task-state", {}, state, !served && "no model"));
@@ -516,11 +558,18 @@ class Page {
     const run = this.run(this.active);
     const box = document.querySelector("#status");
     if (!box) return;
-    const working = this.uploading ? "Uploading…" : run.status === "running" && !this.card ? "Working…" : "";
+    const working = this.workingText(run);
     if (working) box.replaceChildren(make("p.working", {}, make("span.spinner"), working));
-    else if (run.error) box.replaceChildren(errorBox(run.error));
+    else if (run.error) box.replaceChildren(errorBox(run.error, () => this.retry(run)));
     else if (run.status === "done" && run.seconds) box.replaceChildren(make("p.muted", {}, `Done in ${run.seconds < 1 ? `${Math.round(run.seconds * 1000)} ms` : `${run.seconds.toFixed(1)} s`}`));
     else box.replaceChildren();
+  }
+
+  /** @param {Run} run @returns {string} @private */
+  workingText(run) {
+    if (this.uploading) return "Uploading…";
+    if (run.status === "waiting") return `The server is busy or loads its models. Trying again in ${Math.ceil(run.seconds)} s…`;
+    return run.status === "running" && !this.card ? "Working…" : "";
   }
 
   /** @private */
@@ -609,7 +658,7 @@ class Page {
   /** @param {Run} run @returns {HTMLElement} @private */
   jobSection(run) {
     const text = run.task === "track" ? "Track" : "Run on the video";
-    const start = button({ icon: "play", text, kind: "primary", id: "start-job", onclick: () => this.startVideoJob() });
+    const start = button({ icon: "play", text, kind: "primary", id: "start-job", onclick: () => this.startVideoJob(run) });
     this.updateStart = () => {
       start.disabled = run.task === "track" && !this.everyone && !this.prompts.objects.length;
     };

@@ -19,15 +19,17 @@ const COLORS = [
 /**
  * Show an error where it happened.
  * @param {Error} error
+ * @param {() => void} [retry]  what failed, once more
  * @returns {HTMLElement}
  */
-export function errorBox(error) {
+export function errorBox(error, retry) {
   const hint = error instanceof ApiError ? error.hint : null;
   // The message ends with the hint; a hint that is a command has a line of its own.
   const command = hint?.match(/vitruvian serve .*/)?.[0].replace(/\.$/, "");
   const parts = [make("p", {}, error.message.replace(command ?? "\0", "").trim())];
   if (hint && !error.message.includes(hint)) parts.push(make("p", {}, hint));
   if (command) parts.push(copyBlock(command, "Copy the command"));
+  if (retry) parts.push(button({ icon: "retry", text: "Try again", kind: "small", onclick: retry }));
   return make("div.error", { role: "alert" }, icon("warning"), make("div", {}, ...parts));
 }
 
