@@ -479,6 +479,27 @@ def test_undo_shows_the_masks_of_the_object_that_it_changes(page: Any) -> None:
     assert [len(one["points"][0]) for one in sent] == [2, 1]
 
 
+def test_a_late_mask_changes_only_its_own_task(page: Any) -> None:
+    open_example(page)
+    page.click("[data-task=segment]")
+    held: list[Any] = []
+    page.route("**/segment", lambda route: held.append(route))
+    page.mouse.click(*place(page, 0.5, 0.5))
+    playwright.expect(page.locator("[data-task=segment] .spinner")).to_be_visible()
+    select(page, "parts")
+    parts, rows = pixels(page), page.locator("#panel .items li").count()
+    with page.expect_response("**/segment"):
+        held.pop().continue_()
+    playwright.expect(page.locator("[data-task] .spinner")).to_have_count(0)
+    np.testing.assert_array_equal(pixels(page), parts)
+    assert page.locator("#panel .items li").count() == rows
+    page.click("[data-task=segment]")
+    assert np.abs(pixels(page) - parts).max() > 20
+    assert page.get_attribute("#stage", "data-layers") == "1"
+    page.click("[data-task=parts]")
+    np.testing.assert_array_equal(pixels(page), parts)
+
+
 # ------------------------------------------------------------------------------------------------ files and code
 
 

@@ -1,6 +1,6 @@
 /** The page: an image or a video, the tasks that are run on it, and their layers. */
 
-import { ApiError, requestJson, setApiKey } from "./api.js";
+import { ApiError, requestJson, retrying, setApiKey } from "./api.js";
 import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
 import { JobCard, listJobs } from "./jobs.js";
 import { ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
@@ -175,10 +175,11 @@ class Page {
 
   /** Upload a video while it is looked at: clicks and tasks need it on the server. @param {Video} video @private */
   async uploadVideo(video) {
+    const { stored } = this;
     this.uploading = true;
     this.renderStatus();
     try {
-      const info = await this.stored?.upload();
+      const info = await retrying(() => /** @type {StoredFile} */ (stored).upload(), {});
       if (this.video === video) video.setInfo(info);
     } finally {
       this.uploading = false;
@@ -207,6 +208,7 @@ class Page {
     this.card?.close();
     this.image = this.video = this.card = this.stored = null;
     this.answers.clear();
+    this.asking = new Map(); // what was asked for is of no use any more
     this.prompts.clear();
     this.everyone = false;
     this.viewer.prompter = null;
@@ -246,7 +248,7 @@ class Page {
 
   /** Do once more what failed. @param {Run} run @private */
   retry(run) {
-    if (run.task === (this.video ? "track" : "segment") && this.askMissing()) return;
+    if (run === this.promptRun && this.askMissing()) return;
     if (this.video) this.startVideoJob(run);
     else if (this.canRun(run.task)) this.execute(run.task);
   }
@@ -306,70 +308,94 @@ class Page {
 
   // ------------------------------------------------------------------------------------------ prompts
 
+  /** The task that is prompted. @returns {Run} */
+  get promptRun() {
+    return this.run(this.video ? "track" : "segment");
+  }
+
   /** @param {number[]} ids @private */
   promptsChanged(ids) {
+    this.forgetError(this.promptRun);
     for (const id of ids) {
-      const isHere = this.prompts.objects.some((object) => object.id === id && object.frame === this.prompts.frame);
-      if (!isHere) this.answers.delete(this.promptKey(id));
+      if (!this.prompts.find(id)) this.answers.delete(this.promptKey(id));
       else if (this.models.has("segment")) this.ask(id);
     }
     this.showPrompts();
   }
 
-  /** @param {number} id @private */
-  promptKey(id) {
-    return `${this.prompts.frame}:${id}`;
+  /** @param {number} id @param {number} [frame] @private */
+  promptKey(id, frame = this.prompts.frame) {
+    return `${frame}:${id}`;
   }
 
-  /** Ask for the mask of an object; changes in the meantime are asked for afterwards. @param {number} id @private */
-  async ask(id) {
-    const key = this.promptKey(id);
-    if (this.asking.has(key)) {
-      this.asking.set(key, "again");
+  /**
+   * Ask for the mask of an object in a frame; changes in the meantime are asked for afterwards.
+   * @param {number} id
+   * @param {number} [frame]
+   * @private
+   */
+  async ask(id, frame = this.prompts.frame) {
+    const { asking, promptRun: run, stored } = this;
+    const key = this.promptKey(id, frame);
+    if (asking.has(key)) {
+      asking.set(key, "again");
       return;
     }
-    this.asking.set(key, "busy");
-    const run = this.run(this.active);
-    const stored = /** @type {StoredFile} */ (this.stored);
+    asking.set(key, "busy");
     this.renderTasks();
-    try {
-      const object = this.prompts.objects.find((one) => one.id === id && one.frame === this.prompts.frame);
-      if (object) {
-        await stored.upload();
-        const started = performance.now();
-        const asked = this.video ? stored.run("prompts", trackPrompt(object)) : stored.run("segment", promptOptions([object]));
-        const result = await (await asked).json();
-        if (stored !== this.stored) return;
-        this.answers.set(key, result.objects[0]);
-        Object.assign(run, { status: "done", error: null, seconds: (performance.now() - started) / 1000 });
-      }
-    } catch (error) {
-      Object.assign(run, { status: "error", error });
-    } finally {
-      const again = this.asking.get(key) === "again";
-      this.asking.delete(key);
-      if (again) this.ask(id);
-    }
-    const wanted = this.prompts.objects.some((one) => one.id === id);
-    if (!wanted) this.answers.delete(key);
+    const [answer, error] = await this.findMask(id, frame, run).then((found) => [found, null], (thrown) => [null, thrown]);
+    if (stored !== this.stored) return; // of a file that was closed
+    if (answer && this.prompts.find(id, frame)) this.answers.set(key, answer);
+    if (answer || error) Object.assign(run, { status: error ? "error" : "done", error });
+    const again = asking.get(key) === "again";
+    asking.delete(key);
+    if (again) this.ask(id, frame);
     this.showPrompts();
+  }
+
+  /**
+   * Return the mask of an object in a frame; null if its prompts were removed.
+   * @param {number} id
+   * @param {number} frame
+   * @param {Run} run
+   * @returns {Promise<any>}
+   * @private
+   */
+  async findMask(id, frame, run) {
+    const object = this.prompts.find(id, frame);
+    if (!object) return null;
+    const stored = /** @type {StoredFile} */ (this.stored);
+    const [what, options] = this.video ? ["prompts", trackPrompt(object)] : ["segment", promptOptions([object])];
+    await stored.upload();
+    const started = performance.now();
+    const result = await (await stored.run(what, options)).json();
+    run.seconds = (performance.now() - started) / 1000;
+    return result.objects[0];
   }
 
   /** Ask for the masks of this frame that are missing. @returns {boolean} whether there are any @private */
   askMissing() {
     const { frame, objects } = this.prompts;
     const missing = objects.filter((object) => object.frame === frame && !this.answers.has(this.promptKey(object.id)));
+    this.forgetError(this.promptRun);
     for (const { id } of missing) this.ask(id);
     return missing.length > 0;
   }
 
-  /** Draw prompts and masks. @private */
+  /** @param {Run} run @private */
+  forgetError(run) {
+    if (run.status === "error") Object.assign(run, { status: "idle", error: null });
+  }
+
+  /** Draw prompts and masks, if they are seen. @private */
   showPrompts() {
     const { frame } = this.prompts;
+    const run = this.promptRun;
     const shown = this.prompts.objects.filter((object) => object.frame === frame && this.answers.has(`${frame}:${object.id}`));
     const { width, height } = this.viewer.size;
     const answers = shown.map((object) => this.answers.get(`${frame}:${object.id}`));
-    this.run(this.active).layer = answers.length ? new MaskLayer(answers, width, height, shown.map((object) => object.id)) : null;
+    run.layer = answers.length ? new MaskLayer(answers, width, height, shown.map((object) => object.id)) : null;
+    if (run.task !== this.active) return this.renderTasks();
     const details = new Map(shown.map((object, index) => [object.id, `score ${answers[index].score.toFixed(2)}`]));
     this.promptControls?.update(details);
     find("#stage").dataset.masks = String(answers.length);
@@ -377,7 +403,7 @@ class Page {
     this.updateStart?.();
     this.renderTasks();
     this.renderStatus();
-    this.showLayers();
+    return this.showLayers();
   }
 
   // ------------------------------------------------------------------------------------------ video
@@ -387,7 +413,7 @@ class Page {
     if (!this.video) return;
     if (this.prompts.frame !== this.video.frame) {
       this.prompts.frame = this.video.frame;
-      if (this.active === "track") this.showPrompts();
+      if (this.prompts.objects.length) this.showPrompts();
     }
     this.showLayers();
   }
@@ -539,7 +565,7 @@ class Page {
     const run = this.run(task);
     const view = TASK_VIEWS[task];
     const served = this.models.has(task);
-    const busy = run.status === "running" || run.status === "waiting" || (task === this.active && this.asking.size > 0);
+    const busy = run.status === "running" || run.status === "waiting" || (run === this.promptRun && this.asking.size > 0);
     const main = button({ icon: view.icon, text: view.title, kind: "task", onclick: () => this.select(task) });
     main.dataset.task = task;
     main.dataset.focus = `task-${task}`;
