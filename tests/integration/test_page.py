@@ -601,6 +601,46 @@ def test_a_video_is_scrubbed_and_tracked(page: Any, tmp_path: Path) -> None:
     playwright.expect(page.locator("#job-list .job")).to_have_count(1)
 
 
+def test_every_task_has_its_own_jobs_and_its_own_result(page: Any, tmp_path: Path) -> None:
+    open_file(page, make_clip(tmp_path / "clip.mp4", [sample_image(4, (64, 64))] * 2, rate=10))
+    playwright.expect(page.locator("#scrubber")).to_have_attribute("max", "1")
+    jobs, stage = page.locator("#panel .job"), page.locator("#stage")
+    wrong = json.dumps({"save": "webm,mp4"})  # fails when it runs
+    page.route("**/v1/videos/*/pose", lambda route: route.continue_(post_data=wrong))
+    for task in ("matte", "pose"):
+        page.click(f"[data-task={task}]")
+        playwright.expect(jobs).to_have_count(0)
+        page.click("#start-job")
+        playwright.expect(jobs).to_have_count(1)
+    done(page, "matte")  # also beside another job, and while another task is seen
+    done(page, "pose", "error")
+    playwright.expect(jobs).to_contain_text("expected one video format")
+    playwright.expect(stage).to_have_attribute("data-layers", "")
+    video = pixels(page)
+    jobs.get_by_role("button", name="Delete the job").click()
+    done(page, "pose", "idle")
+    done(page, "matte")
+
+    page.click("[data-task=matte]")
+    playwright.expect(stage).to_have_attribute("data-layers", "1")
+    box = page.locator("#canvas").bounding_box()
+    inside = [place(page, *at) for at in ((0.02, 0.02), (0.1, 0.1), (0.3, 0.02), (0.02, 0.3), (0.98, 0.98))]
+    at = [(round(y - box["y"]), round(x - box["x"])) for x, y in inside]
+    playwright.expect(stage).to_have_attribute("data-layers", "1")
+    seen = np.array([pixels(page)[one] for one in at])
+    checkers = np.abs(seen[:, None] - [[255, 255, 255], [217, 217, 222]]).max(2).min(1)
+    assert np.median(checkers) < 12  # not the video, which is seen through the result
+    page.get_by_role("button", name="Green").click()
+    assert np.median(np.abs(np.array([pixels(page)[one] for one in at]) - [0, 177, 64]).max(1)) < 12
+    shot(page, "video-matte")
+    page.click("#show-jobs")
+    page.locator("#job-list").get_by_role("button", name="Delete the job").first.click()
+    page.keyboard.press("Escape")
+    done(page, "matte", "idle")
+    playwright.expect(stage).to_have_attribute("data-layers", "")
+    np.testing.assert_array_equal(pixels(page), video)
+
+
 def test_many_jobs_leave_connections_for_the_page(page: Any, server: ServerProcess) -> None:
     jobs = [
         server.client.post("/v1/jobs", jpeg(1), task="pose", name=f"{number}.jpg").json["id"] for number in range(8)

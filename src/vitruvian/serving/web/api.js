@@ -124,30 +124,6 @@ export function post(path, body, signal) {
 }
 
 /**
- * Follow a job until it ends. The browser's EventSource cannot send an API key.
- * @param {string} id
- * @param {(job: any) => void} onJob
- * @param {AbortSignal} signal
- */
-export async function followJob(id, onJob, signal) {
-  const response = await request(`v1/jobs/${id}/events`, { signal });
-  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
-  const decoder = new TextDecoder();
-  let text = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    text += decoder.decode(value, { stream: true });
-    const events = text.split("\n\n");
-    text = events.pop() ?? "";
-    for (const event of events) {
-      const data = event.match(/^event: job\ndata: (.*)$/m);
-      if (data) onJob(JSON.parse(data[1]));
-    }
-  }
-}
-
-/**
  * Return an address that an image or video element can load: with an API key, the file itself.
  * @param {string} href
  * @returns {Promise<string>}

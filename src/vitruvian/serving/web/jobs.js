@@ -1,10 +1,11 @@
-/** Jobs: started, followed, cancelled, and their files. */
+/** Jobs: followed, cancelled, and their files. */
 
-import { followJob, request, requestJson } from "./api.js";
+import { ApiError, request, requestJson, wait } from "./api.js";
 import { announce, button, fileSize, make, percent, saveFile } from "./dom.js";
 import { TASK_VIEWS } from "./tasks.js";
 
 const FINAL = ["done", "failed", "cancelled"];
+export const FOLLOW_SECONDS = 1; // between looks at jobs
 
 /** @param {any} job @returns {boolean} */
 export function hasEnded(job) {
@@ -16,21 +17,49 @@ export async function listJobs() {
   return (await requestJson("v1/jobs")).jobs;
 }
 
-/** A job with its progress and files, which follows the job until it ends. */
+/**
+ * Looks at jobs until they end, at one after another: streams of their events would take a connection each, and a
+ * browser has six to a server.
+ */
+class Follower {
+  constructor() {
+    /** @type {Set<JobCard>} */
+    this.cards = new Set();
+    this.looks = false;
+  }
+
+  /** @param {JobCard} card */
+  async add(card) {
+    this.cards.add(card);
+    if (this.looks) return;
+    this.looks = true;
+    while (this.cards.size) {
+      await wait(FOLLOW_SECONDS);
+      for (const one of this.cards) await one.look();
+    }
+    this.looks = false;
+  }
+}
+
+const follower = new Follower();
+
+/** A job with its progress and files. */
 export class JobCard {
   /**
    * @param {any} job
-   * @param {{onEnd?: (job: any) => void, onDelete?: () => void, follows?: boolean}} options
+   * @param {{onEnd?: (card: JobCard) => void, onDelete?: (card: JobCard) => void, follows?: boolean}} options
+   *   `follows`: until the job ends; otherwise the owner of the card updates it
    */
   constructor(job, { onEnd = () => undefined, onDelete = () => undefined, follows = true } = {}) {
     this.job = job;
     this.onEnd = onEnd;
     this.onDelete = onDelete;
-    this.controller = new AbortController();
     this.removed = false;
+    /** @type {HTMLVideoElement | null} its result */
+    this.video = null;
     this.element = make("article.job", { "data-state": job.state });
     this.update(job);
-    if (follows && !hasEnded(job)) this.follow();
+    if (follows && !hasEnded(job)) follower.add(this);
   }
 
   /** Whether the job has ended, or was removed. */
@@ -40,20 +69,22 @@ export class JobCard {
 
   /** Stop following. */
   close() {
-    this.controller.abort();
+    follower.cards.delete(this);
   }
 
-  /** @private */
-  async follow() {
+  /** Ask for the job's state; the server may be away for a while. */
+  async look() {
     try {
-      await followJob(this.job.id, (job) => this.update(job), this.controller.signal);
+      const job = await requestJson(`v1/jobs/${this.job.id}`);
+      if (follower.cards.has(this)) this.update(job);
     } catch (error) {
-      if (!this.controller.signal.aborted) this.showError(/** @type {Error} */ (error));
+      if (error instanceof ApiError && error.status === 404) this.forget();
+      else this.showError(/** @type {Error} */ (error));
     }
-    if (hasEnded(this.job)) {
-      announce(`${TASK_VIEWS[this.job.task].title}: ${this.job.state}`);
-      this.onEnd(this.job);
-    }
+    if (this.removed || !hasEnded(this.job) || !follower.cards.has(this)) return;
+    this.close();
+    announce(`${TASK_VIEWS[this.job.task].title}: ${this.job.state}`);
+    this.onEnd(this);
   }
 
   /** Show another state of the job. @param {any} job */
@@ -61,6 +92,7 @@ export class JobCard {
     const ended = hasEnded(job);
     if (this.element.dataset.state === job.state && this.bar && !ended) {
       this.job = job;
+      this.error?.remove();
       this.showProgress();
       return;
     }
@@ -137,15 +169,22 @@ export class JobCard {
 
   /** @private */
   async remove() {
-    if (!(await this.act(`v1/jobs/${this.job.id}`, "DELETE"))) return;
+    if (await this.act(`v1/jobs/${this.job.id}`, "DELETE")) this.forget();
+  }
+
+  /** Remove the card of a job that was deleted. */
+  forget() {
+    if (this.removed) return;
     this.close();
     this.removed = true;
     this.element.remove();
-    this.onDelete();
+    this.onDelete(this);
   }
 
-  /** @param {Error} error @private */
+  /** @param {Error} error */
   showError(error) {
-    this.element.append(make("p.error", { role: "alert" }, error.message));
+    this.error?.remove();
+    this.error = make("p.error", { role: "alert" }, error.message);
+    this.element.append(this.error);
   }
 }

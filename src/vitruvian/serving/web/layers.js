@@ -299,6 +299,30 @@ function toPair([x, y]) {
   return [x, y];
 }
 
+/** What is seen behind people that are cut out. */
+export class Backdrop {
+  constructor() {
+    /** @type {string | ImageBitmap | null} a CSS color, an image, or null for a checkerboard */
+    this.fill = null;
+    this.pattern = checkerboard();
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} scale @param {number} width @param {number} height */
+  draw(context, scale, width, height) {
+    if (this.fill instanceof ImageBitmap) {
+      const fit = Math.max(width / this.fill.width, height / this.fill.height);
+      const [w, h] = [width / fit, height / fit]; // the middle of the image that has the shape of the photo
+      const [x, y] = [(this.fill.width - w) / 2, (this.fill.height - h) / 2];
+      context.drawImage(this.fill, x, y, w, h, 0, 0, width, height);
+    } else {
+      const pattern = /** @type {CanvasPattern} */ (context.createPattern(this.pattern, "repeat"));
+      pattern.setTransform(new DOMMatrix().scale(1 / scale));
+      context.fillStyle = this.fill ?? pattern;
+      context.fillRect(0, 0, width, height);
+    }
+  }
+}
+
 /** People over a color or another image. @implements {Layer} */
 export class MatteLayer {
   /**
@@ -306,29 +330,16 @@ export class MatteLayer {
    */
   constructor(cutout) {
     this.cutout = cutout;
-    /** @type {string | ImageBitmap | null} a CSS color, an image, or null for a checkerboard */
-    this.background = null;
+    this.backdrop = new Backdrop();
     const canvas = makeCanvas(cutout.width, cutout.height);
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { willReadFrequently: true }));
     context.drawImage(cutout, 0, 0);
     this.pixels = context.getImageData(0, 0, cutout.width, cutout.height);
-    this.pattern = checkerboard();
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} scale */
   draw(context, scale) {
-    const { width, height } = this.cutout;
-    if (this.background instanceof ImageBitmap) {
-      const fit = Math.max(width / this.background.width, height / this.background.height);
-      const [w, h] = [width / fit, height / fit]; // the middle of the image that has the shape of the photo
-      const [x, y] = [(this.background.width - w) / 2, (this.background.height - h) / 2];
-      context.drawImage(this.background, x, y, w, h, 0, 0, width, height);
-    } else {
-      const pattern = /** @type {CanvasPattern} */ (context.createPattern(this.pattern, "repeat"));
-      pattern.setTransform(new DOMMatrix().scale(1 / scale));
-      context.fillStyle = this.background ?? pattern;
-      context.fillRect(0, 0, width, height);
-    }
+    this.backdrop.draw(context, scale, this.cutout.width, this.cutout.height);
     context.drawImage(this.cutout, 0, 0);
   }
 

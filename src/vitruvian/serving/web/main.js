@@ -1,22 +1,21 @@
 /** The page: an image or a video, the tasks that are run on it, and their layers. */
 
-import { ApiError, requestJson, retrying, setApiKey } from "./api.js";
+import { ApiError, requestJson, retrying, setApiKey, wait } from "./api.js";
 import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
-import { JobCard, listJobs } from "./jobs.js";
-import { ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
+import { FOLLOW_SECONDS, JobCard, listJobs } from "./jobs.js";
+import { Backdrop, ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
 import {
-  CodeSection, PromptControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
+  CodeSection, PromptControls, backgroundControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
 } from "./panel.js";
 import { Prompts, promptOptions, trackPrompt } from "./prompts.js";
 import { isVideo, listenForFiles } from "./sources.js";
 import { StoredFile } from "./stored.js";
 import { PEOPLE_TASKS, TASK_ORDER, TASK_VIEWS } from "./tasks.js";
-import { Video } from "./video.js";
+import { Video, openResult } from "./video.js";
 import { Viewer } from "./viewer.js";
 
 const SHOWN_JOBS = 50;
-const JOB_LIST_MS = 1000; // between looks at the list of jobs
 const LOADING_MS = 1500; // between looks at models that are loaded
 
 /**
@@ -31,6 +30,8 @@ const LOADING_MS = 1500; // between looks at models that are loaded
  * @property {number} opacity
  * @property {Object<string, any>} options
  * @property {AbortController | null} controller
+ * @property {JobCard[]} cards  jobs with the video that is open, the newest first
+ * @property {Backdrop} backdrop
  */
 
 class Page {
@@ -54,8 +55,6 @@ class Page {
     this.answers = new Map();
     /** @type {Map<string, "busy" | "again">} */
     this.asking = new Map();
-    /** @type {JobCard | null} */
-    this.card = null;
     this.everyone = false;
     this.uploading = false;
     this.loading = false; // whether the server still loads models
@@ -200,13 +199,13 @@ class Page {
   closeSource() {
     for (const run of this.runs.values()) {
       run.controller?.abort();
-      Object.assign(run, { status: "idle", layer: null, error: null, controller: null, visible: false });
+      for (const card of run.cards) card.close();
+      Object.assign(run, { status: "idle", layer: null, error: null, controller: null, visible: false, cards: [] });
     }
     this.stored?.forget();
     this.image?.bitmap.close();
     this.video?.close();
-    this.card?.close();
-    this.image = this.video = this.card = this.stored = null;
+    this.image = this.video = this.stored = null;
     this.answers.clear();
     this.asking = new Map(); // what was asked for is of no use any more
     this.prompts.clear();
@@ -238,6 +237,7 @@ class Page {
     for (const run of this.runs.values()) run.visible = run.task === task;
     this.showSpace(this.space && task === "pointmap");
     this.refresh();
+    this.showResult();
     if (this.image && this.canRun(task)) this.ensure(task);
   }
 
@@ -285,7 +285,7 @@ class Page {
       const response = await stored.run(task, options, { signal: controller.signal, onWait });
       const layer = await view.read(response, this.layouts);
       if (controller.signal.aborted) return;
-      if (layer instanceof MatteLayer) layer.background = run.options.over ?? null;
+      if (layer instanceof MatteLayer) layer.backdrop = run.backdrop;
       Object.assign(run, { status: "done", layer, seconds: (performance.now() - started) / 1000 });
       announce(`${view.title}: done.`);
     } catch (error) {
@@ -346,7 +346,8 @@ class Page {
     const [answer, error] = await this.findMask(id, frame, run).then((found) => [found, null], (thrown) => [null, thrown]);
     if (stored !== this.stored) return; // of a file that was closed
     if (answer && this.prompts.find(id, frame)) this.answers.set(key, answer);
-    if (answer || error) Object.assign(run, { status: error ? "error" : "done", error });
+    if (error) Object.assign(run, { status: "error", error });
+    else if (answer) run.status = jobStatus(run) ?? "done";
     const again = asking.get(key) === "again";
     asking.delete(key);
     if (again) this.ask(id, frame);
@@ -384,7 +385,7 @@ class Page {
 
   /** @param {Run} run @private */
   forgetError(run) {
-    if (run.status === "error") Object.assign(run, { status: "idle", error: null });
+    if (run.error) Object.assign(run, { status: jobStatus(run) ?? "idle", error: null });
   }
 
   /** Draw prompts and masks, if they are seen. @private */
@@ -420,25 +421,25 @@ class Page {
 
   /** Start a job with the video. @param {Run} run */
   async startVideoJob(run) {
-    const video = /** @type {Video} */ (this.video);
     const stored = /** @type {StoredFile} */ (this.stored);
     const options = this.jobOptions(run);
     Object.assign(run, { status: "running", error: null });
-    video.clearResult();
     this.renderTasks();
     this.renderStatus();
+    let error = null;
     try {
       const onWait = (/** @type {number} */ seconds) => this.showWaiting(run, seconds);
       const job = await (await stored.run(run.task, options, { onWait })).json();
-      this.card?.close();
-      this.card = new JobCard(job, { onEnd: (ended) => this.jobEnded(run, ended), onDelete: () => this.forgetJob() });
-      this.renderResult();
-      this.renderStatus();
-    } catch (error) {
-      Object.assign(run, { status: "error", error });
-      this.renderTasks();
-      this.renderStatus();
+      if (stored === this.stored) run.cards.unshift(this.jobCard(run, job));
+    } catch (thrown) {
+      error = /** @type {Error} */ (thrown);
     }
+    if (stored === this.stored) this.jobsChanged(run, error);
+  }
+
+  /** @param {Run} run @param {any} job @returns {JobCard} @private */
+  jobCard(run, job) {
+    return new JobCard(job, { onEnd: (card) => this.jobEnded(run, card), onDelete: () => this.forgetJob(job.id) });
   }
 
   /** @param {Run} run @returns {Object<string, any>} @private */
@@ -447,30 +448,44 @@ class Page {
     return this.everyone ? { ...options, everyone: true } : { ...options, prompts: this.prompts.objects.map(trackPrompt) };
   }
 
-  /** @param {Run} run @param {any} job @private */
-  async jobEnded(run, job) {
-    const failed = job.state === "failed";
-    const error = failed ? new ApiError(job.failures[0] ?? "The job failed.") : null;
-    Object.assign(run, { status: failed ? "error" : "done", error, seconds: (job.finished ?? 0) - (job.started ?? 0) });
-    const file = job.files.find((/** @type {any} */ one) => one.media_type.startsWith("video/"));
-    if (file && this.video) {
-      try {
-        await this.video.setResult(file.href);
-      } catch {
-        announce("This browser cannot show the result; download it.");
-      }
+  /** @param {Run} run @param {JobCard} card @private */
+  async jobEnded(run, card) {
+    const { video } = this;
+    const file = card.job.files.find((/** @type {any} */ one) => one.media_type.startsWith("video/"));
+    try {
+      if (file) card.video = await openResult(file.href);
+    } catch {
+      card.showError(new ApiError("This browser cannot show the result. Download it."));
     }
-    this.renderTasks();
-    this.renderStatus();
-    this.showLayers();
+    if (card === run.cards[0]) run.seconds = (card.job.finished ?? 0) - (card.job.started ?? 0);
+    if (video === this.video) this.jobsChanged(run);
   }
 
-  /** @private */
-  forgetJob() {
-    this.card = null;
-    this.video?.clearResult();
-    this.run(this.active).status = "idle";
-    this.refresh();
+  /** Forget a job that was deleted. @param {string} id @private */
+  forgetJob(id) {
+    for (const run of this.runs.values()) {
+      const card = run.cards.find((one) => one.job.id === id);
+      if (!card) continue;
+      run.cards = run.cards.filter((one) => one !== card);
+      card.forget();
+      this.jobsChanged(run);
+    }
+  }
+
+  /** Show the jobs of a task as they are now. @param {Run} run @param {Error | null} error  of a job that did not start @private */
+  jobsChanged(run, error = null) {
+    Object.assign(run, { status: error ? "error" : jobStatus(run) ?? "idle", error });
+    this.renderTasks();
+    this.renderStatus();
+    if (run.task !== this.active) return;
+    this.renderJobs(run);
+    this.showResult();
+  }
+
+  /** Show the newest result of the active task over the video. @private */
+  showResult() {
+    const { cards } = this.run(this.active);
+    return this.video?.showResult(cards.find((card) => card.video)?.video ?? null);
   }
 
   // ------------------------------------------------------------------------------------------ 3D
@@ -534,7 +549,7 @@ class Page {
       const run = this.run(task);
       if (run.visible && run.layer) layers.push({ layer: run.layer, opacity: run.opacity });
     }
-    const result = this.video?.layer();
+    const result = this.video?.layer(this.run(this.active).backdrop);
     if (result) layers.push({ layer: result, opacity: 1 });
     const prompting = this.active === "segment" ? Boolean(this.image) : this.active === "track" && Boolean(this.video) && !this.everyone;
     this.viewer.prompter = prompting && this.models.has(this.active) ? this.prompts : null;
@@ -595,7 +610,7 @@ class Page {
   workingText(run) {
     if (this.uploading) return "Uploading…";
     if (run.status === "waiting") return `The server is busy or loads its models. Trying again in ${Math.ceil(run.seconds)} s…`;
-    return run.status === "running" && !this.card ? "Working…" : "";
+    return run.status === "running" && !run.cards.some((card) => !card.ended) ? "Working…" : "";
   }
 
   /** @private */
@@ -625,6 +640,7 @@ class Page {
   optionsChanged(run) {
     this.code?.update();
     if (this.image && run.task !== "segment") this.execute(run.task);
+    if (this.video) this.renderResult();
   }
 
   /** Draw what depends on the result; the options stay as they are, with the focus. @private */
@@ -638,8 +654,11 @@ class Page {
       const ask = (/** @type {string} */ kind) => this.askFor(run, kind);
       find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.viewer.snapshot()) : "");
     } else if (this.video) {
-      find("#controls").replaceChildren(...(run.task === "track" ? this.trackSections() : []));
+      const cutsOut = run.task === "matte" || (run.task === "track" && run.options.cutout);
+      const backdrop = cutsOut ? [backgroundControls(run, () => this.layerChanged())] : [];
+      find("#controls").replaceChildren(...(run.task === "track" ? this.trackSections() : []), ...backdrop);
       find("#files").replaceChildren(this.jobSection(run));
+      this.renderJobs(run);
     }
   }
 
@@ -689,7 +708,14 @@ class Page {
       start.disabled = run.task === "track" && !this.everyone && !this.prompts.objects.length;
     };
     this.updateStart();
-    return section("Video", start, this.card ? this.card.element : make("p.muted", {}, "The result is a video and a file of data."));
+    return section("Video", start, make("div.task-jobs", { id: "task-jobs" }));
+  }
+
+  /** List the jobs of a task; a card that is listed already keeps the focus. @param {Run} run @private */
+  renderJobs(run) {
+    const list = find("#task-jobs");
+    if (!run.cards.length) list.replaceChildren(make("p.muted", {}, "The result is a video and a file of data."));
+    else if (list.querySelectorAll(".job").length !== run.cards.length) list.replaceChildren(...run.cards.map((card) => card.element));
   }
 
   /** @private */
@@ -770,12 +796,12 @@ class Page {
     list.replaceChildren(make("p.working", {}, make("span.spinner"), "Loading…"));
     dialog.showModal();
     try {
-      const cards = (await listJobs()).slice(0, SHOWN_JOBS).map((job) => new JobCard(job, { follows: false }));
+      const cards = (await listJobs()).slice(0, SHOWN_JOBS).map((job) => new JobCard(job, { follows: false, onDelete: (card) => this.forgetJob(card.job.id) }));
       const none = make("p.muted", {}, "There are no jobs. Open a video to start one.");
       list.replaceChildren(...(cards.length ? cards.map((card) => card.element) : [none]));
       // Asked for together: a browser has six connections to a server, and each stream of events would take one.
       while (dialog.open && cards.some((card) => !card.ended)) {
-        await new Promise((resolve) => setTimeout(resolve, JOB_LIST_MS));
+        await wait(FOLLOW_SECONDS);
         const jobs = new Map((await listJobs()).map((job) => [job.id, job]));
         for (const card of cards) if (!card.ended && jobs.has(card.job.id)) card.update(jobs.get(card.job.id));
       }
@@ -788,7 +814,17 @@ class Page {
 /** @param {string} task @returns {Run} */
 function newRun(task) {
   const opacity = TASK_VIEWS[task].opacity;
-  return { task, status: "idle", layer: null, error: null, seconds: 0, visible: false, opacity, options: {}, controller: null };
+  return {
+    task, status: "idle", layer: null, error: null, seconds: 0, visible: false, opacity, options: {}, controller: null,
+    cards: [], backdrop: new Backdrop(),
+  };
+}
+
+/** Return the status of a task by its newest job; null without a job. @param {Run} run @returns {Run["status"] | null} */
+function jobStatus({ cards: [newest] }) {
+  if (!newest) return null;
+  if (!newest.ended) return "running";
+  return newest.job.state === "failed" ? "error" : "done";
 }
 
 /** Switch between dark and light, and remember it. */

@@ -115,14 +115,13 @@ export function itemList(layer, title, onChange) {
 }
 
 /**
- * Backgrounds of a matte; a color is an option of drawings and of the code too.
- * @param {MatteLayer} layer
- * @param {Object<string, any>} options
+ * Backgrounds of people that are cut out; of a matte, a color is an option of drawings, videos and the code too.
+ * @param {any} run
  * @param {() => void} onChange
  */
-function backgroundControls(layer, options, onChange) {
+export function backgroundControls({ task, backdrop, options }, onChange) {
   const swatches = COLORS.map(([color, name]) => {
-    const one = button({ label: name, kind: "color", pressed: (layer.background ?? "") === color, onclick: () => choose(color || null, one) });
+    const one = button({ label: name, kind: "color", pressed: (backdrop.fill ?? "") === color, onclick: () => choose(color || null, one) });
     if (color) one.style.background = color;
     return one;
   });
@@ -133,9 +132,9 @@ function backgroundControls(layer, options, onChange) {
     if (file.files?.[0]) choose(await createImageBitmap(file.files[0]), null);
   });
   const choose = (/** @type {string | ImageBitmap | null} */ value, /** @type {HTMLElement | null} */ pressed) => {
-    layer.background = value;
+    backdrop.fill = value;
     delete options.over;
-    if (typeof value === "string") options.over = value;
+    if (typeof value === "string" && task === "matte") options.over = value;
     for (const one of swatches) one.setAttribute("aria-pressed", String(one === pressed));
     onChange();
   };
@@ -166,7 +165,7 @@ export function layerControls(run, onChange) {
       },
     })),
   ];
-  if (layer instanceof MatteLayer) parts.push(backgroundControls(layer, run.options, onChange));
+  if (layer instanceof MatteLayer) parts.push(backgroundControls(run, onChange));
   else if (layer?.items && task !== "segment") {
     const titles = { pose: "People", parts: "Parts", semantic: "Classes", panoptic: "Segments", instances: "Objects", masks: "Masks" };
     parts.push(itemList(layer, titles[/** @type {keyof titles} */ (task)], onChange));
