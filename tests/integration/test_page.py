@@ -500,6 +500,26 @@ def test_a_late_mask_changes_only_its_own_task(page: Any) -> None:
     np.testing.assert_array_equal(pixels(page), parts)
 
 
+def test_an_image_without_people_says_so(page: Any) -> None:
+    open_file(page, {"name": "wall.png", "mimeType": "image/png", "buffer": _flat((90, 140, 200))})
+    note = page.locator("#status .note")
+    for task in ("pose", "parts", "matte", "normals", "pointmap", "albedo"):
+        page.click(f"[data-task={task}]")
+        done(page, task)
+        playwright.expect(note).to_contain_text("No people were found")
+        assert page.locator("#panel .items, #panel input[aria-label=Opacity]").count() == 0
+        if task == "pointmap":
+            assert page.locator("#open-3d").is_disabled()
+            shot(page, "nobody")
+    page.get_by_role("button", name="Keep the background").click()
+    playwright.expect(note).to_have_count(0)
+    playwright.expect(page.get_by_label("Background")).to_have_value("keep")
+    page.click("[data-task=pose]")
+    page.get_by_role("button", name="Process the whole image").click()
+    playwright.expect(note).to_have_count(0)
+    playwright.expect(page.locator("#panel .items li")).to_have_count(1)
+
+
 # ------------------------------------------------------------------------------------------------ files and code
 
 

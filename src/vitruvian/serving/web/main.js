@@ -6,7 +6,8 @@ import { FOLLOW_SECONDS, JobCard, listJobs } from "./jobs.js";
 import { Backdrop, ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
 import {
-  CodeSection, PromptControls, backgroundControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
+  CodeSection, PromptControls, backgroundControls, downloads, errorBox, layerControls, missingModel, nobodyNote, optionControls,
+  section,
 } from "./panel.js";
 import { Prompts, promptOptions, trackPrompt } from "./prompts.js";
 import { isVideo, listenForFiles } from "./sources.js";
@@ -287,7 +288,7 @@ class Page {
       if (controller.signal.aborted) return;
       if (layer instanceof MatteLayer) layer.backdrop = run.backdrop;
       Object.assign(run, { status: "done", layer, seconds: (performance.now() - started) / 1000 });
-      announce(`${view.title}: done.`);
+      announce(`${view.title}: ${foundNobody(run) ? "no people were found" : "done"}.`);
     } catch (error) {
       if (controller.signal.aborted) return;
       Object.assign(run, { status: "error", error });
@@ -296,7 +297,7 @@ class Page {
     this.renderStatus();
     this.renderResult();
     this.showLayers();
-    if (this.space && task === "pointmap") this.showSpace(true); // with the new points
+    if (this.space && task === "pointmap") this.showSpace(!foundNobody(run)); // with the new points
   }
 
   /** @param {Run} run @param {number} seconds @private */
@@ -602,6 +603,7 @@ class Page {
     const working = this.workingText(run);
     if (working) box.replaceChildren(make("p.working", {}, make("span.spinner"), working));
     else if (run.error) box.replaceChildren(errorBox(run.error, () => this.retry(run)));
+    else if (foundNobody(run)) box.replaceChildren(nobodyNote(this.models.get(run.task), run, (name, value) => this.setOption(run, name, value)));
     else if (run.status === "done" && run.seconds) box.replaceChildren(make("p.muted", {}, `Done in ${run.seconds < 1 ? `${Math.round(run.seconds * 1000)} ms` : `${run.seconds.toFixed(1)} s`}`));
     else box.replaceChildren();
   }
@@ -643,6 +645,13 @@ class Page {
     if (this.video) this.renderResult();
   }
 
+  /** Set an option from elsewhere than its form. @param {Run} run @param {string} name @param {string} value @private */
+  setOption(run, name, value) {
+    run.options[name] = value;
+    this.renderPanel(); // with the option in its form
+    this.optionsChanged(run);
+  }
+
   /** Draw what depends on the result; the options stay as they are, with the focus. @private */
   renderResult() {
     const run = this.run(this.active);
@@ -671,7 +680,7 @@ class Page {
       this.showDetails();
     }
     if (run.task === "pointmap" && run.layer) parts.push(this.spaceButton());
-    if ((run.layer && !this.space) || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
+    if ((run.layer && !this.space && !foundNobody(run)) || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
     return parts;
   }
 
@@ -691,6 +700,7 @@ class Page {
   spaceButton() {
     const made = button({
       icon: "cube", text: this.space ? "Back to the image" : "Open in 3D", kind: "primary", id: "open-3d",
+      disabled: foundNobody(this.run("pointmap")),
       onclick: async () => {
         await this.showSpace(!this.space);
         this.renderResult();
@@ -818,6 +828,11 @@ function newRun(task) {
     task, status: "idle", layer: null, error: null, seconds: 0, visible: false, opacity, options: {}, controller: null,
     cards: [], backdrop: new Backdrop(),
   };
+}
+
+/** Return whether a task of people has a result without people. @param {Run} run @returns {boolean} */
+function foundNobody({ task, layer }) {
+  return PEOPLE_TASKS.has(task) && Boolean(layer?.isEmpty);
 }
 
 /** Return the status of a task by its newest job; null without a job. @param {Run} run @returns {Run["status"] | null} */

@@ -33,6 +33,28 @@ export function errorBox(error, retry) {
   return make("div.error", { role: "alert" }, icon("warning"), make("div", {}, ...parts));
 }
 
+/**
+ * Say that no people were found, and what can be done.
+ * @param {any} model
+ * @param {any} run
+ * @param {(option: string, value: string) => void} setOption  and run again
+ * @returns {HTMLElement}
+ */
+export function nobodyNote(model, run, setOption) {
+  const has = (/** @type {string} */ name) => name in (model.options.properties ?? {});
+  const wholeNow = run.options.on_empty ?? (TASK_VIEWS[run.task].onlyDetected ? "none" : "whole");
+  const whole = has("on_empty") && wholeNow !== "whole";
+  const hint = whole
+    ? "A person may be too large or too small to be detected: process the whole image as one person."
+    : "The whole image was processed too. Open an image in which a person is larger.";
+  const actions = [
+    whole && button({ text: "Process the whole image", kind: "small", onclick: () => setOption("on_empty", "whole") }),
+    !whole && has("background") && run.options.background !== "keep" &&
+      button({ text: "Keep the background", kind: "small", onclick: () => setOption("background", "keep") }),
+  ];
+  return make("div.note", {}, icon("info"), make("div", {}, make("p", {}, make("strong", {}, "No people were found.")), make("p", {}, hint), ...actions));
+}
+
 /** @param {string} text @param {string} label @returns {HTMLElement} */
 export function copyBlock(text, label) {
   return make("div.code", {}, make("pre", { tabindex: 0, "aria-label": "Code" }, make("code", {}, ...words(text))), copyButton(() => text, label));
