@@ -1,10 +1,11 @@
 /** Jobs: followed, cancelled, and their files. */
 
 import { ApiError, request, requestJson, wait } from "./api.js";
-import { announce, button, fileSize, make, percent, saveFile } from "./dom.js";
+import { announce, button, fileSize, find, make, percent, saveFile } from "./dom.js";
 import { TASK_VIEWS } from "./tasks.js";
 
 const FINAL = ["done", "failed", "cancelled"];
+const SHOWN_FILES = 20;
 export const FOLLOW_SECONDS = 1; // between looks at jobs
 
 /** @param {any} job @returns {boolean} */
@@ -12,7 +13,23 @@ export function hasEnded(job) {
   return FINAL.includes(job.state);
 }
 
-/** @returns {Promise<any[]>} */
+/** Return how many files a job has; the list of jobs only tells their number. @param {any} job @returns {number} */
+function fileCount(job) {
+  return job.file_count ?? job.files?.length ?? 0;
+}
+
+/** @param {any[]} files @param {(file: any) => void} save @returns {HTMLElement} */
+function fileList(files, save) {
+  const rows = files.slice(0, SHOWN_FILES).map((file) =>
+    make("li", {}, button({
+      icon: "download", text: file.name, kind: "file", label: `Download ${file.name}`, onclick: () => save(file),
+    }), make("span.muted", {}, fileSize(file.bytes))),
+  );
+  if (files.length > SHOWN_FILES) rows.push(make("li.muted", {}, `and ${files.length - SHOWN_FILES} more`));
+  return make("ul.files", {}, ...rows);
+}
+
+/** Return the jobs without their files, which only `v1/jobs/{id}` has. @returns {Promise<any[]>} */
 export async function listJobs() {
   return (await requestJson("v1/jobs")).jobs;
 }
@@ -48,13 +65,15 @@ export class JobCard {
   /**
    * @param {any} job
    * @param {{onEnd?: (card: JobCard) => void, onDelete?: (card: JobCard) => void, follows?: boolean}} options
-   *   `follows`: until the job ends; otherwise the owner of the card updates it
+   *   `follows`: until the job ends, and lists its files; otherwise the owner of the card updates it
    */
   constructor(job, { onEnd = () => undefined, onDelete = () => undefined, follows = true } = {}) {
     this.job = job;
     this.onEnd = onEnd;
     this.onDelete = onDelete;
+    this.follows = follows;
     this.removed = false;
+    this.isLost = false; // whether the server did not answer
     /** @type {HTMLVideoElement | null} its result */
     this.video = null;
     this.element = make("article.job", { "data-state": job.state });
@@ -77,14 +96,17 @@ export class JobCard {
     try {
       const job = await requestJson(`v1/jobs/${this.job.id}`);
       if (follower.cards.has(this)) this.update(job);
+      if (this.isLost) this.error?.remove();
+      this.isLost = false;
     } catch (error) {
-      if (error instanceof ApiError && error.status === 404) this.forget();
-      else this.showError(/** @type {Error} */ (error));
+      if (error instanceof ApiError && error.status === 404) return this.forget();
+      this.isLost = true;
+      this.showError(/** @type {Error} */ (error));
     }
-    if (this.removed || !hasEnded(this.job) || !follower.cards.has(this)) return;
+    if (!hasEnded(this.job) || !follower.cards.has(this)) return undefined;
     this.close();
     announce(`${TASK_VIEWS[this.job.task].title}: ${this.job.state}`);
-    this.onEnd(this);
+    return this.onEnd(this);
   }
 
   /** Show another state of the job. @param {any} job */
@@ -92,7 +114,6 @@ export class JobCard {
     const ended = hasEnded(job);
     if (this.element.dataset.state === job.state && this.bar && !ended) {
       this.job = job;
-      this.error?.remove();
       this.showProgress();
       return;
     }
@@ -102,7 +123,7 @@ export class JobCard {
     const heading = make("header", {}, make("div", {}, title, make("span.muted", {}, job.sources.join(", "))), make("span.state", {}, job.state));
     this.bar = /** @type {HTMLProgressElement} */ (make("progress", { max: 1, "aria-label": "Progress" }));
     this.detail = make("span.muted");
-    const parts = ended ? [this.fileList(), this.failures(), this.endedActions()] : [this.bar, this.runningActions()];
+    const parts = ended ? [this.files(), this.failures(), this.endedActions()] : [this.bar, this.runningActions()];
     this.element.replaceChildren(heading, ...parts);
     this.showProgress();
   }
@@ -122,24 +143,34 @@ export class JobCard {
 
   /** @private */
   endedActions() {
-    const archive = button({
+    const archive = fileCount(this.job) > 1 && button({
       icon: "download", text: "All as ZIP", kind: "small",
       onclick: () => this.save(`v1/jobs/${this.job.id}/archive`, `${this.job.task}.zip`),
     });
     const remove = button({ icon: "trash", label: "Delete the job", kind: "small", onclick: () => this.remove() });
-    return make("footer", {}, this.job.files.length > 1 ? archive : make("span"), remove);
+    return make("footer", {}, archive || make("span"), remove);
   }
 
-  /** @private */
-  fileList() {
-    const rows = this.job.files.slice(0, 20).map((/** @type {any} */ file) =>
-      make("li", {}, button({
-        icon: "download", text: file.name, kind: "file", label: `Download ${file.name}`,
-        onclick: () => this.save(file.href, file.name),
-      }), make("span.muted", {}, fileSize(file.bytes))),
-    );
-    if (this.job.files.length > 20) rows.push(make("li.muted", {}, `and ${this.job.files.length - 20} more`));
-    return make("ul.files", {}, ...rows);
+  /** List the files, or in a list of jobs a button that lists them. @private */
+  files() {
+    const count = fileCount(this.job);
+    if (!count) return make("div");
+    if (this.follows) return fileList(this.job.files, (file) => this.save(file.href, file.name));
+    const text = `${count} file${count > 1 ? "s" : ""}`;
+    const show = button({ icon: "more", text, kind: "file", label: `Show ${text}`, onclick: () => this.showFiles(show) });
+    return show;
+  }
+
+  /** @param {HTMLElement} show @private */
+  async showFiles(show) {
+    try {
+      const { files } = await requestJson(`v1/jobs/${this.job.id}`);
+      const list = fileList(files, (file) => this.save(file.href, file.name));
+      show.replaceWith(list);
+      find("button", list).focus();
+    } catch (error) {
+      this.showError(/** @type {Error} */ (error));
+    }
   }
 
   /** @private */
