@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -217,6 +218,48 @@ def test_errors_are_shown_in_place(page: Any, tmp_path: Path) -> None:
     page.click("[data-task=instances]")
     note = page.locator("#panel .note")
     playwright.expect(note).to_contain_text("vitruvian serve --model builtin --model instances=facebook/")
+
+
+def test_a_task_that_failed_runs_again(page: Any) -> None:
+    state: dict[str, Any] = {"loading": True, "refusals": 10**6, "after": "0"}
+    sent = []
+
+    def models(route: Any) -> None:
+        body = route.fetch().json()
+        for model in body["models"] if state["loading"] else ():
+            model["state"] = "loading"
+        route.fulfill(json=body)
+
+    def run_task(route: Any) -> None:
+        sent.append(route.request.url.rpartition("/")[2])
+        if not state["refusals"]:
+            return route.continue_()
+        state["refusals"] -= 1
+        error = {"message": "pose: expected a loaded model, got one that is loading."}
+        return route.fulfill(status=503, headers={"Retry-After": state["after"]}, json={"error": error})
+
+    page.route("**/v1/models", models)
+    page.route(re.compile("/v1/images/[^/]*/"), run_task)
+    page.reload()
+    page.click("#empty [data-action=example]")
+    done(page, "pose", "error")
+    playwright.expect(page.locator("#status")).to_contain_text("expected a loaded model")
+    assert sent == 6 * ["pose"]  # as often as the server asked for it, within limits
+    state |= {"loading": False, "refusals": 0}
+    done(page, "pose")  # by itself
+    state["refusals"] = 12
+    page.click("[data-task=normals]")
+    done(page, "normals", "error")
+    with page.expect_request("**/normals"):
+        page.click("[data-task=normals]")
+    done(page, "normals", "error")
+    page.get_by_role("button", name="Try again").click()
+    done(page, "normals")
+    state |= {"refusals": 1, "after": "1"}
+    page.click("[data-task=albedo]")
+    page.wait_for_selector("[data-task=albedo][data-status=waiting]")
+    playwright.expect(page.locator("#status")).to_contain_text("Trying again in 1 s")
+    done(page, "albedo")
 
 
 # ------------------------------------------------------------------------------------------------ results
@@ -436,6 +479,47 @@ def test_undo_shows_the_masks_of_the_object_that_it_changes(page: Any) -> None:
     assert [len(one["points"][0]) for one in sent] == [2, 1]
 
 
+def test_a_late_mask_changes_only_its_own_task(page: Any) -> None:
+    open_example(page)
+    page.click("[data-task=segment]")
+    held: list[Any] = []
+    page.route("**/segment", lambda route: held.append(route))
+    page.mouse.click(*place(page, 0.5, 0.5))
+    playwright.expect(page.locator("[data-task=segment] .spinner")).to_be_visible()
+    select(page, "parts")
+    parts, rows = pixels(page), page.locator("#panel .items li").count()
+    with page.expect_response("**/segment"):
+        held.pop().continue_()
+    playwright.expect(page.locator("[data-task] .spinner")).to_have_count(0)
+    np.testing.assert_array_equal(pixels(page), parts)
+    assert page.locator("#panel .items li").count() == rows
+    page.click("[data-task=segment]")
+    assert np.abs(pixels(page) - parts).max() > 20
+    assert page.get_attribute("#stage", "data-layers") == "1"
+    page.click("[data-task=parts]")
+    np.testing.assert_array_equal(pixels(page), parts)
+
+
+def test_an_image_without_people_says_so(page: Any) -> None:
+    open_file(page, {"name": "wall.png", "mimeType": "image/png", "buffer": _flat((90, 140, 200))})
+    note = page.locator("#status .note")
+    for task in ("pose", "parts", "matte", "normals", "pointmap", "albedo"):
+        page.click(f"[data-task={task}]")
+        done(page, task)
+        playwright.expect(note).to_contain_text("No people were found")
+        assert page.locator("#panel .items, #panel input[aria-label=Opacity]").count() == 0
+        if task == "pointmap":
+            assert page.locator("#open-3d").is_disabled()
+            shot(page, "nobody")
+    page.get_by_role("button", name="Keep the background").click()
+    playwright.expect(note).to_have_count(0)
+    playwright.expect(page.get_by_label("Background")).to_have_value("keep")
+    page.click("[data-task=pose]")
+    page.get_by_role("button", name="Process the whole image").click()
+    playwright.expect(note).to_have_count(0)
+    playwright.expect(page.locator("#panel .items li")).to_have_count(1)
+
+
 # ------------------------------------------------------------------------------------------------ files and code
 
 
@@ -531,10 +615,63 @@ def test_a_video_is_scrubbed_and_tracked(page: Any, tmp_path: Path) -> None:
     playwright.expect(page.locator("#panel .job .state")).to_have_text("running")
     page.get_by_role("button", name="Cancel").click()
     playwright.expect(job).to_have_attribute("data-state", "cancelled")
+    page.route("**/v1/jobs", _list_without_files)
     page.click("#show-jobs")
-    playwright.expect(page.locator("#job-list .job")).to_have_count(2)
+    listed = page.locator("#job-list .job")
+    playwright.expect(listed).to_have_count(2)
+    listed.first.get_by_role("button", name="Delete the job").click()
+    playwright.expect(listed).to_have_count(1)
+    listed.get_by_role("button", name="Show 2 files").click()
+    name, body = download(page, listed.get_by_role("button", name="Download clip_track.mp4").click)
+    assert (name, body[4:8]) == ("clip_track.mp4", b"ftyp")
+
+
+def _list_without_files(route: Any) -> None:
+    """Answer with the list of jobs, in which only the number of files is sure to be."""
+    body = route.fetch().json()
+    for job in body["jobs"]:
+        job.setdefault("file_count", len(job.pop("files", None) or ()))
+    route.fulfill(json=body)
+
+
+def test_every_task_has_its_own_jobs_and_its_own_result(page: Any, tmp_path: Path) -> None:
+    open_file(page, make_clip(tmp_path / "clip.mp4", [sample_image(4, (64, 64))] * 2, rate=10))
+    playwright.expect(page.locator("#scrubber")).to_have_attribute("max", "1")
+    jobs, stage = page.locator("#panel .job"), page.locator("#stage")
+    wrong = json.dumps({"save": "webm,mp4"})  # fails when it runs
+    page.route("**/v1/videos/*/pose", lambda route: route.continue_(post_data=wrong))
+    for task in ("matte", "pose"):
+        page.click(f"[data-task={task}]")
+        playwright.expect(jobs).to_have_count(0)
+        page.click("#start-job")
+        playwright.expect(jobs).to_have_count(1)
+    done(page, "matte")  # also beside another job, and while another task is seen
+    done(page, "pose", "error")
+    playwright.expect(jobs).to_contain_text("expected one video format")
+    playwright.expect(stage).to_have_attribute("data-layers", "")
+    video = pixels(page)
+    jobs.get_by_role("button", name="Delete the job").click()
+    done(page, "pose", "idle")
+    done(page, "matte")
+
+    page.click("[data-task=matte]")
+    playwright.expect(stage).to_have_attribute("data-layers", "1")
+    box = page.locator("#canvas").bounding_box()
+    inside = [place(page, *at) for at in ((0.02, 0.02), (0.1, 0.1), (0.3, 0.02), (0.02, 0.3), (0.98, 0.98))]
+    at = [(round(y - box["y"]), round(x - box["x"])) for x, y in inside]
+    playwright.expect(stage).to_have_attribute("data-layers", "1")
+    seen = np.array([pixels(page)[one] for one in at])
+    checkers = np.abs(seen[:, None] - [[255, 255, 255], [217, 217, 222]]).max(2).min(1)
+    assert np.median(checkers) < 12  # not the video, which is seen through the result
+    page.get_by_role("button", name="Green").click()
+    assert np.median(np.abs(np.array([pixels(page)[one] for one in at]) - [0, 177, 64]).max(1)) < 12
+    shot(page, "video-matte")
+    page.click("#show-jobs")
     page.locator("#job-list").get_by_role("button", name="Delete the job").first.click()
-    playwright.expect(page.locator("#job-list .job")).to_have_count(1)
+    page.keyboard.press("Escape")
+    done(page, "matte", "idle")
+    playwright.expect(stage).to_have_attribute("data-layers", "")
+    np.testing.assert_array_equal(pixels(page), video)
 
 
 def test_many_jobs_leave_connections_for_the_page(page: Any, server: ServerProcess) -> None:

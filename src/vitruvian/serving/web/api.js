@@ -4,14 +4,17 @@
 export class ApiError extends Error {
   /**
    * @param {string} message
-   * @param {{status?: number, hint?: string | null}} parts
+   * @param {{status?: number, hint?: string | null, retrySeconds?: number | null}} parts
    */
-  constructor(message, { status = 0, hint = null } = {}) {
+  constructor(message, { status = 0, hint = null, retrySeconds = null } = {}) {
     super(message);
     this.status = status;
     this.hint = hint;
+    this.retrySeconds = retrySeconds; // after which a server that is busy, or loads a model, asks to try again
   }
 }
+
+const MAX_RETRIES = 5;
 
 const KEY = "vitruvian-api-key";
 
@@ -54,12 +57,49 @@ export async function request(path, { query = {}, headers = {}, ...options } = {
 /** @param {Response} response @returns {Promise<ApiError>} */
 async function readError(response) {
   const status = response.status;
+  const retrySeconds = status === 429 || status === 503 ? retryAfter(response) : null;
   try {
     const { error } = await response.json();
-    return new ApiError(error.message, { status, hint: error.hint });
+    return new ApiError(error.message, { status, hint: error.hint, retrySeconds });
   } catch {
-    return new ApiError(`The server answered with status ${status}.`, { status });
+    return new ApiError(`The server answered with status ${status}.`, { status, retrySeconds });
   }
+}
+
+/** @param {Response} response @returns {number} in seconds; the header may also be a date, or missing */
+function retryAfter(response) {
+  const seconds = parseFloat(response.headers.get("Retry-After") ?? "");
+  return Number.isFinite(seconds) ? seconds : 1;
+}
+
+/**
+ * Send something, and again when a server that is busy asks for it, a few times.
+ * @template T
+ * @param {() => Promise<T>} send
+ * @param {{signal?: AbortSignal, onWait?: (seconds: number) => void}} options  `onWait` is called before each wait
+ * @returns {Promise<T>}
+ */
+export async function retrying(send, { signal, onWait = () => undefined }) {
+  for (let retries = 0; ; retries += 1) {
+    try {
+      return await send();
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.retrySeconds === null || retries === MAX_RETRIES) throw error;
+      onWait(error.retrySeconds);
+      await wait(error.retrySeconds, signal);
+    }
+  }
+}
+
+/** @param {number} seconds @param {AbortSignal} [signal] @returns {Promise<void>} */
+export function wait(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
 }
 
 /**
@@ -81,30 +121,6 @@ export async function requestJson(path, options = {}) {
 export function post(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
   return request(path, { method: "POST", body: JSON.stringify(body), headers, signal });
-}
-
-/**
- * Follow a job until it ends. The browser's EventSource cannot send an API key.
- * @param {string} id
- * @param {(job: any) => void} onJob
- * @param {AbortSignal} signal
- */
-export async function followJob(id, onJob, signal) {
-  const response = await request(`v1/jobs/${id}/events`, { signal });
-  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
-  const decoder = new TextDecoder();
-  let text = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    text += decoder.decode(value, { stream: true });
-    const events = text.split("\n\n");
-    text = events.pop() ?? "";
-    for (const event of events) {
-      const data = event.match(/^event: job\ndata: (.*)$/m);
-      if (data) onJob(JSON.parse(data[1]));
-    }
-  }
 }
 
 /**

@@ -9,6 +9,7 @@
  * @property {(x: number, y: number) => Hover | null} hover
  * @property {Item[]} [items]
  * @property {() => void} [refresh]  after items were switched
+ * @property {boolean} [isEmpty]  whether nothing was found that it could show
  */
 
 import { css, depthColor, objectColor } from "./colors.js";
@@ -16,6 +17,8 @@ import { readable } from "./dom.js";
 import { decodeRle } from "./rle.js";
 
 const HOVER_PIXELS = 12; // on the screen, around keypoints
+const PERSON_ALPHA = 127; // more is a person
+const MIN_SHARE = 1 / 5000; // of the pixels: with fewer, a result shows nothing
 
 /** @param {number} score @returns {string} */
 function scoreText(score) {
@@ -28,6 +31,13 @@ function makeCanvas(width, height) {
   canvas.width = width;
   canvas.height = height;
   return canvas;
+}
+
+/** Return whether enough pixels to be seen have more than some alpha. @param {ImageData} pixels @param {number} alpha */
+function hasAlpha({ data }, alpha) {
+  let count = 0;
+  for (let i = 3; i < data.length; i += 4) if (data[i] > alpha) count += 1;
+  return count > MIN_SHARE * (data.length / 4);
 }
 
 /** An image as large as the photo. @implements {Layer} */
@@ -72,6 +82,7 @@ export class ColorLayer extends ImageLayer {
     context.putImageData(pixels, 0, 0);
     super(canvas, bitmap.width, bitmap.height);
     this.pixels = pixels;
+    this.isEmpty = !hasAlpha(pixels, 0);
     this.describe = describe;
   }
 
@@ -109,6 +120,7 @@ export class LabelLayer {
     this.height = height;
     this.items = items;
     this.scores = scores;
+    this.isEmpty = !items.length;
     this.byId = new Map(items.map((item) => [item.id, item]));
     this.canvas = makeCanvas(width, height);
     this.refresh();
@@ -225,6 +237,7 @@ export class PoseLayer {
     this.bones = layout?.bones ?? [];
     this.threshold = 0.3;
     this.scale = 1;
+    this.isEmpty = !result.poses.length;
     /** @type {Item[]} */
     this.items = result.poses.map((/** @type {any} */ _, /** @type {number} */ index) => ({
       id: index,
@@ -299,6 +312,30 @@ function toPair([x, y]) {
   return [x, y];
 }
 
+/** What is seen behind people that are cut out. */
+export class Backdrop {
+  constructor() {
+    /** @type {string | ImageBitmap | null} a CSS color, an image, or null for a checkerboard */
+    this.fill = null;
+    this.pattern = checkerboard();
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} scale @param {number} width @param {number} height */
+  draw(context, scale, width, height) {
+    if (this.fill instanceof ImageBitmap) {
+      const fit = Math.max(width / this.fill.width, height / this.fill.height);
+      const [w, h] = [width / fit, height / fit]; // the middle of the image that has the shape of the photo
+      const [x, y] = [(this.fill.width - w) / 2, (this.fill.height - h) / 2];
+      context.drawImage(this.fill, x, y, w, h, 0, 0, width, height);
+    } else {
+      const pattern = /** @type {CanvasPattern} */ (context.createPattern(this.pattern, "repeat"));
+      pattern.setTransform(new DOMMatrix().scale(1 / scale));
+      context.fillStyle = this.fill ?? pattern;
+      context.fillRect(0, 0, width, height);
+    }
+  }
+}
+
 /** People over a color or another image. @implements {Layer} */
 export class MatteLayer {
   /**
@@ -306,36 +343,24 @@ export class MatteLayer {
    */
   constructor(cutout) {
     this.cutout = cutout;
-    /** @type {string | ImageBitmap | null} a CSS color, an image, or null for a checkerboard */
-    this.background = null;
+    this.backdrop = new Backdrop();
     const canvas = makeCanvas(cutout.width, cutout.height);
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { willReadFrequently: true }));
     context.drawImage(cutout, 0, 0);
     this.pixels = context.getImageData(0, 0, cutout.width, cutout.height);
-    this.pattern = checkerboard();
+    this.isEmpty = !hasAlpha(this.pixels, PERSON_ALPHA);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} scale */
   draw(context, scale) {
-    const { width, height } = this.cutout;
-    if (this.background instanceof ImageBitmap) {
-      const fit = Math.max(width / this.background.width, height / this.background.height);
-      const [w, h] = [width / fit, height / fit]; // the middle of the image that has the shape of the photo
-      const [x, y] = [(this.background.width - w) / 2, (this.background.height - h) / 2];
-      context.drawImage(this.background, x, y, w, h, 0, 0, width, height);
-    } else {
-      const pattern = /** @type {CanvasPattern} */ (context.createPattern(this.pattern, "repeat"));
-      pattern.setTransform(new DOMMatrix().scale(1 / scale));
-      context.fillStyle = this.background ?? pattern;
-      context.fillRect(0, 0, width, height);
-    }
+    this.backdrop.draw(context, scale, this.cutout.width, this.cutout.height);
     context.drawImage(this.cutout, 0, 0);
   }
 
   /** @param {number} x @param {number} y @returns {Hover} */
   hover(x, y) {
     const alpha = this.pixels.data[4 * (y * this.pixels.width + x) + 3] / 255;
-    return { name: alpha > 0.5 ? "Person" : "Background", detail: `alpha ${alpha.toFixed(2)}` };
+    return { name: alpha > PERSON_ALPHA / 255 ? "Person" : "Background", detail: `alpha ${alpha.toFixed(2)}` };
   }
 }
 
@@ -368,6 +393,7 @@ export class DepthLayer extends ImageLayer {
     context.putImageData(pixels, 0, 0);
     super(canvas, cloud.width, cloud.height);
     this.cloud = cloud;
+    this.isEmpty = !hasAlpha(pixels, 0);
   }
 
   /** @param {number} x @param {number} y @returns {Hover | null} */

@@ -1,35 +1,38 @@
 /** The page: an image or a video, the tasks that are run on it, and their layers. */
 
-import { ApiError, requestJson, setApiKey } from "./api.js";
+import { ApiError, requestJson, retrying, setApiKey, wait } from "./api.js";
 import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
-import { JobCard, listJobs } from "./jobs.js";
-import { ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
+import { FOLLOW_SECONDS, JobCard, listJobs } from "./jobs.js";
+import { Backdrop, ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
 import {
-  CodeSection, PromptControls, downloads, errorBox, layerControls, missingModel, optionControls, section,
+  CodeSection, PromptControls, backgroundControls, downloads, errorBox, layerControls, missingModel, nobodyNote, optionControls,
+  section,
 } from "./panel.js";
 import { Prompts, promptOptions, trackPrompt } from "./prompts.js";
 import { isVideo, listenForFiles } from "./sources.js";
 import { StoredFile } from "./stored.js";
 import { PEOPLE_TASKS, TASK_ORDER, TASK_VIEWS } from "./tasks.js";
-import { Video } from "./video.js";
+import { Video, openResult } from "./video.js";
 import { Viewer } from "./viewer.js";
 
 const SHOWN_JOBS = 50;
-const JOB_LIST_MS = 1000; // between looks at the list of jobs
+const LOADING_MS = 1500; // between looks at models that are loaded
 
 /**
  * A task on the image that is open.
  * @typedef {Object} Run
  * @property {string} task
- * @property {"idle" | "running" | "done" | "error"} status
+ * @property {"idle" | "running" | "waiting" | "done" | "error"} status  "waiting": for a server that is busy
  * @property {import("./layers.js").Layer | null} layer
  * @property {Error | null} error
- * @property {number} seconds
+ * @property {number} seconds  that it took, or until it is tried again
  * @property {boolean} visible
  * @property {number} opacity
  * @property {Object<string, any>} options
  * @property {AbortController | null} controller
+ * @property {JobCard[]} cards  jobs with the video that is open, the newest first
+ * @property {Backdrop} backdrop
  */
 
 class Page {
@@ -53,10 +56,9 @@ class Page {
     this.answers = new Map();
     /** @type {Map<string, "busy" | "again">} */
     this.asking = new Map();
-    /** @type {JobCard | null} */
-    this.card = null;
     this.everyone = false;
     this.uploading = false;
+    this.loading = false; // whether the server still loads models
     /** @type {OrbitView | null} */
     this.orbit = null;
     /** @type {PromptControls | null} */
@@ -82,9 +84,11 @@ class Page {
       this.models = new Map(served.models.map((/** @type {any} */ model) => [model.task, model]));
       this.layouts = layouts;
       const device = served.models.find((/** @type {any} */ model) => model.device)?.device;
-      const loading = served.models.some((/** @type {any} */ model) => model.state === "loading");
-      find("#server").textContent = loading ? "Loading models…" : [`v${served.version}`, device].filter(Boolean).join(" · ");
-      if (loading) setTimeout(() => this.connect(), 1500);
+      const wasLoading = this.loading;
+      this.loading = served.models.some((/** @type {any} */ model) => model.state === "loading");
+      find("#server").textContent = this.loading ? "Loading models…" : [`v${served.version}`, device].filter(Boolean).join(" · ");
+      if (this.loading) setTimeout(() => this.connect(), LOADING_MS);
+      if (this.loading && wasLoading) return undefined; // the panel stays as it is, with the focus
       if (!this.models.has(this.active)) this.active = TASK_ORDER.find((task) => this.models.has(task)) ?? "pose";
     } catch (error) {
       if (error instanceof ApiError && error.status === 401) return this.askKey();
@@ -92,7 +96,17 @@ class Page {
       this.showTrouble(/** @type {Error} */ (error));
     }
     this.renderTasks();
-    return this.renderPanel();
+    this.renderPanel();
+    return this.runRefused();
+  }
+
+  /** Run what was opened or asked for before the server had its models. @private */
+  runRefused() {
+    for (const run of this.runs.values()) {
+      const refused = run.error instanceof ApiError && run.error.retrySeconds !== null;
+      if (refused && !this.loading) this.retry(run);
+      else if (this.image && run.task === this.active && run.status === "idle") this.select(run.task);
+    }
   }
 
   /** @private */
@@ -161,10 +175,11 @@ class Page {
 
   /** Upload a video while it is looked at: clicks and tasks need it on the server. @param {Video} video @private */
   async uploadVideo(video) {
+    const { stored } = this;
     this.uploading = true;
     this.renderStatus();
     try {
-      const info = await this.stored?.upload();
+      const info = await retrying(() => /** @type {StoredFile} */ (stored).upload(), {});
       if (this.video === video) video.setInfo(info);
     } finally {
       this.uploading = false;
@@ -185,14 +200,15 @@ class Page {
   closeSource() {
     for (const run of this.runs.values()) {
       run.controller?.abort();
-      Object.assign(run, { status: "idle", layer: null, error: null, controller: null, visible: false });
+      for (const card of run.cards) card.close();
+      Object.assign(run, { status: "idle", layer: null, error: null, controller: null, visible: false, cards: [] });
     }
     this.stored?.forget();
     this.image?.bitmap.close();
     this.video?.close();
-    this.card?.close();
-    this.image = this.video = this.card = this.stored = null;
+    this.image = this.video = this.stored = null;
     this.answers.clear();
+    this.asking = new Map(); // what was asked for is of no use any more
     this.prompts.clear();
     this.everyone = false;
     this.viewer.prompter = null;
@@ -216,20 +232,33 @@ class Page {
     return /** @type {Run} */ (this.runs.get(task));
   }
 
-  /** Show a task alone, and run it if it has not been. @param {string} task */
+  /** Show a task alone, and run it unless it has a result. @param {string} task */
   select(task) {
     this.active = task;
     for (const run of this.runs.values()) run.visible = run.task === task;
     this.showSpace(this.space && task === "pointmap");
     this.refresh();
-    if (this.image && this.canRun(task) && this.run(task).status === "idle") this.execute(task);
+    this.showResult();
+    if (this.image && this.canRun(task)) this.ensure(task);
+  }
+
+  /** Run a task that has not been, or that failed. @param {string} task @private */
+  ensure(task) {
+    if (["idle", "error"].includes(this.run(task).status)) this.execute(task);
+  }
+
+  /** Do once more what failed. @param {Run} run @private */
+  retry(run) {
+    if (run === this.promptRun && this.askMissing()) return;
+    if (this.video) this.startVideoJob(run);
+    else if (this.canRun(run.task)) this.execute(run.task);
   }
 
   /** Show or hide a task beside others. @param {string} task */
   toggleVisible(task) {
     const run = this.run(task);
     run.visible = !run.visible;
-    if (run.visible && run.status === "idle") this.execute(task);
+    if (run.visible) this.ensure(task);
     this.renderTasks();
     this.showLayers();
   }
@@ -252,12 +281,14 @@ class Page {
     const started = performance.now();
     try {
       const view = TASK_VIEWS[task];
-      const response = await stored.run(task, { ...view.options, ...run.options, as: view.kind }, controller.signal);
+      const onWait = (/** @type {number} */ seconds) => this.showWaiting(run, seconds);
+      const options = { ...view.options, ...run.options, as: view.kind };
+      const response = await stored.run(task, options, { signal: controller.signal, onWait });
       const layer = await view.read(response, this.layouts);
       if (controller.signal.aborted) return;
-      if (layer instanceof MatteLayer) layer.background = run.options.over ?? null;
+      if (layer instanceof MatteLayer) layer.backdrop = run.backdrop;
       Object.assign(run, { status: "done", layer, seconds: (performance.now() - started) / 1000 });
-      announce(`${view.title}: done.`);
+      announce(`${view.title}: ${foundNobody(run) ? "no people were found" : "done"}.`);
     } catch (error) {
       if (controller.signal.aborted) return;
       Object.assign(run, { status: "error", error });
@@ -266,67 +297,107 @@ class Page {
     this.renderStatus();
     this.renderResult();
     this.showLayers();
-    if (this.space && task === "pointmap") this.showSpace(true); // with the new points
+    if (this.space && task === "pointmap") this.showSpace(!foundNobody(run)); // with the new points
+  }
+
+  /** @param {Run} run @param {number} seconds @private */
+  showWaiting(run, seconds) {
+    Object.assign(run, { status: "waiting", seconds });
+    this.renderTasks();
+    this.renderStatus();
   }
 
   // ------------------------------------------------------------------------------------------ prompts
 
+  /** The task that is prompted. @returns {Run} */
+  get promptRun() {
+    return this.run(this.video ? "track" : "segment");
+  }
+
   /** @param {number[]} ids @private */
   promptsChanged(ids) {
+    this.forgetError(this.promptRun);
     for (const id of ids) {
-      const isHere = this.prompts.objects.some((object) => object.id === id && object.frame === this.prompts.frame);
-      if (!isHere) this.answers.delete(this.promptKey(id));
+      if (!this.prompts.find(id)) this.answers.delete(this.promptKey(id));
       else if (this.models.has("segment")) this.ask(id);
     }
     this.showPrompts();
   }
 
-  /** @param {number} id @private */
-  promptKey(id) {
-    return `${this.prompts.frame}:${id}`;
+  /** @param {number} id @param {number} [frame] @private */
+  promptKey(id, frame = this.prompts.frame) {
+    return `${frame}:${id}`;
   }
 
-  /** Ask for the mask of an object; changes in the meantime are asked for afterwards. @param {number} id @private */
-  async ask(id) {
-    const key = this.promptKey(id);
-    if (this.asking.has(key)) {
-      this.asking.set(key, "again");
+  /**
+   * Ask for the mask of an object in a frame; changes in the meantime are asked for afterwards.
+   * @param {number} id
+   * @param {number} [frame]
+   * @private
+   */
+  async ask(id, frame = this.prompts.frame) {
+    const { asking, promptRun: run, stored } = this;
+    const key = this.promptKey(id, frame);
+    if (asking.has(key)) {
+      asking.set(key, "again");
       return;
     }
-    this.asking.set(key, "busy");
-    const run = this.run(this.active);
-    const stored = /** @type {StoredFile} */ (this.stored);
+    asking.set(key, "busy");
     this.renderTasks();
-    try {
-      const object = this.prompts.objects.find((one) => one.id === id && one.frame === this.prompts.frame);
-      if (object) {
-        await stored.upload();
-        const started = performance.now();
-        const asked = this.video ? stored.run("prompts", trackPrompt(object)) : stored.run("segment", promptOptions([object]));
-        const result = await (await asked).json();
-        if (stored !== this.stored) return;
-        this.answers.set(key, result.objects[0]);
-        Object.assign(run, { status: "done", error: null, seconds: (performance.now() - started) / 1000 });
-      }
-    } catch (error) {
-      Object.assign(run, { status: "error", error });
-    } finally {
-      const again = this.asking.get(key) === "again";
-      this.asking.delete(key);
-      if (again) this.ask(id);
-    }
-    const wanted = this.prompts.objects.some((one) => one.id === id);
-    if (!wanted) this.answers.delete(key);
+    const [answer, error] = await this.findMask(id, frame, run).then((found) => [found, null], (thrown) => [null, thrown]);
+    if (stored !== this.stored) return; // of a file that was closed
+    if (answer && this.prompts.find(id, frame)) this.answers.set(key, answer);
+    if (error) Object.assign(run, { status: "error", error });
+    else if (answer) run.status = jobStatus(run) ?? "done";
+    const again = asking.get(key) === "again";
+    asking.delete(key);
+    if (again) this.ask(id, frame);
     this.showPrompts();
   }
 
-  /** Draw prompts and masks. @private */
+  /**
+   * Return the mask of an object in a frame; null if its prompts were removed.
+   * @param {number} id
+   * @param {number} frame
+   * @param {Run} run
+   * @returns {Promise<any>}
+   * @private
+   */
+  async findMask(id, frame, run) {
+    const object = this.prompts.find(id, frame);
+    if (!object) return null;
+    const stored = /** @type {StoredFile} */ (this.stored);
+    const [what, options] = this.video ? ["prompts", trackPrompt(object)] : ["segment", promptOptions([object])];
+    await stored.upload();
+    const started = performance.now();
+    const result = await (await stored.run(what, options)).json();
+    run.seconds = (performance.now() - started) / 1000;
+    return result.objects[0];
+  }
+
+  /** Ask for the masks of this frame that are missing. @returns {boolean} whether there are any @private */
+  askMissing() {
+    const { frame, objects } = this.prompts;
+    const missing = objects.filter((object) => object.frame === frame && !this.answers.has(this.promptKey(object.id)));
+    this.forgetError(this.promptRun);
+    for (const { id } of missing) this.ask(id);
+    return missing.length > 0;
+  }
+
+  /** @param {Run} run @private */
+  forgetError(run) {
+    if (run.error) Object.assign(run, { status: jobStatus(run) ?? "idle", error: null });
+  }
+
+  /** Draw prompts and masks, if they are seen. @private */
   showPrompts() {
     const { frame } = this.prompts;
+    const run = this.promptRun;
     const shown = this.prompts.objects.filter((object) => object.frame === frame && this.answers.has(`${frame}:${object.id}`));
     const { width, height } = this.viewer.size;
     const answers = shown.map((object) => this.answers.get(`${frame}:${object.id}`));
-    this.run(this.active).layer = answers.length ? new MaskLayer(answers, width, height, shown.map((object) => object.id)) : null;
+    run.layer = answers.length ? new MaskLayer(answers, width, height, shown.map((object) => object.id)) : null;
+    if (run.task !== this.active) return this.renderTasks();
     const details = new Map(shown.map((object, index) => [object.id, `score ${answers[index].score.toFixed(2)}`]));
     this.promptControls?.update(details);
     find("#stage").dataset.masks = String(answers.length);
@@ -334,7 +405,7 @@ class Page {
     this.updateStart?.();
     this.renderTasks();
     this.renderStatus();
-    this.showLayers();
+    return this.showLayers();
   }
 
   // ------------------------------------------------------------------------------------------ video
@@ -344,65 +415,78 @@ class Page {
     if (!this.video) return;
     if (this.prompts.frame !== this.video.frame) {
       this.prompts.frame = this.video.frame;
-      if (this.active === "track") this.showPrompts();
+      if (this.prompts.objects.length) this.showPrompts();
     }
     this.showLayers();
   }
 
-  /** Start a job with the video. */
-  async startVideoJob() {
-    const video = /** @type {Video} */ (this.video);
+  /** Start a job with the video. @param {Run} run */
+  async startVideoJob(run) {
     const stored = /** @type {StoredFile} */ (this.stored);
-    const run = this.run(this.active);
-    const options = this.jobOptions();
+    const options = this.jobOptions(run);
     Object.assign(run, { status: "running", error: null });
-    video.clearResult();
     this.renderTasks();
     this.renderStatus();
+    let error = null;
     try {
-      const job = await (await stored.run(run.task, options)).json();
-      this.card?.close();
-      this.card = new JobCard(job, { onEnd: (ended) => this.jobEnded(run, ended), onDelete: () => this.forgetJob() });
-      this.renderResult();
-      this.renderStatus();
-    } catch (error) {
-      Object.assign(run, { status: "error", error });
-      this.renderTasks();
-      this.renderStatus();
+      const onWait = (/** @type {number} */ seconds) => this.showWaiting(run, seconds);
+      const job = await (await stored.run(run.task, options, { onWait })).json();
+      if (stored === this.stored) run.cards.unshift(this.jobCard(run, job));
+    } catch (thrown) {
+      error = /** @type {Error} */ (thrown);
     }
+    if (stored === this.stored) this.jobsChanged(run, error);
   }
 
-  /** @returns {Object<string, any>} */
-  jobOptions() {
-    const { options, task } = this.run(this.active);
+  /** @param {Run} run @param {any} job @returns {JobCard} @private */
+  jobCard(run, job) {
+    return new JobCard(job, { onEnd: (card) => this.jobEnded(run, card), onDelete: () => this.forgetJob(job.id) });
+  }
+
+  /** @param {Run} run @returns {Object<string, any>} @private */
+  jobOptions({ options, task }) {
     if (task !== "track") return options;
     return this.everyone ? { ...options, everyone: true } : { ...options, prompts: this.prompts.objects.map(trackPrompt) };
   }
 
-  /** @param {Run} run @param {any} job @private */
-  async jobEnded(run, job) {
-    const failed = job.state === "failed";
-    const error = failed ? new ApiError(job.failures[0] ?? "The job failed.") : null;
-    Object.assign(run, { status: failed ? "error" : "done", error, seconds: (job.finished ?? 0) - (job.started ?? 0) });
-    const file = job.files.find((/** @type {any} */ one) => one.media_type.startsWith("video/"));
-    if (file && this.video) {
-      try {
-        await this.video.setResult(file.href);
-      } catch {
-        announce("This browser cannot show the result; download it.");
-      }
+  /** @param {Run} run @param {JobCard} card @private */
+  async jobEnded(run, card) {
+    const { video } = this;
+    const file = card.job.files.find((/** @type {any} */ one) => one.media_type.startsWith("video/"));
+    try {
+      if (file) card.video = await openResult(file.href);
+    } catch {
+      card.showError(new ApiError("This browser cannot show the result. Download it."));
     }
-    this.renderTasks();
-    this.renderStatus();
-    this.showLayers();
+    if (card === run.cards[0]) run.seconds = (card.job.finished ?? 0) - (card.job.started ?? 0);
+    if (video === this.video) this.jobsChanged(run);
   }
 
-  /** @private */
-  forgetJob() {
-    this.card = null;
-    this.video?.clearResult();
-    this.run(this.active).status = "idle";
-    this.refresh();
+  /** Forget a job that was deleted. @param {string} id @private */
+  forgetJob(id) {
+    for (const run of this.runs.values()) {
+      const card = run.cards.find((one) => one.job.id === id);
+      if (!card) continue;
+      run.cards = run.cards.filter((one) => one !== card);
+      card.forget();
+      this.jobsChanged(run);
+    }
+  }
+
+  /** Show the jobs of a task as they are now. @param {Run} run @param {Error | null} error  of a job that did not start @private */
+  jobsChanged(run, error = null) {
+    Object.assign(run, { status: error ? "error" : jobStatus(run) ?? "idle", error });
+    this.renderTasks();
+    this.renderStatus();
+    if (run.task !== this.active) return;
+    this.renderJobs(run);
+    this.showResult();
+  }
+
+  /** Show the newest result of the active task over the video. @private */
+  showResult() {
+    const { cards } = this.run(this.active);
+    return this.video?.showResult(cards.find((card) => card.video)?.video ?? null);
   }
 
   // ------------------------------------------------------------------------------------------ 3D
@@ -466,7 +550,7 @@ class Page {
       const run = this.run(task);
       if (run.visible && run.layer) layers.push({ layer: run.layer, opacity: run.opacity });
     }
-    const result = this.video?.layer();
+    const result = this.video?.layer(this.run(this.active).backdrop);
     if (result) layers.push({ layer: result, opacity: 1 });
     const prompting = this.active === "segment" ? Boolean(this.image) : this.active === "track" && Boolean(this.video) && !this.everyone;
     this.viewer.prompter = prompting && this.models.has(this.active) ? this.prompts : null;
@@ -497,11 +581,11 @@ class Page {
     const run = this.run(task);
     const view = TASK_VIEWS[task];
     const served = this.models.has(task);
-    const busy = run.status === "running" || (task === this.active && this.asking.size > 0);
+    const busy = run.status === "running" || run.status === "waiting" || (run === this.promptRun && this.asking.size > 0);
     const main = button({ icon: view.icon, text: view.title, kind: "task", onclick: () => this.select(task) });
     main.dataset.task = task;
     main.dataset.focus = `task-${task}`;
-    main.dataset.status = busy ? "running" : run.status;
+    main.dataset.status = busy && run.status !== "waiting" ? "running" : run.status;
     main.setAttribute("aria-current", String(task === this.active));
     const state = busy ? make("span.spinner", { role: "img", "aria-label": "working" }) : run.status === "error" ? icon("warning") : null;
     main.append(make("span.task-state", {}, state, !served && "no model"));
@@ -516,11 +600,19 @@ class Page {
     const run = this.run(this.active);
     const box = document.querySelector("#status");
     if (!box) return;
-    const working = this.uploading ? "Uploading…" : run.status === "running" && !this.card ? "Working…" : "";
+    const working = this.workingText(run);
     if (working) box.replaceChildren(make("p.working", {}, make("span.spinner"), working));
-    else if (run.error) box.replaceChildren(errorBox(run.error));
+    else if (run.error) box.replaceChildren(errorBox(run.error, () => this.retry(run)));
+    else if (foundNobody(run)) box.replaceChildren(nobodyNote(this.models.get(run.task), run, (name, value) => this.setOption(run, name, value)));
     else if (run.status === "done" && run.seconds) box.replaceChildren(make("p.muted", {}, `Done in ${run.seconds < 1 ? `${Math.round(run.seconds * 1000)} ms` : `${run.seconds.toFixed(1)} s`}`));
     else box.replaceChildren();
+  }
+
+  /** @param {Run} run @returns {string} @private */
+  workingText(run) {
+    if (this.uploading) return "Uploading…";
+    if (run.status === "waiting") return `The server is busy or loads its models. Trying again in ${Math.ceil(run.seconds)} s…`;
+    return run.status === "running" && !run.cards.some((card) => !card.ended) ? "Working…" : "";
   }
 
   /** @private */
@@ -550,6 +642,14 @@ class Page {
   optionsChanged(run) {
     this.code?.update();
     if (this.image && run.task !== "segment") this.execute(run.task);
+    if (this.video) this.renderResult();
+  }
+
+  /** Set an option from elsewhere than its form. @param {Run} run @param {string} name @param {string} value @private */
+  setOption(run, name, value) {
+    run.options[name] = value;
+    this.renderPanel(); // with the option in its form
+    this.optionsChanged(run);
   }
 
   /** Draw what depends on the result; the options stay as they are, with the focus. @private */
@@ -563,8 +663,11 @@ class Page {
       const ask = (/** @type {string} */ kind) => this.askFor(run, kind);
       find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.viewer.snapshot()) : "");
     } else if (this.video) {
-      find("#controls").replaceChildren(...(run.task === "track" ? this.trackSections() : []));
+      const cutsOut = run.task === "matte" || (run.task === "track" && run.options.cutout);
+      const backdrop = cutsOut ? [backgroundControls(run, () => this.layerChanged())] : [];
+      find("#controls").replaceChildren(...(run.task === "track" ? this.trackSections() : []), ...backdrop);
       find("#files").replaceChildren(this.jobSection(run));
+      this.renderJobs(run);
     }
   }
 
@@ -577,7 +680,7 @@ class Page {
       this.showDetails();
     }
     if (run.task === "pointmap" && run.layer) parts.push(this.spaceButton());
-    if ((run.layer && !this.space) || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
+    if ((run.layer && !this.space && !foundNobody(run)) || run.task === "segment") parts.push(...layerControls(run, () => this.layerChanged()));
     return parts;
   }
 
@@ -597,6 +700,7 @@ class Page {
   spaceButton() {
     const made = button({
       icon: "cube", text: this.space ? "Back to the image" : "Open in 3D", kind: "primary", id: "open-3d",
+      disabled: foundNobody(this.run("pointmap")),
       onclick: async () => {
         await this.showSpace(!this.space);
         this.renderResult();
@@ -609,12 +713,19 @@ class Page {
   /** @param {Run} run @returns {HTMLElement} @private */
   jobSection(run) {
     const text = run.task === "track" ? "Track" : "Run on the video";
-    const start = button({ icon: "play", text, kind: "primary", id: "start-job", onclick: () => this.startVideoJob() });
+    const start = button({ icon: "play", text, kind: "primary", id: "start-job", onclick: () => this.startVideoJob(run) });
     this.updateStart = () => {
       start.disabled = run.task === "track" && !this.everyone && !this.prompts.objects.length;
     };
     this.updateStart();
-    return section("Video", start, this.card ? this.card.element : make("p.muted", {}, "The result is a video and a file of data."));
+    return section("Video", start, make("div.task-jobs", { id: "task-jobs" }));
+  }
+
+  /** List the jobs of a task; a card that is listed already keeps the focus. @param {Run} run @private */
+  renderJobs(run) {
+    const list = find("#task-jobs");
+    if (!run.cards.length) list.replaceChildren(make("p.muted", {}, "The result is a video and a file of data."));
+    else if (list.querySelectorAll(".job").length !== run.cards.length) list.replaceChildren(...run.cards.map((card) => card.element));
   }
 
   /** @private */
@@ -695,12 +806,12 @@ class Page {
     list.replaceChildren(make("p.working", {}, make("span.spinner"), "Loading…"));
     dialog.showModal();
     try {
-      const cards = (await listJobs()).slice(0, SHOWN_JOBS).map((job) => new JobCard(job, { follows: false }));
+      const cards = (await listJobs()).slice(0, SHOWN_JOBS).map((job) => new JobCard(job, { follows: false, onDelete: (card) => this.forgetJob(card.job.id) }));
       const none = make("p.muted", {}, "There are no jobs. Open a video to start one.");
       list.replaceChildren(...(cards.length ? cards.map((card) => card.element) : [none]));
       // Asked for together: a browser has six connections to a server, and each stream of events would take one.
       while (dialog.open && cards.some((card) => !card.ended)) {
-        await new Promise((resolve) => setTimeout(resolve, JOB_LIST_MS));
+        await wait(FOLLOW_SECONDS);
         const jobs = new Map((await listJobs()).map((job) => [job.id, job]));
         for (const card of cards) if (!card.ended && jobs.has(card.job.id)) card.update(jobs.get(card.job.id));
       }
@@ -713,7 +824,22 @@ class Page {
 /** @param {string} task @returns {Run} */
 function newRun(task) {
   const opacity = TASK_VIEWS[task].opacity;
-  return { task, status: "idle", layer: null, error: null, seconds: 0, visible: false, opacity, options: {}, controller: null };
+  return {
+    task, status: "idle", layer: null, error: null, seconds: 0, visible: false, opacity, options: {}, controller: null,
+    cards: [], backdrop: new Backdrop(),
+  };
+}
+
+/** Return whether a task of people has a result without people. @param {Run} run @returns {boolean} */
+function foundNobody({ task, layer }) {
+  return PEOPLE_TASKS.has(task) && Boolean(layer?.isEmpty);
+}
+
+/** Return the status of a task by its newest job; null without a job. @param {Run} run @returns {Run["status"] | null} */
+function jobStatus({ cards: [newest] }) {
+  if (!newest) return null;
+  if (!newest.ended) return "running";
+  return newest.job.state === "failed" ? "error" : "done";
 }
 
 /** Switch between dark and light, and remember it. */

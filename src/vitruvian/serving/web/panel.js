@@ -19,16 +19,40 @@ const COLORS = [
 /**
  * Show an error where it happened.
  * @param {Error} error
+ * @param {() => void} [retry]  what failed, once more
  * @returns {HTMLElement}
  */
-export function errorBox(error) {
+export function errorBox(error, retry) {
   const hint = error instanceof ApiError ? error.hint : null;
   // The message ends with the hint; a hint that is a command has a line of its own.
   const command = hint?.match(/vitruvian serve .*/)?.[0].replace(/\.$/, "");
   const parts = [make("p", {}, error.message.replace(command ?? "\0", "").trim())];
   if (hint && !error.message.includes(hint)) parts.push(make("p", {}, hint));
   if (command) parts.push(copyBlock(command, "Copy the command"));
+  if (retry) parts.push(button({ icon: "retry", text: "Try again", kind: "small", onclick: retry }));
   return make("div.error", { role: "alert" }, icon("warning"), make("div", {}, ...parts));
+}
+
+/**
+ * Say that no people were found, and what can be done.
+ * @param {any} model
+ * @param {any} run
+ * @param {(option: string, value: string) => void} setOption  and run again
+ * @returns {HTMLElement}
+ */
+export function nobodyNote(model, run, setOption) {
+  const has = (/** @type {string} */ name) => name in (model.options.properties ?? {});
+  const wholeNow = run.options.on_empty ?? (TASK_VIEWS[run.task].onlyDetected ? "none" : "whole");
+  const whole = has("on_empty") && wholeNow !== "whole";
+  const hint = whole
+    ? "A person may be too large or too small to be detected: process the whole image as one person."
+    : "The whole image was processed too. Open an image in which a person is larger.";
+  const actions = [
+    whole && button({ text: "Process the whole image", kind: "small", onclick: () => setOption("on_empty", "whole") }),
+    !whole && has("background") && run.options.background !== "keep" &&
+      button({ text: "Keep the background", kind: "small", onclick: () => setOption("background", "keep") }),
+  ];
+  return make("div.note", {}, icon("info"), make("div", {}, make("p", {}, make("strong", {}, "No people were found.")), make("p", {}, hint), ...actions));
 }
 
 /** @param {string} text @param {string} label @returns {HTMLElement} */
@@ -113,14 +137,13 @@ export function itemList(layer, title, onChange) {
 }
 
 /**
- * Backgrounds of a matte; a color is an option of drawings and of the code too.
- * @param {MatteLayer} layer
- * @param {Object<string, any>} options
+ * Backgrounds of people that are cut out; of a matte, a color is an option of drawings, videos and the code too.
+ * @param {any} run
  * @param {() => void} onChange
  */
-function backgroundControls(layer, options, onChange) {
+export function backgroundControls({ task, backdrop, options }, onChange) {
   const swatches = COLORS.map(([color, name]) => {
-    const one = button({ label: name, kind: "color", pressed: (layer.background ?? "") === color, onclick: () => choose(color || null, one) });
+    const one = button({ label: name, kind: "color", pressed: (backdrop.fill ?? "") === color, onclick: () => choose(color || null, one) });
     if (color) one.style.background = color;
     return one;
   });
@@ -131,9 +154,9 @@ function backgroundControls(layer, options, onChange) {
     if (file.files?.[0]) choose(await createImageBitmap(file.files[0]), null);
   });
   const choose = (/** @type {string | ImageBitmap | null} */ value, /** @type {HTMLElement | null} */ pressed) => {
-    layer.background = value;
+    backdrop.fill = value;
     delete options.over;
-    if (typeof value === "string") options.over = value;
+    if (typeof value === "string" && task === "matte") options.over = value;
     for (const one of swatches) one.setAttribute("aria-pressed", String(one === pressed));
     onChange();
   };
@@ -164,7 +187,7 @@ export function layerControls(run, onChange) {
       },
     })),
   ];
-  if (layer instanceof MatteLayer) parts.push(backgroundControls(layer, run.options, onChange));
+  if (layer instanceof MatteLayer) parts.push(backgroundControls(run, onChange));
   else if (layer?.items && task !== "segment") {
     const titles = { pose: "People", parts: "Parts", semantic: "Classes", panoptic: "Segments", instances: "Objects", masks: "Masks" };
     parts.push(itemList(layer, titles[/** @type {keyof titles} */ (task)], onChange));

@@ -78,9 +78,14 @@ export class Prompts {
     this.onChange([id]);
   }
 
+  /** Return the prompts of an object in a frame, by default the one that is shown. @param {number} id @param {number} [frame] */
+  find(id, frame = this.frame) {
+    return this.objects.find((object) => object.id === id && object.frame === frame);
+  }
+
   /** Return the prompts of the active object in this frame, made if there are none. @private */
   current() {
-    let found = this.objects.find((object) => object.id === this.active && object.frame === this.frame);
+    let found = this.find(this.active);
     if (!found) {
       found = { id: this.active, frame: this.frame, points: [], box: null };
       this.objects.push(found);

@@ -1,6 +1,6 @@
 /** A file on the server: an image or a video, uploaded once, and again if the server has dropped it. */
 
-import { ApiError, post, request, requestJson } from "./api.js";
+import { ApiError, post, request, requestJson, retrying } from "./api.js";
 
 export class StoredFile {
   /**
@@ -18,7 +18,7 @@ export class StoredFile {
 
   /** Upload the file, unless it is there already. @returns {Promise<any>} what the server says about it */
   upload() {
-    this.info ??= this.send().catch((error) => {
+    this.info ??= this.store().catch((error) => {
       this.info = null;
       throw error;
     });
@@ -26,19 +26,24 @@ export class StoredFile {
   }
 
   /** @returns {Promise<any>} @private */
-  send() {
+  store() {
     const headers = { "Content-Type": this.blob.type || "application/octet-stream" };
     return requestJson(`v1/${this.kind}`, { method: "POST", body: this.blob, headers, query: { name: this.name } });
   }
 
   /**
-   * Run a task, or add prompts to a video.
+   * Run a task, or add prompts to a video; when the server is busy, wait for it.
    * @param {string} what
    * @param {Object<string, any>} options
-   * @param {AbortSignal} [signal]
+   * @param {{signal?: AbortSignal, onWait?: (seconds: number) => void}} waiting  see `retrying`
    * @returns {Promise<Response>}
    */
-  async run(what, options, signal) {
+  run(what, options, waiting = {}) {
+    return retrying(() => this.send(what, options, waiting.signal), waiting);
+  }
+
+  /** @param {string} what @param {Object<string, any>} options @param {AbortSignal} [signal] @returns {Promise<Response>} @private */
+  async send(what, options, signal) {
     const send = async () => post(`v1/${this.kind}/${(await this.upload()).id}/${what}`, options, signal);
     try {
       return await send();

@@ -25,6 +25,7 @@ import { readNpz } from "./npz.js";
  * @property {string} save  kind of file in the examples of code
  * @property {Object<string, any>} [options]  that the layer needs
  * @property {number} opacity  at first
+ * @property {boolean} [onlyDetected]  whether the server by default leaves an image alone in which it detects no people
  * @property {(response: Response, layouts: Layouts) => Promise<Layer>} read
  */
 
@@ -134,7 +135,7 @@ export const TASK_VIEWS = {
   segment: { title: "Click & segment", icon: "click", kind: "json", save: "json", opacity: 0.7, read: readMasks },
   track: { title: "Track", icon: "track", kind: "json", save: "mp4", opacity: 1, read: readMasks },
   pose: {
-    title: "Pose", icon: "pose", kind: "json", save: "json", opacity: 1,
+    title: "Pose", icon: "pose", kind: "json", save: "json", opacity: 1, onlyDetected: true,
     read: async (response, layouts) => {
       const result = await response.json();
       return new PoseLayer(result, layouts.keypoints[result.layout]);

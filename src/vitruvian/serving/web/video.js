@@ -61,28 +61,29 @@ export class Video {
     this.changed();
   }
 
-  /**
-   * Show the video that a job wrote over this one.
-   * @param {string} href
-   */
-  async setResult(href) {
-    const result = makeVideo(await mediaUrl(href));
-    await loaded(result);
+  /** Show the video that a job wrote over this one, or none. @param {HTMLVideoElement | null} result */
+  async showResult(result) {
+    if (result === this.result) return;
+    this.result?.pause();
     this.result = result;
-    await this.seek(this.frame);
-  }
-
-  clearResult() {
-    this.result = null;
+    if (result) await seekTo(result, this.element.currentTime);
+    if (!this.element.paused) await this.result?.play();
     this.changed();
   }
 
-  /** The result as a layer. @returns {import("./layers.js").Layer | null} */
-  layer() {
-    const { result } = this;
+  /**
+   * The result as a layer.
+   * @param {import("./layers.js").Backdrop} backdrop  seen where the result is transparent
+   * @returns {import("./layers.js").Layer | null}
+   */
+  layer(backdrop) {
+    const { result, width, height } = this;
     if (!result) return null;
     return {
-      draw: (context) => context.drawImage(result, 0, 0, this.width, this.height),
+      draw: (context, scale) => {
+        backdrop.draw(context, scale, width, height);
+        context.drawImage(result, 0, 0, width, height);
+      },
       hover: () => null,
     };
   }
@@ -140,6 +141,13 @@ export class Video {
     this.bar.hidden = false;
     this.changed();
   }
+}
+
+/** Load the video that a job wrote. @param {string} href @returns {Promise<HTMLVideoElement>} */
+export async function openResult(href) {
+  const result = makeVideo(await mediaUrl(href));
+  await loaded(result);
+  return result;
 }
 
 /** @param {string} url @returns {HTMLVideoElement} */
