@@ -1,7 +1,7 @@
 /** The page: an image or a video, the tasks that are run on it, and their layers. */
 
 import { ApiError, requestJson, retrying, setApiKey, wait } from "./api.js";
-import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
+import { announce, button, choice, find, icon, make, scrollWithin, toggle } from "./dom.js";
 import { FOLLOW_SECONDS, JobCard, listJobs } from "./jobs.js";
 import { Backdrop, ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
@@ -238,6 +238,7 @@ class Page {
     for (const run of this.runs.values()) run.visible = run.task === task;
     this.showSpace(this.space && task === "pointmap");
     this.refresh();
+    scrollWithin(find("#tasks"), find("#tasks [aria-current=true]"));
     this.showResult();
     if (this.image && this.canRun(task)) this.ensure(task);
   }
@@ -661,7 +662,7 @@ class Page {
       find("#controls").replaceChildren(...this.imageControls(run));
       const any = run.layer || run.task === "segment";
       const ask = (/** @type {string} */ kind) => this.askFor(run, kind);
-      find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.viewer.snapshot()) : "");
+      find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.snapshot()) : "");
     } else if (this.video) {
       const cutsOut = run.task === "matte" || (run.task === "track" && run.options.cutout);
       const backdrop = cutsOut ? [backgroundControls(run, () => this.layerChanged())] : [];
@@ -669,6 +670,11 @@ class Page {
       find("#files").replaceChildren(this.jobSection(run));
       this.renderJobs(run);
     }
+  }
+
+  /** Return the image, or the view in 3D, as it is shown. @returns {Promise<Blob>} @private */
+  snapshot() {
+    return this.space && this.orbit ? this.orbit.snapshot() : this.viewer.snapshot();
   }
 
   /** @param {Run} run @returns {HTMLElement[]} @private */
