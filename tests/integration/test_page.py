@@ -232,11 +232,12 @@ def test_a_task_that_failed_runs_again(page: Any) -> None:
 
     def run_task(route: Any) -> None:
         sent.append(route.request.url.rpartition("/")[2])
-        if not state["refusals"]:
-            return route.continue_()
-        state["refusals"] -= 1
         error = {"message": "pose: expected a loaded model, got one that is loading."}
-        return route.fulfill(status=503, headers={"Retry-After": state["after"]}, json={"error": error})
+        if state["refusals"]:
+            state["refusals"] -= 1
+            route.fulfill(status=503, headers={"Retry-After": state["after"]}, json={"error": error})
+        else:
+            route.continue_()
 
     page.route("**/v1/models", models)
     page.route(re.compile("/v1/images/[^/]*/"), run_task)
@@ -260,6 +261,12 @@ def test_a_task_that_failed_runs_again(page: Any) -> None:
     page.wait_for_selector("[data-task=albedo][data-status=waiting]")
     playwright.expect(page.locator("#status")).to_contain_text("Trying again in 1 s")
     done(page, "albedo")
+    state |= {"refusals": 6, "after": "0"}
+    page.click("[data-task=segment]")
+    page.mouse.click(*place(page, 0.5, 0.5))
+    done(page, "segment", "error")
+    page.get_by_role("button", name="Try again").click()
+    playwright.expect(page.locator("#stage")).to_have_attribute("data-masks", "1")
 
 
 # ------------------------------------------------------------------------------------------------ results

@@ -149,8 +149,7 @@ class Page {
     this.stored = new StoredFile("images", file, file.name);
     this.opened(file.name, bitmap.width, bitmap.height);
     this.viewer.setBase(bitmap, bitmap.width, bitmap.height);
-    if (!this.models.get(this.active)?.images) this.active = TASK_ORDER.find((task) => this.models.get(task)?.images) ?? "pose";
-    this.select(this.active);
+    this.select(this.usableTask("images"));
   }
 
   /** @param {File} file @private */
@@ -168,8 +167,7 @@ class Page {
     video.showControls();
     this.opened(file.name, video.width, video.height);
     this.viewer.setBase(video.element, video.width, video.height);
-    if (!this.models.get(this.active)?.jobs) this.active = TASK_ORDER.find((task) => this.models.get(task)?.jobs) ?? "pose";
-    this.select(this.models.has("track") ? "track" : this.active);
+    this.select(this.models.has("track") ? "track" : this.usableTask("jobs"));
     await this.uploadVideo(video);
   }
 
@@ -230,6 +228,12 @@ class Page {
   /** @param {string} task @returns {Run} */
   run(task) {
     return /** @type {Run} */ (this.runs.get(task));
+  }
+
+  /** Return the active task if it suits what is open, otherwise the first that does. @param {"images" | "jobs"} takes @private */
+  usableTask(takes) {
+    const suits = (/** @type {string} */ task) => this.models.get(task)?.[takes] && this.isListed(task);
+    return [this.active, ...TASK_ORDER].find(suits) ?? "pose";
   }
 
   /** Show a task alone, and run it unless it has a result. @param {string} task */
@@ -296,7 +300,7 @@ class Page {
     }
     this.renderTasks();
     this.renderStatus();
-    this.renderResult();
+    if (task === this.active) this.renderResult();
     this.showLayers();
     if (this.space && task === "pointmap") this.showSpace(!foundNobody(run)); // with the new points
   }
