@@ -232,11 +232,12 @@ def test_a_task_that_failed_runs_again(page: Any) -> None:
 
     def run_task(route: Any) -> None:
         sent.append(route.request.url.rpartition("/")[2])
-        if not state["refusals"]:
-            return route.continue_()
-        state["refusals"] -= 1
         error = {"message": "pose: expected a loaded model, got one that is loading."}
-        return route.fulfill(status=503, headers={"Retry-After": state["after"]}, json={"error": error})
+        if state["refusals"]:
+            state["refusals"] -= 1
+            route.fulfill(status=503, headers={"Retry-After": state["after"]}, json={"error": error})
+        else:
+            route.continue_()
 
     page.route("**/v1/models", models)
     page.route(re.compile("/v1/images/[^/]*/"), run_task)
@@ -260,6 +261,12 @@ def test_a_task_that_failed_runs_again(page: Any) -> None:
     page.wait_for_selector("[data-task=albedo][data-status=waiting]")
     playwright.expect(page.locator("#status")).to_contain_text("Trying again in 1 s")
     done(page, "albedo")
+    state |= {"refusals": 6, "after": "0"}
+    page.click("[data-task=segment]")
+    page.mouse.click(*place(page, 0.5, 0.5))
+    done(page, "segment", "error")
+    page.get_by_role("button", name="Try again").click()
+    playwright.expect(page.locator("#stage")).to_have_attribute("data-masks", "1")
 
 
 # ------------------------------------------------------------------------------------------------ results
@@ -299,8 +306,12 @@ def test_overlays_compare_zoom_and_hover(page: Any, server: ServerProcess) -> No
     page.mouse.up()
     np.testing.assert_array_equal(pixels(page)[:, : middle + 190], plain[:, : middle + 190])
     page.focus("#divider")
-    page.keyboard.press("Home")
-    np.testing.assert_array_equal(pixels(page), opaque)
+    stage = page.locator("#stage").bounding_box()
+    for key, shown in (("End", plain), ("Home", opaque)):
+        page.keyboard.press(key)
+        np.testing.assert_array_equal(pixels(page), shown)
+        handle = page.locator("#divider .icon").bounding_box()  # never cut off
+        assert stage["x"] <= handle["x"] <= stage["x"] + stage["width"] - handle["width"]
     shot(page, "compare")
     page.click("#compare")
 
@@ -314,6 +325,13 @@ def test_overlays_compare_zoom_and_hover(page: Any, server: ServerProcess) -> No
     page.mouse.move(760, 430)
     page.mouse.up()
     np.testing.assert_array_equal(pixels(page)[100:400, 200:400], before[70:370, 140:340])
+    page.focus("#stage")
+    for key in ("ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"):
+        for _ in range(60):
+            page.keyboard.press(f"Shift+{key}")
+        left, top, scale = view(page)
+        assert 64 - 512 * scale <= left <= stage["width"] - 64  # a part of the image stays in sight
+        assert 64 - 512 * scale <= top <= stage["height"] - 64
     page.click("#fit")
     np.testing.assert_array_equal(pixels(page), opaque)
 
@@ -326,6 +344,8 @@ def test_overlays_compare_zoom_and_hover(page: Any, server: ServerProcess) -> No
     assert tooltip.text_content() == f"Nosescore {person['scores'][nose]:.2f}"
     set_slider(page, "Opacity", 0.5)
     page.click("[data-task=pose]")
+    assert page.locator("#panel .items .swatch").count() == 0  # colors are those of sides, not of people
+    assert page.locator("#panel .legend").inner_text().split() == ["Left", "Right", "Middle"]
     assert page.get_attribute("#stage", "data-layers") == "1"
     shown = pixels(page)
     set_slider(page, "Lowest score", 0.95)
@@ -388,6 +408,10 @@ def test_points_and_normals_in_3d(page: Any) -> None:
     page.get_by_role("switch", name="Normal lines").click()
     assert space.get_attribute("data-lines") == "true"
     shot(page, "points")
+    _, body = download(page, page.get_by_role("button", name="Download the image as shown").click)
+    with Image.open(io.BytesIO(body)) as image:  # the view in 3D
+        assert image.size == tuple(page.evaluate("() => [innerWidth - 232 - 320, innerHeight - 52]"))
+        assert image.convert("RGB").getpixel((2, 2)) == (246, 246, 248)
     page.set_viewport_size(PHONE)
     tools = page.locator("#space-tools")
     assert tools.evaluate("(bar) => bar.scrollWidth <= bar.clientWidth")
@@ -527,7 +551,11 @@ def test_downloads_and_code(page: Any, server: ServerProcess, tmp_path: Path) ->
     open_example(page)
     kinds = next(one for one in server.client.get("/v1/models").json["models"] if one["task"] == "pose")["kinds"]
     chips = page.locator("#panel .chip[data-kind]")
-    assert chips.evaluate_all("(all) => all.map((one) => one.dataset.kind)") == [k for k in kinds if k != "jpeg"]
+    listed = [kind for kind in kinds if kind not in ("png", "jpg", "jpeg")]
+    assert chips.evaluate_all("(all) => all.map((one) => one.dataset.kind)") == listed
+    for copies in ("pose png plot", "pose jpg plot.jpg", "normals png plot", "pointmap png plot", "albedo png plot"):
+        task, *same = copies.split()
+        assert len({server.client.post(f"/v1/{task}", jpeg(1), **{"as": kind}).body for kind in same}) == 1, copies
     page.click("#panel summary")
     page.get_by_label("Layout").select_option("coco17")
     done(page, "pose")
@@ -635,7 +663,8 @@ def _list_without_files(route: Any) -> None:
 
 
 def test_every_task_has_its_own_jobs_and_its_own_result(page: Any, tmp_path: Path) -> None:
-    open_file(page, make_clip(tmp_path / "clip.mp4", [sample_image(4, (64, 64))] * 2, rate=10))
+    name = "a walk through the old town seen from above.mp4"
+    open_file(page, make_clip(tmp_path / name, [sample_image(4, (64, 64))] * 2, rate=10))
     playwright.expect(page.locator("#scrubber")).to_have_attribute("max", "1")
     jobs, stage = page.locator("#panel .job"), page.locator("#stage")
     wrong = json.dumps({"save": "webm,mp4"})  # fails when it runs
@@ -667,7 +696,12 @@ def test_every_task_has_its_own_jobs_and_its_own_result(page: Any, tmp_path: Pat
     assert np.median(np.abs(np.array([pixels(page)[one] for one in at]) - [0, 177, 64]).max(1)) < 12
     shot(page, "video-matte")
     page.click("#show-jobs")
-    page.locator("#job-list").get_by_role("button", name="Delete the job").first.click()
+    listed = page.locator("#job-list .job").first
+    listed.get_by_role("button", name="Show ").click()
+    size = listed.locator(".files .muted").first
+    assert size.bounding_box()["height"] < 25  # in one line
+    shot(page, "jobs")
+    listed.get_by_role("button", name="Delete the job").click()
     page.keyboard.press("Escape")
     done(page, "matte", "idle")
     playwright.expect(stage).to_have_attribute("data-layers", "")
@@ -717,6 +751,17 @@ def test_the_keyboard_alone(page: Any) -> None:
     zoom = view(page)[2]
     page.keyboard.press("+")
     assert view(page)[2] > zoom
+
+
+def test_layers_and_tasks_on_a_phone(page: Any, tmp_path: Path) -> None:
+    page.set_viewport_size(PHONE)
+    open_example(page)
+    page.get_by_role("button", name="Show Matte").click()
+    done(page, "matte")
+    playwright.expect(page.locator("#stage")).to_have_attribute("data-layers", "2")
+    open_file(page, make_clip(tmp_path / "clip.mp4", [sample_image(4, (64, 64))] * 2, rate=10))
+    chip = page.locator("[data-task=track][aria-current=true]")
+    playwright.expect(chip).to_be_in_viewport(ratio=1)
 
 
 def test_widths_and_colors(page: Any) -> None:

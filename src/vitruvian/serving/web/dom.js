@@ -113,6 +113,13 @@ export function choice({ label, values, value, onchange }) {
   return make("div.segments", { role: "group", "aria-label": label }, ...buttons);
 }
 
+/** Make a small square of a color. @param {[number, number, number]} rgb @returns {HTMLElement} */
+export function colorSwatch(rgb) {
+  const swatch = make("span.swatch");
+  swatch.style.background = `rgb(${rgb.join(" ")})`;
+  return swatch;
+}
+
 /** @param {number} value @returns {string} */
 export function percent(value) {
   return `${Math.round(value * 100)} %`;
@@ -129,6 +136,16 @@ export function fileSize(bytes) {
 export function readable(name) {
   const text = name.replaceAll("_", " ");
   return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/**
+ * Scroll a bar so that one of its elements is in its middle, but not the page.
+ * @param {HTMLElement} bar
+ * @param {HTMLElement} element
+ */
+export function scrollWithin(bar, element) {
+  const [outer, inner] = [bar.getBoundingClientRect(), element.getBoundingClientRect()];
+  bar.scrollLeft += inner.left + inner.width / 2 - (outer.left + outer.width / 2);
 }
 
 /** Tell people who listen to the page rather than see it. @param {string} text */

@@ -5,7 +5,7 @@ import { announce, button, fileSize, find, make, percent, saveFile } from "./dom
 import { TASK_VIEWS } from "./tasks.js";
 
 const FINAL = ["done", "failed", "cancelled"];
-const SHOWN_FILES = 20;
+const SHOWN_FILES = 6;
 export const FOLLOW_SECONDS = 1; // between looks at jobs
 
 /** @param {any} job @returns {boolean} */
@@ -18,14 +18,19 @@ function fileCount(job) {
   return job.file_count ?? job.files?.length ?? 0;
 }
 
+/** @param {string} name @returns {string} */
+function baseName(name) {
+  return name.split("/").at(-1) ?? name;
+}
+
 /** @param {any[]} files @param {(file: any) => void} save @returns {HTMLElement} */
 function fileList(files, save) {
-  const rows = files.slice(0, SHOWN_FILES).map((file) =>
-    make("li", {}, button({
-      icon: "download", text: file.name, kind: "file", label: `Download ${file.name}`, onclick: () => save(file),
-    }), make("span.muted", {}, fileSize(file.bytes))),
-  );
-  if (files.length > SHOWN_FILES) rows.push(make("li.muted", {}, `and ${files.length - SHOWN_FILES} more`));
+  const rows = files.slice(0, SHOWN_FILES).map((file) => {
+    const one = button({ icon: "download", kind: "file", label: `Download ${file.name}`, onclick: () => save(file) });
+    one.append(make("span.file-name", {}, baseName(file.name)));
+    return make("li", {}, one, make("span.muted", {}, fileSize(file.bytes)));
+  });
+  if (files.length > SHOWN_FILES) rows.push(make("li.muted", {}, `and ${files.length - SHOWN_FILES} more, in the ZIP`));
   return make("ul.files", {}, ...rows);
 }
 
@@ -181,7 +186,7 @@ export class JobCard {
   /** @param {string} href @param {string} name @private */
   async save(href, name) {
     try {
-      saveFile(await (await request(href)).blob(), name.split("/").at(-1) ?? name);
+      saveFile(await (await request(href)).blob(), baseName(name));
     } catch (error) {
       this.showError(/** @type {Error} */ (error));
     }

@@ -3,7 +3,8 @@
  *
  * @typedef {import("./colors.js").Rgb} Rgb
  * @typedef {{name: string, detail: string, color?: Rgb}} Hover
- * @typedef {{id: number, name: string, detail: string, color: Rgb, on: boolean}} Item  a switch in a list
+ * @typedef {{id: number, name: string, detail: string, color?: Rgb, on: boolean}} Item  a switch in a list
+ * @typedef {Item & {color: Rgb}} ColoredItem
  * @typedef {Object} Layer
  * @property {(context: CanvasRenderingContext2D, scale: number) => void} draw  `scale`: screen pixels in an image pixel
  * @property {(x: number, y: number) => Hover | null} hover
@@ -111,7 +112,7 @@ export class LabelLayer {
    * @param {ArrayLike<number>} labels  [height × width]
    * @param {number} width
    * @param {number} height
-   * @param {Item[]} items  labels that are none of them are transparent
+   * @param {ColoredItem[]} items  labels that are none of them are transparent
    * @param {Float32Array | null} scores  of each pixel
    */
   constructor(labels, width, height, items, scores = null) {
@@ -175,7 +176,7 @@ export class MaskLayer {
     this.masks = objects.map((object) => decodeRle(object.rle));
     this.areas = objects.map((object) => object.area);
     this.order = objects.map((_, index) => index).sort((a, b) => this.areas[b] - this.areas[a]); // large ones below
-    /** @type {Item[]} */
+    /** @type {ColoredItem[]} */
     this.items = objects.map((object, index) => ({
       id: index,
       name: object.label ? readable(object.label) : `Object ${numbers[index]}`,
@@ -243,7 +244,6 @@ export class PoseLayer {
       id: index,
       name: `Person ${index + 1}`,
       detail: result.people ? `score ${result.people.scores[index].toFixed(2)}` : "",
-      color: objectColor(index),
       on: true,
     }));
     this.pointColors = this.names.map(sideColor);
@@ -300,11 +300,18 @@ export class PoseLayer {
   }
 }
 
+/** The sides of the body, and the colors of their keypoints and bones. @type {{name: string, color: Rgb}[]} */
+export const SIDES = [
+  { name: "Left", color: [56, 163, 255] },
+  { name: "Right", color: [255, 138, 31] },
+  { name: "Middle", color: [255, 255, 255] },
+];
+
 /** Return the color of a side of the body. @param {string} name  of a keypoint or bone @returns {Rgb} */
 function sideColor(name) {
-  if (/(^|_)left_/.test(name)) return [56, 163, 255];
-  if (/(^|_)right_/.test(name)) return [255, 138, 31];
-  return [255, 255, 255];
+  const [left, right, middle] = SIDES;
+  if (/(^|_)left_/.test(name)) return left.color;
+  return /(^|_)right_/.test(name) ? right.color : middle.color;
 }
 
 /** @param {number[]} point @returns {[number, number]} */

@@ -1,7 +1,7 @@
 /** The page: an image or a video, the tasks that are run on it, and their layers. */
 
 import { ApiError, requestJson, retrying, setApiKey, wait } from "./api.js";
-import { announce, button, choice, find, icon, make, toggle } from "./dom.js";
+import { announce, button, choice, find, icon, make, scrollWithin, toggle } from "./dom.js";
 import { FOLLOW_SECONDS, JobCard, listJobs } from "./jobs.js";
 import { Backdrop, ColorLayer, DepthLayer, MaskLayer, MatteLayer } from "./layers.js";
 import { OrbitView } from "./orbit.js";
@@ -149,8 +149,7 @@ class Page {
     this.stored = new StoredFile("images", file, file.name);
     this.opened(file.name, bitmap.width, bitmap.height);
     this.viewer.setBase(bitmap, bitmap.width, bitmap.height);
-    if (!this.models.get(this.active)?.images) this.active = TASK_ORDER.find((task) => this.models.get(task)?.images) ?? "pose";
-    this.select(this.active);
+    this.select(this.usableTask("images"));
   }
 
   /** @param {File} file @private */
@@ -168,8 +167,7 @@ class Page {
     video.showControls();
     this.opened(file.name, video.width, video.height);
     this.viewer.setBase(video.element, video.width, video.height);
-    if (!this.models.get(this.active)?.jobs) this.active = TASK_ORDER.find((task) => this.models.get(task)?.jobs) ?? "pose";
-    this.select(this.models.has("track") ? "track" : this.active);
+    this.select(this.models.has("track") ? "track" : this.usableTask("jobs"));
     await this.uploadVideo(video);
   }
 
@@ -232,12 +230,19 @@ class Page {
     return /** @type {Run} */ (this.runs.get(task));
   }
 
+  /** Return the active task if it suits what is open, otherwise the first that does. @param {"images" | "jobs"} takes @private */
+  usableTask(takes) {
+    const suits = (/** @type {string} */ task) => this.models.get(task)?.[takes] && this.isListed(task);
+    return [this.active, ...TASK_ORDER].find(suits) ?? "pose";
+  }
+
   /** Show a task alone, and run it unless it has a result. @param {string} task */
   select(task) {
     this.active = task;
     for (const run of this.runs.values()) run.visible = run.task === task;
     this.showSpace(this.space && task === "pointmap");
     this.refresh();
+    scrollWithin(find("#tasks"), find("#tasks [aria-current=true]"));
     this.showResult();
     if (this.image && this.canRun(task)) this.ensure(task);
   }
@@ -295,7 +300,7 @@ class Page {
     }
     this.renderTasks();
     this.renderStatus();
-    this.renderResult();
+    if (task === this.active) this.renderResult();
     this.showLayers();
     if (this.space && task === "pointmap") this.showSpace(!foundNobody(run)); // with the new points
   }
@@ -661,7 +666,7 @@ class Page {
       find("#controls").replaceChildren(...this.imageControls(run));
       const any = run.layer || run.task === "segment";
       const ask = (/** @type {string} */ kind) => this.askFor(run, kind);
-      find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.viewer.snapshot()) : "");
+      find("#files").replaceChildren(any ? downloads(model, this.image.file.name, ask, () => this.snapshot()) : "");
     } else if (this.video) {
       const cutsOut = run.task === "matte" || (run.task === "track" && run.options.cutout);
       const backdrop = cutsOut ? [backgroundControls(run, () => this.layerChanged())] : [];
@@ -669,6 +674,11 @@ class Page {
       find("#files").replaceChildren(this.jobSection(run));
       this.renderJobs(run);
     }
+  }
+
+  /** Return the image, or the view in 3D, as it is shown. @returns {Promise<Blob>} @private */
+  snapshot() {
+    return this.space && this.orbit ? this.orbit.snapshot() : this.viewer.snapshot();
   }
 
   /** @param {Run} run @returns {HTMLElement[]} @private */

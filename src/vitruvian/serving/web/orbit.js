@@ -195,6 +195,20 @@ export class OrbitView {
     return this.render();
   }
 
+  /** Return the view as it is shown. @returns {Promise<Blob>} */
+  snapshot() {
+    const view = this.renderer.domElement;
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [view.width, view.height];
+    const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    context.fillStyle = getComputedStyle(/** @type {HTMLElement} */ (this.host.parentElement)).backgroundColor;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(view, 0, 0);
+    return new Promise((resolve) => {
+      canvas.toBlob((blob) => resolve(/** @type {Blob} */ (blob)), "image/png");
+    });
+  }
+
   /** @private */
   resize() {
     const { clientWidth: width, clientHeight: height } = this.host;

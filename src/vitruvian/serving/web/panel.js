@@ -2,9 +2,9 @@
 
 import { ApiError, request } from "./api.js";
 import { commandLine, curl, python } from "./code.js";
-import { css, objectColor } from "./colors.js";
-import { announce, button, choice, icon, make, saveFile, slider } from "./dom.js";
-import { MatteLayer, PoseLayer } from "./layers.js";
+import { objectColor } from "./colors.js";
+import { announce, button, choice, colorSwatch, icon, make, saveFile, slider } from "./dom.js";
+import { MatteLayer, PoseLayer, SIDES } from "./layers.js";
 import { optionsForm, readFields } from "./options.js";
 import { TASK_VIEWS } from "./tasks.js";
 
@@ -117,8 +117,7 @@ export function itemList(layer, title, onChange) {
       item.on = input.checked;
       update();
     });
-    const swatch = make("span.swatch");
-    swatch.style.background = `rgb(${item.color.join(" ")})`;
+    const swatch = item.color && colorSwatch(item.color);
     return make("li", {}, make("label.toggle", {}, make("span.item-name", {}, swatch, item.name), make("span.muted", {}, item.detail), input));
   });
   const setAll = (/** @type {boolean} */ on) => () => {
@@ -164,6 +163,11 @@ export function backgroundControls({ task, backdrop, options }, onChange) {
   return section("Background", make("div.colors", {}, ...swatches, custom), make("div.row", {}, image, file));
 }
 
+/** What the colors of keypoints mean. @returns {HTMLElement} */
+function sideLegend() {
+  return make("ul.legend", {}, ...SIDES.map(({ name, color }) => make("li", {}, colorSwatch(color), name)));
+}
+
 /**
  * What is special about how a layer is shown.
  * @param {any} run
@@ -185,7 +189,7 @@ export function layerControls(run, onChange) {
         layer.threshold = value;
         onChange();
       },
-    })),
+    }), layer instanceof PoseLayer && sideLegend()),
   ];
   if (layer instanceof MatteLayer) parts.push(backgroundControls(run, onChange));
   else if (layer?.items && task !== "segment") {
@@ -214,14 +218,16 @@ export function optionControls(schema, values, hidden, onChange) {
  * @param {any} model
  * @param {string} source  name of the image
  * @param {(kind: string) => Promise<Response>[]} ask  one answer for each file
- * @param {() => Promise<Blob>} snapshot  the image as it is shown
+ * @param {() => Promise<Blob>} snapshot  the image, or the view in 3D, as it is shown
  */
 export function downloads(model, source, ask, snapshot) {
   const stem = source.replace(/\.[^.]*$/, "") || "image";
   const trouble = make("div");
-  const kinds = model.kinds.filter((/** @type {string} */ kind) => kind !== "jpeg");
+  const copies = ["jpeg", ...(TASK_VIEWS[model.task].copies ?? [])];
+  const kinds = model.kinds.filter((/** @type {string} */ kind) => !copies.includes(kind));
   const chips = kinds.map((/** @type {string} */ kind) => {
-    const name = KIND_NAMES[/** @type {keyof KIND_NAMES} */ (kind)] ?? kind;
+    const named = kind === "plot.jpg" && copies.includes("plot") ? "jpg" : kind;
+    const name = KIND_NAMES[/** @type {keyof KIND_NAMES} */ (named)] ?? kind;
     const chip = button({
       text: name, label: `Download ${name}`, kind: "chip",
       onclick: async () => {
@@ -344,7 +350,7 @@ export class PromptControls {
 
 /** @param {number} id @returns {HTMLElement} */
 function objectSwatch(id) {
-  const swatch = make("span.swatch.round");
-  swatch.style.background = css(objectColor(id - 1));
+  const swatch = colorSwatch(objectColor(id - 1));
+  swatch.classList.add("round");
   return swatch;
 }

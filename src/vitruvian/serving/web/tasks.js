@@ -23,6 +23,7 @@ import { readNpz } from "./npz.js";
  * @property {string} icon
  * @property {string} kind  of the answer that the layer is made of
  * @property {string} save  kind of file in the examples of code
+ * @property {string[]} [copies]  kinds of files that equal another kind
  * @property {Object<string, any>} [options]  that the layer needs
  * @property {number} opacity  at first
  * @property {boolean} [onlyDetected]  whether the server by default leaves an image alone in which it detects no people
@@ -115,14 +116,16 @@ export const TASK_VIEWS = {
     read: async (response) => new MatteLayer(await bitmap(response)),
   },
   albedo: {
-    title: "Albedo", icon: "albedo", kind: "png", save: "png", opacity: 1,
+    title: "Albedo", icon: "albedo", kind: "png", save: "png", opacity: 1, copies: ["plot"],
     read: async (response) => new ColorLayer(await bitmap(response), describeColor),
   },
   normals: {
-    title: "Normals", icon: "normals", kind: "png", save: "png", opacity: 1,
+    title: "Normals", icon: "normals", kind: "png", save: "png", opacity: 1, copies: ["plot"],
     read: async (response) => new ColorLayer(await bitmap(response), describeNormal),
   },
-  pointmap: { title: "Points", icon: "points", kind: "npz", save: "ply", opacity: 0.9, read: readPointmap },
+  pointmap: {
+    title: "Points", icon: "points", kind: "npz", save: "ply", opacity: 0.9, copies: ["plot"], read: readPointmap,
+  },
   embed: { title: "Features", icon: "features", kind: "plot", save: "npz", opacity: 0.8, read: readDrawing },
   semantic: { title: "Classes", icon: "classes", kind: "npz", save: "png", opacity: 0.6, read: readSemantic },
   panoptic: { title: "Panoptic", icon: "panoptic", kind: "npz", save: "json", opacity: 0.6, read: readPanoptic },
@@ -135,7 +138,7 @@ export const TASK_VIEWS = {
   segment: { title: "Click & segment", icon: "click", kind: "json", save: "json", opacity: 0.7, read: readMasks },
   track: { title: "Track", icon: "track", kind: "json", save: "mp4", opacity: 1, read: readMasks },
   pose: {
-    title: "Pose", icon: "pose", kind: "json", save: "json", opacity: 1, onlyDetected: true,
+    title: "Pose", icon: "pose", kind: "json", save: "json", opacity: 1, onlyDetected: true, copies: ["png", "jpg"],
     read: async (response, layouts) => {
       const result = await response.json();
       return new PoseLayer(result, layouts.keypoints[result.layout]);

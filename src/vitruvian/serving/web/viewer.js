@@ -1,6 +1,6 @@
 /** The image with its layers: zoom, pan, before and after, and what is under the pointer or the keyboard's cursor. */
 
-import { announce, find, make } from "./dom.js";
+import { announce, colorSwatch, find, make } from "./dom.js";
 
 /**
  * @typedef {import("./layers.js").Layer} Layer
@@ -17,6 +17,8 @@ import { announce, find, make } from "./dom.js";
 const MAX_ZOOM = 40; // screen pixels in an image pixel
 const CLICK_PIXELS = 4; // a pointer that moves less clicks
 const KEY_ZOOM = 1.25;
+const MIN_IN_SIGHT = 64; // screen pixels of the image that stay on the stage
+const HANDLE_PIXELS = 20; // from the middle of the divider's handle to its edge
 
 export class Viewer {
   constructor() {
@@ -112,6 +114,7 @@ export class Viewer {
     this.offset.y = center.y - (center.y - this.offset.y) * change;
     this.scale = scale;
     this.fitted = false;
+    this.keepInSight();
     this.render();
   }
 
@@ -120,7 +123,19 @@ export class Viewer {
     this.offset.x += x;
     this.offset.y += y;
     this.fitted = false;
+    this.keepInSight();
     this.render();
+  }
+
+  /** Move the image back where it would leave the stage. @private */
+  keepInSight() {
+    const bottom = this.lowestFree() - this.canvas.getBoundingClientRect().top;
+    const within = (/** @type {number} */ offset, /** @type {number} */ size, /** @type {number} */ room) => {
+      const rest = Math.min(MIN_IN_SIGHT, size, room);
+      return Math.min(Math.max(offset, rest - size), room - rest);
+    };
+    this.offset.x = within(this.offset.x, this.size.width * this.scale, this.canvas.clientWidth);
+    this.offset.y = within(this.offset.y, this.size.height * this.scale, bottom);
   }
 
   /** Draw with the next frame of the screen. */
@@ -213,14 +228,17 @@ export class Viewer {
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     this.placeDivider(this.split);
-    if (this.fitted) this.fit();
-    else this.draw();
+    if (this.fitted) return this.fit();
+    this.keepInSight();
+    return this.draw();
   }
 
   /** @param {number} split  share of the stage's width */
   placeDivider(split) {
     this.split = Math.min(Math.max(split, 0), 1);
+    const [x, width] = [this.split * this.canvas.clientWidth, this.canvas.clientWidth];
     this.divider.style.left = `${this.split * 100}%`;
+    this.divider.style.setProperty("--handle", `${Math.min(Math.max(x, HANDLE_PIXELS), width - HANDLE_PIXELS) - x}px`);
     this.divider.setAttribute("aria-valuenow", String(Math.round(this.split * 100)));
     this.render();
   }
@@ -439,9 +457,7 @@ export class Viewer {
   /** @param {Hover | null} found @param {{x: number, y: number}} place @private */
   showTooltip(found, { x, y }) {
     if (!found) return this.hideTooltip();
-    const swatch = make("span.swatch");
-    if (found.color) swatch.style.background = `rgb(${found.color.join(" ")})`;
-    this.tooltip.replaceChildren(found.color ? swatch : "", make("strong", {}, found.name), make("span", {}, found.detail));
+    this.tooltip.replaceChildren(found.color ? colorSwatch(found.color) : "", make("strong", {}, found.name), make("span", {}, found.detail));
     this.tooltip.hidden = false;
     const right = x + this.tooltip.offsetWidth + 28 > this.canvas.clientWidth;
     this.tooltip.style.left = `${right ? x - this.tooltip.offsetWidth - 14 : x + 14}px`;
