@@ -16,7 +16,15 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputError, MissingExtraError, VitruvianError
+from vitruvian.errors import (
+    CheckpointError,
+    ConfigError,
+    ImageError,
+    InputError,
+    MissingExtraError,
+    PrivateAddressError,
+    VitruvianError,
+)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; for the log and the metrics, no client reads it
 _OPTION_NAMES = {  # arguments of pipelines and processors under other names than the options of requests
@@ -129,6 +137,8 @@ def status_of(error: BaseException) -> int:
         return 413
     if isinstance(error, MissingExtraError):
         return 501
+    if isinstance(error, PrivateAddressError):
+        return 403
     if isinstance(error, InputError):
         return 503 if error.subject == "memory" else 415 if isinstance(error, ImageError) else 422
     return 503 if isinstance(error, CheckpointError | ConfigError) else 500

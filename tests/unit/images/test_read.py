@@ -457,6 +457,15 @@ def test_body_is_bounded_where_no_length_is_announced(server, monkeypatch):
         assert len(download(f"{server}/endless.png", timeout=5)) == 5000
 
 
+@pytest.mark.parametrize("name", ["endless.png", "huge.png"])
+def test_a_caller_may_allow_fewer_bytes(server, name):
+    with pytest.raises(ImageError, match="at most 2,000 bytes") as caught:
+        download(f"{server}/{name}", timeout=5, max_bytes=2000)
+    assert caught.value.limit == "download_bytes"
+    with use_limits(download_bytes=1000), pytest.raises(ImageError, match="at most 1,000 bytes"):
+        download(f"{server}/{name}", timeout=5, max_bytes=2000)
+
+
 @pytest.mark.parametrize("name", ["slow.png", "stalls.png"])
 def test_silent_servers_time_out(server, name):
     assert "got no answer (timeout 0.2 s)" in message(f"{server}/{name}", timeout=0.2)

@@ -404,8 +404,11 @@ def test_addresses_of_this_machine_are_never_fetched(models: dict[str, str], tmp
     with serve(models, tmp_path, allow_urls=True) as (client, _):
         for host in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0", "169.254.169.254", "10.0.0.1", "[::ffff:127.0.0.1]"):
             answer = client.post("/v1/embed", None, url=f"http://{host}:{client.address.rpartition(':')[2]}/healthz")
-            assert answer.status == 415, host
+            assert answer.status == 403, host
             assert "not public" in answer.error["got"]
+        for url in ("http://[::ffff:127.0.0.1]/", "http://[::127.0.0.1]/a.jpg", "http://[::1]/"):  # without a port
+            answer = client.post("/v1/embed", None, url=url)
+            assert (answer.status, answer.error["got"]) == (403, "a host whose address is not public")
         assert client.post("/v1/embed", None, url="file:///etc/passwd").status == 422
         assert client.post("/v1/embed", None, url="/etc/passwd").status == 422
 
