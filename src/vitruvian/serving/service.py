@@ -197,7 +197,7 @@ class Service:
     ) -> bytes:
         """Run a task on an image, and return the result as the bytes of a file."""
         queue = self.queue(task)
-        options.check_prompts(self.settings.limits.prompts)
+        options.check(self.settings.limits.prompts)
         call = queue.pipe.for_call(options.call_options())
 
         encode = partial(self._encode, file_format, options)
@@ -245,7 +245,7 @@ class Service:
     async def segment(self, request: Request, image: StoredImage, options: TaskRequest, file_format: str) -> bytes:
         """Segment a stored image by prompts, with its embedding."""
         queue = self.queue("segment")
-        options.check_prompts(self.settings.limits.prompts)
+        options.check(self.settings.limits.prompts)
         call_options = options.call_options()
         embedding = image.embedding
         if embedding is None:  # several clicks wait for the same
@@ -279,7 +279,7 @@ class Service:
     def add_prompt(self, video: StoredVideo, prompt: TrackPromptFields) -> None:
         """Store a prompt of a video, in the place of an earlier one of the object in this frame."""
         prompts = video.prompts | {(prompt.frame, prompt.object_id): prompt}
-        TrackRequest.read({"prompts": list(prompts.values())}).check_prompts(self.settings.limits.prompts)
+        TrackRequest.read({"prompts": list(prompts.values())}).check(self.settings.limits.prompts)
         video.prompts = prompts
 
     @contextlib.asynccontextmanager

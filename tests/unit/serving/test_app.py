@@ -78,6 +78,7 @@ def test_limits_of_uploads(models: dict[str, str], tmp_path: Path) -> None:
             assert (answer.status, answer.error["expected"]) == (413, "at most 5,000 bytes")
         answer = client.post("/v1/embed", jpeg(size_hw=(60, 60)))
         assert (answer.status, answer.error["expected"]) == (413, "at most 3,000 pixels")
+        assert "limit image_pixels" not in answer.error["message"]  # which clients cannot raise
         answer = client.post("/v1/segment", IMAGE, points=[[1, 1], [2, 2], [3, 3]])
         assert (answer.status, answer.error["got"]) == (413, "3")
         connection = client.connect()
@@ -137,7 +138,12 @@ def test_values_in_paths_have_the_same_form_of_errors(models: dict[str, str], tm
     [
         ({"points": "[999,1]"}, "points", "x in 0…56 and y in 0…40 for image 0"),
         ({"points": "[1,2,3]"}, "points[0][0]", "at most 2 items"),
-        ({"points": "[5,5]", "labels": "[[1],[0]]"}, "labels", None),
+        ({"points": "[5,5]", "labels": "[[1],[0]]"}, "labels", "one for each point, nested alike"),
+        ({"points": "[]"}, "points", "at least 1 item"),
+        ({"points": "[[]]"}, "points[0]", "at least 1 item"),
+        ({"boxes": "[]"}, "boxes", "at least 1 item"),
+        ({"labels": "[1]"}, "prompts", "points or boxes"),
+        ({"points": "[5,5]", "boxes": "[[1,1,9,9],[2,2,9,9]]"}, "prompts", "as many objects in each"),
         ({"max_hole_area": "x"}, "max_hole_area", "a valid number"),
     ],
 )
@@ -147,7 +153,9 @@ def test_errors_name_the_options_of_clients(
     with serve(models, tmp_path) as (client, _):
         error = client.post("/v1/segment", IMAGE, **values).error
         assert (error["subject"], error["expected"]) == (subject, expected)
+        assert error["got"]
         assert error["message"].startswith(f"{subject}: ")
+        assert "input_" not in str(error)
 
 
 def test_uploads_at_the_same_time_are_within_the_limits(models: dict[str, str], tmp_path: Path) -> None:
@@ -397,7 +405,8 @@ def test_images_are_stored_without_a_model_for_clicks(models: dict[str, str], tm
         answer = client.post(f"/v1/images/{info['id']}/segment", {"points": [1, 1]})
         assert answer.status == 404
         assert "--model segment=" in answer.error["hint"]
-        assert client.post("/v1/images", b"no image").status == 415
+        wrong = client.post("/v1/images", b"no image", name="b.jpg")
+        assert (wrong.status, wrong.error["subject"]) == (415, "b.jpg")
 
 
 def test_addresses_of_this_machine_are_never_fetched(models: dict[str, str], tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
             fields = await receive_files(request, folder)
             task = job_task(service, fields.pop("task", None))
             options = JOB_REQUESTS[task].read(fields)
-            options.check_prompts(service.settings.limits.prompts)
+            options.check(service.settings.limits.prompts)
             return await info(jobs.create(folder, task, request.state.owner, options.arguments()))
 
     @app.get("/v1/jobs", summary="All jobs, the newest first.", responses=ERRORS)

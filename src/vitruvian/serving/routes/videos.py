@@ -117,6 +117,6 @@ def add_videos(app: FastAPI, service: Service) -> None:
         if task == "track":
             fields = {"prompts": [one.model_dump() for _, one in sorted(video.prompts.items())]} | fields
         options = JOB_REQUESTS[task].read(fields)
-        options.check_prompts(service.settings.limits.prompts)
+        options.check(service.settings.limits.prompts)
         job = await service.start_job(video, task, request.state.owner, options.arguments())
         return await asyncio.to_thread(job_info, service, job)
