@@ -529,11 +529,25 @@ def test_the_description_is_true(models: dict[str, str], tmp_path: Path) -> None
         job = client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
         name = client.wait_for_job(job)["files"][0]["name"]
         for path, methods in described["paths"].items():
-            if "get" in methods and not {"item_id", "frame"} & set(re.findall(r"\w+", path)):
+            if "get" in methods and not {"image_id", "video_id"} & set(re.findall(r"\w+", path)):
                 answer = client.get(path.format(job_id=job, name=name))
                 media = answer.headers["content-type"].partition(";")[0]
                 assert answer.status == 200, path
                 assert not {media, "*/*"}.isdisjoint(methods["get"]["responses"]["200"]["content"]), path
+        check_references(described, described)
+        shapes = [re.sub(r"\{\w+\}", "{}", path) for path in described["paths"]]
+        assert len(shapes) == len(set(shapes))  # a path has one name for its parameter
+        for path, methods in described["paths"].items():
+            for operation in methods.values():
+                named = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+                assert named == set(re.findall(r"\{(\w+)\}", path)), path
+        started = described["paths"]["/v1/videos/{video_id}/segment"]["post"]["requestBody"]["content"]
+        options = resolve(described, started["application/json"]["schema"]["$ref"])
+        assert {"points", "save", "smooth"} <= set(options["properties"])
+        created = described["paths"]["/v1/jobs"]["post"]
+        form_options = created["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]["options"]
+        assert options in [resolve(described, one["$ref"]) for one in form_options["anyOf"]]
+        assert "options" in [one["name"] for one in created["parameters"]]
         request = described["paths"]["/v1/embed"]["post"]
         assert "url" in [one["name"] for one in request["parameters"]]
         assert "url" in request["requestBody"]["content"]["application/json"]["schema"]["properties"]
@@ -541,6 +555,25 @@ def test_the_description_is_true(models: dict[str, str], tmp_path: Path) -> None
         described = client.get("/openapi.json").json
         assert "security" not in described
         assert "url" not in [one["name"] for one in described["paths"]["/v1/embed"]["post"]["parameters"]]
+
+
+def resolve(described: Any, reference: str) -> Any:
+    """Return what a reference in the description is to."""
+    for name in reference.removeprefix("#/").split("/"):
+        described = described[name]
+    return described
+
+
+def check_references(described: Any, part: Any) -> None:
+    """Check that there is everything that a part of the description refers to."""
+    if isinstance(part, dict):
+        if "$ref" in part:
+            resolve(described, part["$ref"])
+        for value in part.values():
+            check_references(described, value)
+    elif isinstance(part, list):
+        for value in part:
+            check_references(described, value)
 
 
 def test_names_of_files_keep_their_letters() -> None:
