@@ -249,7 +249,11 @@ class Service:
         call_options = options.call_options()
         embedding = image.embedding
         if embedding is None:  # several clicks wait for the same
-            embedding = await self.wait(request, asyncio.shield(self._start_encoding(image)))
+            try:
+                embedding = await self.wait(request, asyncio.shield(self._start_encoding(image)))
+            except RequestError:
+                self.images.get(image.id, image.owner)  # 404 if it was removed meanwhile
+                raise
 
         def work() -> bytes:
             with self.metrics.stage("segment", "click"):
@@ -319,10 +323,10 @@ class Service:
         try:
             waiting: set[asyncio.Future[Any]] = {answer, gone}
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if answer.cancelled():  # the image was removed, or the server shuts down
+            if answer.cancelled():  # by the end of the server
                 raise RequestError(
-                    503, headers={"Retry-After": "1"}, subject="request", expected="an answer",
-                    got="none, since it was cancelled", hint="Try again, with an image that is still stored.",
+                    503, headers={"Retry-After": "5"}, subject="request", expected="an answer",
+                    got="none, since it was cancelled", hint="Try again in 5 seconds.",
                 )  # fmt: skip
             if answer.done():
                 return answer.result()
