@@ -3,6 +3,7 @@
     VitruvianError
     ├── InputError (ValueError)          an argument, prompt, box, label or tensor that cannot be used
     │   ├── ImageError                   an image that cannot be read, or is too large to read safely
+    │   │   └── PrivateAddressError      the URL of a host that is not public, where only public ones are allowed
     │   ├── InputTypeError (TypeError)   an argument of a wrong type
     │   └── PromptError                  a prompt that does not match the frame or video that it is for
     ├── ConfigError (ValueError)         a configuration field with a wrong type or an impossible value
@@ -82,6 +83,10 @@ class InputError(VitruvianError, ValueError):
 
 class ImageError(InputError):
     """An image that cannot be read, or is too large to read safely."""
+
+
+class PrivateAddressError(ImageError):
+    """The URL of a host whose address is not public, where only public ones are allowed."""
 
 
 class InputTypeError(InputError, TypeError):

@@ -112,14 +112,21 @@ def use_limits(**changes: int) -> Iterator[Limits]:
         _current = before
 
 
-def read_bounded(stream: IO[bytes], limit: str, *, subject: str, error: type[VitruvianError] = ImageError) -> bytes:
-    """Read `stream` to its end; more bytes than the limit of this name allows are an `error`."""
+def read_bounded(
+    stream: IO[bytes],
+    limit: str,
+    *,
+    subject: str,
+    error: type[VitruvianError] = ImageError,
+    limits: Limits | None = None,
+) -> bytes:
+    """Read `stream` to its end; more bytes than the limit of this name allows, in `limits` or now, are an `error`."""
     read = getattr(stream, "read1", stream.read)  # returns what there is, where `read` waits for the whole chunk
     parts: list[bytes] = []
     total = 0
     while part := read(_CHUNK_BYTES):
         total += len(part)
-        _current.check(limit, total, subject=subject, error=error)
+        (limits or _current).check(limit, total, subject=subject, error=error)
         parts.append(part)
     return b"".join(parts)
 

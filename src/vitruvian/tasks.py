@@ -14,6 +14,9 @@ from vitruvian.errors import InputError, near_matches
 
 Group = Literal["people", "anything"]
 Convention = Literal["opencv", "opengl"]  # camera axes of normals and points; see `vitruvian.results.camera_map`
+VIDEO_FORMATS = ("mp4", "webm", "mov")
+VIDEO_DATASET = "vis.json"  # for tasks on videos only: all records as one YouTube-VIS dataset
+CROPS = "crops"  # for tasks on videos only: a folder with an image of each visible object in each frame
 PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # file formats with the drawing of a result
 
 
@@ -81,6 +84,11 @@ class Task:
     def image_formats(self) -> tuple[str, ...]:
         """Return the file formats that can be written for an image: extensions, and the drawings."""
         return (*(extension.lstrip(".") for extension in self.result_class().extensions), *PLOTS)
+
+    def save_formats(self) -> tuple[str, ...]:
+        """Return everything that `--save` takes: for images, and for videos, for which there is always json."""
+        of_objects = () if self.takes_images else (VIDEO_DATASET, CROPS)
+        return tuple(dict.fromkeys((*self.image_formats(), *VIDEO_FORMATS, "json", *of_objects)))
 
     def result_class(self) -> Any:
         """Import the class of its results."""

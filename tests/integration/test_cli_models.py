@@ -18,7 +18,6 @@ from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.integration.cli_case import process
 from vitruvian.cli import app
 from vitruvian.cli.known_checkpoints import _SAPIENS2_SIZES, LICENSES, known_checkpoints
-from vitruvian.cli.output_plan import _save_formats
 from vitruvian.models.sapiens2.configuration import VARIANTS, Sapiens2Config
 from vitruvian.models.sapiens2.convert import infer_config
 from vitruvian.models.sapiens2.multitask import HEAD_CLASSES
@@ -59,7 +58,7 @@ def test_every_task_is_a_command() -> None:
     assert {*app.COMMANDS[app.PEOPLE], *app.COMMANDS[app.ANYTHING]} == set(PIPELINE_TASKS)
     for task in (TASKS[name] for name in PIPELINE_TASKS):
         assert set(task.default_image_formats) <= set(task.image_formats())
-        assert set(task.default_video_formats) <= set(_save_formats(task))
+        assert set(task.default_video_formats) <= set(task.save_formats())
 
 
 def test_licenses_are_those_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:

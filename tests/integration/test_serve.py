@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("av")
 
+from PIL import Image
+
 from tests.helpers.pipelines import sample_image
 from tests.helpers.server import Client, ServerProcess, archive, form, jpeg, opened, wait
 from tests.integration.cli_case import CHECKPOINTS
@@ -25,6 +27,13 @@ from vitruvian.images.rle import decode_rle
 from vitruvian.pipelines import pipeline
 from vitruvian.serving.media_types import formats_of
 from vitruvian.tasks import find_task
+
+
+def png() -> bytes:
+    """Return an image file."""
+    stream = io.BytesIO()
+    Image.fromarray(sample_image(0, (40, 56))).save(stream, "PNG")
+    return stream.getvalue()
 
 
 def damaged_archive(method: int) -> bytes:
@@ -160,9 +169,16 @@ def test_headers(client: Client) -> None:
     [
         ("POST", "/v1/pose", b"no image at all", {}, 415, "image"),
         ("POST", "/v1/pose", IMAGE[:200], {}, 415, "image"),
+        ("POST", "/v1/pose", IMAGE[:-100], {}, 415, "image"),
+        ("POST", "/v1/pose", png()[:-30], {}, 415, "image"),
+        ("POST", "/v1/images", png()[:-30], {}, 415, "image"),
         ("POST", "/v1/pose", b"", {}, 422, "image"),
         ("POST", "/v1/pose?color=1", IMAGE, {}, 422, "color"),
         ("POST", "/v1/pose?boxes=[[99,99,120,120]]", IMAGE, {}, 422, "boxes[0]"),
+        ("POST", "/v1/pose?detect=whole&boxes=[[1,1,9,9]]", IMAGE, {}, 422, "boxes"),
+        ("POST", "/v1/normals?tile=32&boxes=[[1,1,9,9]]", IMAGE, {}, 422, "tile"),
+        ("POST", "/v1/pointmap?fov=60&intrinsics=[9,9,1,1]", IMAGE, {}, 422, "intrinsics and fov"),
+        ("POST", "/v1/pointmap?intrinsics=[0,9,1,1]", IMAGE, {}, 422, "intrinsics"),
         ("POST", "/v1/segment", IMAGE, {}, 422, "prompts"),
         ("POST", "/v1/segment?points=[99,99]", IMAGE, {}, 422, None),
         ("POST", "/v1/pose?url=http://127.0.0.1/a.jpg", b"", {}, 403, "url"),
@@ -184,6 +200,12 @@ def test_headers(client: Client) -> None:
         ("GET", "/v1/jobs/../../etc/passwd", None, {}, 404, "request"),
         ("POST", "/v1/jobs", IMAGE, {}, 422, "task"),
         ("POST", "/v1/jobs?task=pose", b"", {}, 422, "files"),
+        ("POST", "/v1/jobs?task=pose&save=foo", IMAGE, {}, 422, "save"),
+        ("POST", "/v1/jobs?task=pose&save=mp4,webm", IMAGE, {}, 422, "save"),
+        ("POST", "/v1/jobs?task=pose&detect=whole&boxes=[[1,1,9,9]]", IMAGE, {}, 422, "boxes"),
+        ("POST", "/v1/jobs?task=segment", IMAGE, {}, 422, "prompts"),
+        ("POST", "/v1/jobs?task=segment&points=[5,5]&labels=[[1],[0]]", IMAGE, {}, 422, "labels"),
+        ("POST", "/v1/jobs?task=pointmap&intrinsics=[0,9,1,1]", IMAGE, {}, 422, "intrinsics"),
         ("POST", "/v1/jobs?task=pose&name=a.exe", b"MZ", {}, 415, "a.exe"),
         ("POST", "/v1/jobs?task=pose&name=a.mp4", b"no video", {}, 415, "a.mp4"),
         ("POST", "/v1/jobs?task=pose&name=a.zip", b"PK\x03\x04 no archive", {}, 415, "archive"),
@@ -208,7 +230,7 @@ def test_errors_have_the_right_status_and_parts(
     connection.close()
     assert answer.status == status, error
     assert set(error) == {"message", "subject", "expected", "got", "hint"}
-    assert error["message"]
+    assert all(error[part] for part in ("message", "expected", "got"))
     assert subject is None or error["subject"] == subject
 
 

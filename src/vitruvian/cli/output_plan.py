@@ -19,20 +19,11 @@ from vitruvian.errors import InputError, near_matches
 from vitruvian.files.video import FRAME_FORMAT
 from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.filesystem.output_paths import output_path
-from vitruvian.tasks import PLOTS, Task, file_extension
+from vitruvian.tasks import CROPS, PLOTS, VIDEO_DATASET, VIDEO_FORMATS, Task, file_extension
 
 OUT = "out"  # the default of --out
-VIDEO_FORMATS = ("mp4", "webm", "mov")
-VIDEO_DATASET = "vis.json"  # for tasks on videos only: all records as one YouTube-VIS dataset
-CROPS = "crops"  # for tasks on videos only: a folder with an image of each visible object in each frame
 PLOT_EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 _FILE_SUFFIXES = {".csv", ".exr", ".glb", ".json", ".jsonl", ".npy", ".npz", ".obj", ".ply", ".txt"}
-
-
-def _save_formats(task: Task) -> tuple[str, ...]:
-    """Return everything that `--save` takes for a task; for videos there is always json."""
-    of_objects = () if task.takes_images else (VIDEO_DATASET, CROPS)
-    return tuple(dict.fromkeys((*task.image_formats(), *VIDEO_FORMATS, "json", *of_objects)))
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,7 @@ def _read_save(task: Task, save: str | None) -> _Formats:
     """Read `--save`."""
     if save is None:
         return _Formats(task.default_image_formats, task.default_video_formats)
-    known = _save_formats(task)
+    known = task.save_formats()
     words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
     if not words:
         raise InputError(f"--save: expected one or more of {', '.join(known)}, got an empty string.")
@@ -82,7 +73,7 @@ def named_format(task: Task, out: Path, save: str | None) -> str | None:
         if only in PLOTS:
             return only
     name = out.name.lower()
-    others = [other for other in (*_save_formats(task), "jsonl") if other not in PLOTS]
+    others = [other for other in (*task.save_formats(), "jsonl") if other not in PLOTS]
     matching = [other for other in others if name.endswith(f".{other}")]
     if not matching:
         return _plot_format(task, out)
@@ -103,7 +94,7 @@ def _plot_format(task: Task, out: Path) -> str | None:
     if suffix in PLOT_EXTENSIONS and task.takes_images and not advice:
         return "plot" if suffix == ".png" else "plot.jpg"
     if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES | _FILE_SUFFIXES:
-        known = ", ".join(f".{other}" for other in _save_formats(task) if other not in PLOTS)
+        known = ", ".join(f".{other}" for other in task.save_formats() if other not in PLOTS)
         raise InputError(f"--out {out.name}: expected a folder or a name that ends in {known}, got {suffix!r}.{advice}")
     return None
 

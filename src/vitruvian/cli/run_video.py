@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.cli.named_sources import NamedSource
-from vitruvian.cli.output_plan import CROPS, PLOT_EXTENSIONS, VIDEO_DATASET, VIDEO_FORMATS, result_paths
+from vitruvian.cli.output_plan import PLOT_EXTENSIONS, result_paths
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.files import write_image
@@ -31,6 +31,7 @@ from vitruvian.pipelines.video import (
 )
 from vitruvian.pipelines.video.resume_folder import resume_path
 from vitruvian.results import Result, Track
+from vitruvian.tasks import CROPS, VIDEO_DATASET, VIDEO_FORMATS
 
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun

@@ -161,14 +161,18 @@ def load_pixels(image: Image.Image, *, subject: str) -> None:
         image.load()
     except MemoryError as error:
         raise ImageError(
-            f"{subject}: not enough memory for {image.width}×{image.height} pixels. Use a smaller image."
+            subject=subject,
+            expected="an image that fits into memory",
+            got=f"{image.width}×{image.height} pixels",
+            hint="Use a smaller image.",
         ) from error
     except _PILLOW_LIMITS as error:
         raise _over_pillow_limit(error, subject=subject) from error
     except Exception as error:  # plugins raise errors of every kind on damaged files
-        name = image.format or "image"
-        state = "is truncated" if "truncated" in str(error).lower() else "has damaged pixel data"
-        raise ImageError(f"{subject}: the {name} file {state} ({one_line(error)}). {_DAMAGED}") from error
+        name, why = image.format or "image", one_line(error)
+        truncated = "truncated" in str(error).lower()
+        got = f"a truncated {name} file ({why})" if truncated else f"a {name} file with damaged pixel data ({why})"
+        raise ImageError(subject=subject, expected="an image", got=got, hint=_DAMAGED) from error
 
 
 def is_image(head: bytes) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import http.client
 import ipaddress
@@ -20,7 +21,7 @@ from concurrent.futures import Future
 from typing import IO, cast
 from urllib.parse import SplitResult
 
-from vitruvian.errors import ImageError, InputError, one_line
+from vitruvian.errors import ImageError, InputError, PrivateAddressError, one_line
 from vitruvian.limits import get_limits, limit_hint, read_bounded
 
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # not quoted: URLs that were copied from a browser may be quoted already
@@ -46,7 +47,7 @@ def redacted_url(url: str) -> str:
     return public.geturl()
 
 
-def download(url: str, *, timeout: float | None, allow_private: bool = True) -> bytes:
+def download(url: str, *, timeout: float | None, allow_private: bool = True, max_bytes: int | None = None) -> bytes:
     """Return the body at `url`, after redirects.
 
     Args:
@@ -54,14 +55,18 @@ def download(url: str, *, timeout: float | None, allow_private: bool = True) -> 
         timeout: Seconds to wait for the server each time. None waits as long as the whole download may take.
         allow_private: Whether the host may have a private, loopback, link-local or otherwise not public address. If
             False, the address that is connected to is checked, also after redirects, and proxies are not used.
+        max_bytes: Bytes of the body, if fewer than `Limits.download_bytes` are allowed.
 
     Raises:
+        PrivateAddressError: The address of the host is not public, and `allow_private` is False.
         ImageError: The download fails, or is larger or slower than the limits allow.
     """
     if timeout is not None and not timeout > 0:
         raise InputError(f"timeout: expected a positive number of seconds or None, got {timeout}. Try 30.")
     seconds = get_limits().download_seconds
-    transfer = _Transfer(url.strip(), seconds if timeout is None else timeout, allow_private=allow_private)
+    transfer = _Transfer(
+        url.strip(), seconds if timeout is None else timeout, allow_private=allow_private, max_bytes=max_bytes
+    )
     threading.Thread(target=transfer.run, name="vitruvian-download", daemon=True).start()
     try:
         return transfer.body.result(seconds)
@@ -79,8 +84,8 @@ def download(url: str, *, timeout: float | None, allow_private: bool = True) -> 
 class _Transfer:
     """One download. `run` fetches it in its own thread; `cancel` ends that from another."""
 
-    def __init__(self, url: str, timeout: float, *, allow_private: bool) -> None:
-        self._url, self._timeout, self._allow_private = url, timeout, allow_private
+    def __init__(self, url: str, timeout: float, *, allow_private: bool, max_bytes: int | None) -> None:
+        self._url, self._timeout, self._allow_private, self._max_bytes = url, timeout, allow_private, max_bytes
         self.subject = one_line(redacted_url(url))
         self.body: Future[bytes] = Future()
         self._socket: socket.socket | None = None
@@ -132,8 +137,11 @@ class _Transfer:
             raise self._error(got, "Check the URL, and that it needs no login.")
         length = response.headers.get("Content-Length", "")
         announced = int(length) if length.isdecimal() else 0
-        get_limits().check("download_bytes", announced, subject=self.subject, error=ImageError)
-        body = read_bounded(cast("IO[bytes]", response), "download_bytes", subject=self.subject)
+        limits = get_limits()
+        if self._max_bytes is not None:
+            limits = dataclasses.replace(limits, download_bytes=min(limits.download_bytes, self._max_bytes))
+        limits.check("download_bytes", announced, subject=self.subject, error=ImageError)
+        body = read_bounded(cast("IO[bytes]", response), "download_bytes", subject=self.subject, limits=limits)
         if len(body) < announced:  # a closed connection is not an error
             raise OSError(f"only {len(body):,} of {announced:,} bytes")
         return body
@@ -146,7 +154,8 @@ class _Transfer:
         proxy = urllib.request.getproxies().get(parts.scheme) if self._allow_private else None
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         if proxy is None or urllib.request.proxy_bypass(host):
-            connection = kind(host, parts.port, timeout=self._timeout)
+            # without a port, http.client takes the end of an IPv6 address for one
+            connection = kind(host, parts.port or kind.default_port, timeout=self._timeout)
             connection.sock = self._open_socket(host, connection.port)
             if secure:
                 connection.sock = ssl.create_default_context().wrap_socket(connection.sock, server_hostname=host)
@@ -171,7 +180,12 @@ class _Transfer:
         problem: Exception = OSError("no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             if not self._allow_private and not _is_public(str(address[0])):
-                problem = self._error("a host whose address is not public", "Use the URL of a public server.")
+                problem = PrivateAddressError(
+                    subject=self.subject,
+                    expected="the URL of a public server",
+                    got="a host whose address is not public",
+                    hint="Download the image, and pass the file.",
+                )
                 continue
             connection = socket.socket(family, kind, protocol)
             connection.settimeout(self._timeout)

@@ -243,7 +243,7 @@ class PeopleOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.processes_whole_image and self.boxes is not None:
-            raise InputError('boxes: cannot be combined with detect="whole". Drop one of them.')
+            raise InputError('boxes: expected boxes or detect="whole", got both. Drop one of them.')
 
     @property
     def processes_whole_image(self) -> bool:
@@ -292,7 +292,7 @@ class DenseOptions(PeopleOptions):
         super().__post_init__()
         if self.tile and (self.boxes is not None or (self.detect is not None and not self.processes_whole_image)):
             raise InputError(
-                "tile: cannot be combined with boxes or detect, since tiles cover the whole image. Drop one of them."
+                "tile: expected tiles, which cover the whole image, or boxes or detect, got both. Drop one of them."
             )
 
 
@@ -368,7 +368,7 @@ class PointmapOptions(MaskedOptions):
         if self.fov is not None and not isinstance(self.fov, int | float):
             raise InputError(f"fov: expected degrees, got {self.fov!r:.80}.")
         if self.K is not None and self.fov is not None:
-            raise InputError("K and fov: cannot be combined. Drop one of them.")
+            raise InputError("K and fov: expected one of them, got both. Drop one of them.")
 
 
 # ------------------------------------------------------------------------------------------------ SAM 2

@@ -20,7 +20,8 @@ from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, error_
 from vitruvian.serving.middleware import AccessMiddleware
 from vitruvian.serving.page import add_page
 from vitruvian.serving.routes.images import add_images
-from vitruvian.serving.routes.jobs import add_jobs
+from vitruvian.serving.routes.jobs import add_jobs, job_tasks
+from vitruvian.serving.routes.shared import add_schemas
 from vitruvian.serving.routes.status import add_status
 from vitruvian.serving.routes.tasks import add_tasks
 from vitruvian.serving.routes.videos import add_videos
@@ -64,8 +65,7 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
     add_tasks(app, service)
     for kind in (VitruvianError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, _on_error)
-    if settings.keys:
-        app.openapi = partial(_describe_keys, app.openapi)  # type: ignore[method-assign]
+    app.openapi = partial(_describe, app.openapi, service)  # type: ignore[method-assign]
     app.add_middleware(AccessMiddleware, settings=settings, metrics=service.metrics)
     if settings.cors_origins:
         app.add_middleware(
@@ -78,9 +78,12 @@ def create_app(settings: Settings, *, on_failure: Callable[[Exception], object] 
     return app
 
 
-def _describe_keys(openapi: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the description of the server with the two ways to send an API key."""
+def _describe(openapi: Callable[[], dict[str, Any]], service: Service) -> dict[str, Any]:
+    """Return the description of the server with the options of jobs, and the two ways to send an API key."""
     schema = openapi()
+    add_schemas(schema, job_tasks(service))
+    if not service.settings.keys:
+        return schema
     bearer = {"type": "http", "scheme": "bearer"}
     header = {"type": "apiKey", "in": "header", "name": "X-API-Key"}
     schema["components"]["securitySchemes"] = {"bearer": bearer, "header": header}

@@ -11,20 +11,25 @@ import errno
 import re
 import sqlite3
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from vitruvian.errors import CheckpointError, ConfigError, ImageError, InputError, MissingExtraError, VitruvianError
+from vitruvian.errors import (
+    CheckpointError,
+    ConfigError,
+    ImageError,
+    InputError,
+    MissingExtraError,
+    PrivateAddressError,
+    VitruvianError,
+)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; for the log and the metrics, no client reads it
-_OPTION_NAMES = {  # arguments of pipelines and processors under other names than the options of requests
-    "input_points": "points",
-    "input_labels": "labels",
-    "input_boxes": "boxes",
-    "K": "intrinsics",
-}
+_OPTION_NAMES = {"K": "intrinsics"}  # arguments of pipelines under other names than the options of requests
+_PROMPT_NAMES = re.compile(r"\binput_(points|labels|boxes|masks)\b")  # those of processors
+_SEND_LESS = "Send less, or ask for a higher limit."
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FILE = re.compile(r"(\S.{0,400}?): ")
 
@@ -83,7 +88,7 @@ def too_large(subject: str, limit: int, what: str, got: str = "more") -> Request
         subject=subject,
         expected=f"at most {limit:,} {what}",
         got=got,
-        hint="Send less, or ask for a higher limit.",
+        hint=_SEND_LESS,
     )
 
 
@@ -103,9 +108,8 @@ def _expectation(error: Mapping[str, Any]) -> str:
     """Return what was expected."""
     kind, limits = error["type"], error.get("ctx", {})
     if kind in ("too_short", "too_long"):
-        return (
-            f"at least {limits['min_length']} items" if kind == "too_short" else f"at most {limits['max_length']} items"
-        )
+        most, count = ("least", limits["min_length"]) if kind == "too_short" else ("most", limits["max_length"])
+        return f"at {most} {count} item{'' if count == 1 else 's'}"
     if kind == "int_parsing_size":
         return "a smaller integer"
     text = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
@@ -129,6 +133,8 @@ def status_of(error: BaseException) -> int:
         return 413
     if isinstance(error, MissingExtraError):
         return 501
+    if isinstance(error, PrivateAddressError):
+        return 403
     if isinstance(error, InputError):
         return 503 if error.subject == "memory" else 415 if isinstance(error, ImageError) else 422
     return 503 if isinstance(error, CheckpointError | ConfigError) else 500
@@ -146,14 +152,29 @@ def _error_parts(error: BaseException) -> ErrorParts:
     if not isinstance(error, VitruvianError):
         advice = "It is a bug of the server: its log has the details."
         return ErrorParts(message=f"server: unexpected error. {advice}", subject="server", hint=advice)
-    subject: str | None
-    if error.subject is not None:
-        subject = " and ".join(_OPTION_NAMES.get(name, name) for name in error.subject.split(" and "))
-        message = error.about(subject)
-    else:  # the name of a file may be in the text
-        found, message = _FILE.match(error.detail), str(error)
-        subject = None if found is None else found[1]
-    return ErrorParts(message=message, subject=subject, expected=error.expected, got=error.got, hint=error.hint)
+    subject, hint = error.subject, error.hint
+    if subject is not None:
+        subject = " and ".join(_OPTION_NAMES.get(name, name) for name in subject.split(" and "))
+    message = error.detail if subject is None else error.about(subject)
+    if subject is None and (found := _FILE.match(error.detail)):  # the name of a file may be in the text
+        subject = found[1]
+    if error.limit is not None and hint is not None:  # which the client cannot raise
+        message, hint = message.replace(hint, _SEND_LESS), _SEND_LESS
+    return ErrorParts(
+        message=_in_names_of_options(message),
+        subject=_in_names_of_options(subject),
+        expected=_in_names_of_options(error.expected),
+        got=_in_names_of_options(error.got),
+        hint=_in_names_of_options(hint),
+    )
+
+
+_TextT = TypeVar("_TextT", str, str | None)
+
+
+def _in_names_of_options(text: _TextT) -> _TextT:
+    """Replace the names that prompts have in processors."""
+    return text if text is None else _PROMPT_NAMES.sub(r"\1", text)
 
 
 def error_response(error: BaseException) -> JSONResponse:

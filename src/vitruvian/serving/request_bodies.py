@@ -112,11 +112,10 @@ class UploadReader:
             raise too_many("url", _MAX_FETCHES, "addresses that are fetched", retry_seconds=1)
         self._fetches += 1
         try:
-            body = await asyncio.to_thread(download, url, timeout=10.0, allow_private=False)
+            limit = self._limits.upload_bytes
+            body = await asyncio.to_thread(download, url, timeout=10.0, allow_private=False, max_bytes=limit)
         finally:
             self._fetches -= 1
-        if len(body) > self._limits.upload_bytes:
-            raise too_large("url", self._limits.upload_bytes, "bytes", f"{len(body):,}")
         return body, file_name(redacted_url(url).rpartition("/")[2] or "image")
 
 

@@ -197,7 +197,7 @@ class Service:
     ) -> bytes:
         """Run a task on an image, and return the result as the bytes of a file."""
         queue = self.queue(task)
-        options.check_prompts(self.settings.limits.prompts)
+        options.check(self.settings.limits.prompts)
         call = queue.pipe.for_call(options.call_options())
 
         encode = partial(self._encode, file_format, options)
@@ -245,11 +245,15 @@ class Service:
     async def segment(self, request: Request, image: StoredImage, options: TaskRequest, file_format: str) -> bytes:
         """Segment a stored image by prompts, with its embedding."""
         queue = self.queue("segment")
-        options.check_prompts(self.settings.limits.prompts)
+        options.check(self.settings.limits.prompts)
         call_options = options.call_options()
         embedding = image.embedding
         if embedding is None:  # several clicks wait for the same
-            embedding = await self.wait(request, asyncio.shield(self._start_encoding(image)))
+            try:
+                embedding = await self.wait(request, asyncio.shield(self._start_encoding(image)))
+            except RequestError:
+                self.images.get(image.id, image.owner)  # 404 if it was removed meanwhile
+                raise
 
         def work() -> bytes:
             with self.metrics.stage("segment", "click"):
@@ -279,7 +283,7 @@ class Service:
     def add_prompt(self, video: StoredVideo, prompt: TrackPromptFields) -> None:
         """Store a prompt of a video, in the place of an earlier one of the object in this frame."""
         prompts = video.prompts | {(prompt.frame, prompt.object_id): prompt}
-        TrackRequest.read({"prompts": list(prompts.values())}).check_prompts(self.settings.limits.prompts)
+        TrackRequest.read({"prompts": list(prompts.values())}).check(self.settings.limits.prompts)
         video.prompts = prompts
 
     @contextlib.asynccontextmanager
@@ -319,10 +323,10 @@ class Service:
         try:
             waiting: set[asyncio.Future[Any]] = {answer, gone}
             await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if answer.cancelled():  # the image was removed, or the server shuts down
+            if answer.cancelled():  # by the end of the server
                 raise RequestError(
-                    503, headers={"Retry-After": "1"}, subject="request", expected="an answer",
-                    got="none, since it was cancelled", hint="Try again, with an image that is still stored.",
+                    503, headers={"Retry-After": "5"}, subject="request", expected="an answer",
+                    got="none, since it was cancelled", hint="Try again in 5 seconds.",
                 )  # fmt: skip
             if answer.done():
                 return answer.result()

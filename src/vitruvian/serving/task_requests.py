@@ -25,7 +25,7 @@ from vitruvian.pipelines.options import (
 )
 from vitruvian.pipelines.output_options import ALL_MASKS_HELP, CommonVideoOptions, MatteOutputOptions, OutputOptions
 from vitruvian.serving.errors import RequestError, too_large, wrong_value
-from vitruvian.tasks import TASKS, Task
+from vitruvian.tasks import TASKS, VIDEO_FORMATS, Task
 
 Point = Annotated[list[float], Field(min_length=2, max_length=2)]
 Box = Annotated[list[float], Field(min_length=4, max_length=4)]
@@ -73,10 +73,11 @@ class TaskRequest(BaseModel):
         """Return the number of points and boxes."""
         return 0
 
-    def check_prompts(self, limit: int) -> None:
-        """Raise an error 413 for too many prompts."""
-        if (count := self.prompt_count()) > limit:
-            raise too_large("prompts", limit, "points and boxes", f"{count:,}")
+    def check(self, max_prompts: int) -> None:
+        """Raise an error for too many prompts (413), and for options that contradict each other (422)."""
+        if (count := self.prompt_count()) > max_prompts:
+            raise too_large("prompts", max_prompts, "points and boxes", f"{count:,}")
+        TASKS[self.task].pipeline_class().check_options(self.call_options())
 
     def call_options(self) -> dict[str, object]:
         """Return the arguments of the pipeline's call."""
@@ -161,6 +162,13 @@ class PointmapRequest(TileRequest):
     renamed: ClassVar[dict[str, str]] = {"intrinsics": "K"}
     intrinsics: Box | None = Field(None, description="The camera, as JSON: [fx, fy, cx, cy] in pixels.")
 
+    @field_validator("intrinsics")
+    @classmethod
+    def _check_intrinsics(cls, value: list[float] | None) -> list[float] | None:
+        if value is not None and not (all(map(math.isfinite, value)) and min(value[:2]) > 0):
+            raise ValueError("finite numbers and positive focal lengths: [fx, fy, cx, cy]")
+        return value
+
     def call_options(self) -> dict[str, object]:
         """Make the camera matrix."""
         options = super().call_options()
@@ -199,11 +207,15 @@ class SegmentRequest(TaskRequest):
     """Prompts in pixels of the upright image."""
 
     result_names = frozenset({"all_masks"})
-    points: list[list[Point]] | None = Field(
-        None, description="Points of each object, as JSON: [[[x, y], …], …]. [x, y] and [[x, y], …] are one object."
+    points: list[Annotated[list[Point], Field(min_length=1)]] | None = Field(
+        None,
+        min_length=1,
+        description="Points of each object, as JSON: [[[x, y], …], …]. [x, y] and [[x, y], …] are one object.",
     )
     labels: list[list[Label]] | None = Field(None, description="1 on the object, 0 off it; nested like points.")
-    boxes: list[Box] | None = Field(None, description="The box of each object, as JSON: [[x1, y1, x2, y2], …].")
+    boxes: list[Box] | None = Field(
+        None, min_length=1, description="The box of each object, as JSON: [[x1, y1, x2, y2], …]."
+    )
     all_masks: bool = Field(False, description=ALL_MASKS_HELP)
 
     @model_validator(mode="before")
@@ -221,6 +233,23 @@ class SegmentRequest(TaskRequest):
         """Return the number of points and boxes."""
         return sum(len(points) for points in self.points or ()) + len(self.boxes or ())
 
+    def check(self, max_prompts: int) -> None:
+        """Raise an error also without prompts, and for labels that are not those of the points."""
+        super().check(max_prompts)
+        if self.points is None and self.boxes is None:
+            raise RequestError(
+                422, subject="prompts", expected="points or boxes", got="none", hint="For example points=[[x, y]]."
+            )
+        if self.labels is not None:
+            counts, given = ([len(rows) for rows in value or ()] for value in (self.points, self.labels))
+            if counts != given:
+                raise RequestError(
+                    422,
+                    subject="labels",
+                    expected="one for each point, nested alike",
+                    got=f"{str(given)[:80]} for objects with {str(counts)[:80]} points",
+                )
+
     def call_options(self) -> dict[str, object]:
         """Add how many masks are proposed."""
         return super().call_options() | ({"best": False, "multimask": True} if self.all_masks else {})
@@ -230,8 +259,6 @@ class SegmentRequest(TaskRequest):
             return []
         if name == "points":
             labels = self.labels or [[1] * len(rows) for rows in value]
-            if [len(rows) for rows in labels] != [len(rows) for rows in value]:
-                raise RequestError(422, subject="labels", expected="one for each point", got="another number")
             return [f"{option}={_points_text(*rows)}" for rows in zip(value, labels, strict=True)]
         return super()._argument(name, option, value)
 
@@ -242,6 +269,22 @@ class JobRequest(TaskRequest):
     save: str | None = Field(
         None, max_length=100, pattern=r"^[a-z0-9.]+(,[a-z0-9.]+)*$", description="File formats: json,mp4."
     )
+
+    @field_validator("save")
+    @classmethod
+    def _check_save(cls, value: str | None) -> str | None:
+        known = TASKS[cls.task].save_formats()
+        words = {word.lstrip(".") for word in (value or "").split(",") if word}
+        if not words <= set(known):
+            raise ValueError(f"one or more of {', '.join(known)} for {cls.task}")
+        if len(words & set(VIDEO_FORMATS)) > 1:
+            raise ValueError(f"at most one of {', '.join(VIDEO_FORMATS)}")
+        return value
+
+    @classmethod
+    def call_names(cls) -> dict[str, str]:
+        """Leave out what is about files."""
+        return {name: argument for name, argument in super().call_names().items() if name != "save"}
 
 
 class TrackPromptFields(BaseModel):
@@ -267,7 +310,7 @@ class TrackRequest(JobRequest):
     """Options of tracking jobs."""
 
     task: ClassVar[str] = "track"
-    result_names = frozenset({"save", "prompts", "everyone", "cutout"})
+    result_names = frozenset({"prompts", "everyone", "cutout"})
     prompts: list[TrackPromptFields] = Field([], description="What to track.")
     everyone: bool = Field(False, description="Detect people and track all of them.")
     cutout: bool = Field(False, description="Write only the objects, as a video with alpha.")
@@ -373,7 +416,9 @@ def _parsed(value: object) -> object:
 def _nested(value: object, levels: int) -> object:
     depth, inner = 0, value
     while isinstance(inner, list):
-        depth, inner = depth + 1, inner[0] if inner else None
+        if not inner:  # there is nothing to nest
+            return value
+        depth, inner = depth + 1, inner[0]
     for _ in range(levels - depth if depth else 0):
         value = [value]
     return value

@@ -21,14 +21,14 @@ EXACT |= {"png_named.jpg", "animated.png", "reference.png", "reference_big.png"}
 GRAY = {"gray.jpg", "gray.png", "gray16.png", "float32.tif"}
 OTHER = {"rgba.png", "la.png", "palette_transparent.png", "bilevel.png", "rgba.webp"}
 GOT = {
-    "truncated.jpg": "the JPEG file is truncated",
-    "truncated.png": "the PNG file is truncated",
+    "truncated.jpg": "got a truncated JPEG file",
+    "truncated.png": "got a truncated PNG file",
     "empty.jpg": "an empty file",
     "empty.png": "an empty file",
     "text.jpg": "a text file",
     "header_only.jpg": "a damaged or unsupported JPEG file",
     "bomb_30000x30000.png": "30000×30000 = 900,000,000",
-    "bad_huffman.jpg": "the JPEG file has damaged pixel data",
+    "bad_huffman.jpg": "got a JPEG file with damaged pixel data",
     "zero_width.png": "a damaged or unsupported PNG file",
     "bad_crc.png": "a damaged or unsupported PNG file (broken PNG file",
     "drawing.svg": "an SVG drawing",

@@ -247,20 +247,20 @@ def test_truncated_images(file_format):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     data = encode(Image.fromarray(noise), file_format)
     text = message(data[: int(len(data) * 0.6)])
-    assert f"the {file_format} file is truncated" in text or f"unsupported {file_format} file" in text
+    assert f"a truncated {file_format} file" in text or f"unsupported {file_format} file" in text
     assert "Copy or download it again" in text
 
 
 def test_truncated_pil_image():
     data = encode(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)))
-    assert "is truncated" in message(Image.open(io.BytesIO(data[:6000])))
+    assert "got a truncated" in message(Image.open(io.BytesIO(data[:6000])))
 
 
 def test_damaged_pixels():
     data = bytearray(encode(photo(64, 64), "JPEG"))
     tables = data.index(b"\xff\xc4")
     data[tables + 5 : tables + 21] = b"\xff" * 16
-    assert "the JPEG file has damaged pixel data" in message(bytes(data))
+    assert "a JPEG file with damaged pixel data" in message(bytes(data))
 
 
 # ---------------------------------------------------------------- size limits
@@ -455,6 +455,15 @@ def test_body_is_bounded_where_no_length_is_announced(server, monkeypatch):
         download(f"{server}/endless.png", timeout=5)
     with use_limits(download_bytes=5000):
         assert len(download(f"{server}/endless.png", timeout=5)) == 5000
+
+
+@pytest.mark.parametrize("name", ["endless.png", "huge.png"])
+def test_a_caller_may_allow_fewer_bytes(server, name):
+    with pytest.raises(ImageError, match="at most 2,000 bytes") as caught:
+        download(f"{server}/{name}", timeout=5, max_bytes=2000)
+    assert caught.value.limit == "download_bytes"
+    with use_limits(download_bytes=1000), pytest.raises(ImageError, match="at most 1,000 bytes"):
+        download(f"{server}/{name}", timeout=5, max_bytes=2000)
 
 
 @pytest.mark.parametrize("name", ["slow.png", "stalls.png"])

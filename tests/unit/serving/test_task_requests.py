@@ -111,7 +111,7 @@ def test_texts_of_query_parameters() -> None:
     assert options.call_options()["labels"] == [[0]]
     assert options.prompt_count() == 1
     with pytest.raises(RequestError) as caught:
-        options.check_prompts(0)
+        options.check(0)
     assert caught.value.status == 413
 
 

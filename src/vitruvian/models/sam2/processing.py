@@ -468,9 +468,8 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
             prompts["input_boxes"] = read_boxes(input_boxes, sizes_hw, target, pad=pad)
         counts = {name: value.shape[1] for name, value in prompts.items()}
         if len(set(counts.values())) > 1:
-            raise InputError(
-                f"prompts: expected as many objects in each, got {counts}. Give points and a box for each."
-            )
+            found = " and ".join(f"{count} in {name}" for name, count in counts.items())
+            raise InputError(f"prompts: expected as many objects in each, got {found}. Give points and a box for each.")
         return BatchFeature(dict(prompts), tensor_type="np" if return_tensors == "np" else None)
 
 

@@ -119,8 +119,8 @@ def _match_labels(
     ]
     if not matches:
         raise InputError(
-            f"input_labels: expected one label for each point, nested like the points ({_describe(readings[0])}). "
-            "Give as many labels as points, in the same lists."
+            f"input_labels: expected one label for each point, nested like the points ({_describe(readings[0])}), got "
+            f"{labels!s:.80}. Give as many labels as points, in the same lists."
         )
     # Labels in one list belong to one object, so the interpretation with the fewest objects is the right one.
     return min(matches, key=lambda match: sum(len(image) for image in match[0]))

@@ -52,7 +52,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         points, labels, boxes = _nest(options.points, 3), _nest(options.labels, 2), _nest(options.boxes, 2)
         masks = None if options.masks is None else torch.as_tensor(np.asarray(options.masks))
         if points is None and boxes is None and masks is None:
-            raise InputError("prompts: expected points, boxes or masks. Pass, for example, points=[[x, y]].")
+            raise InputError("prompts: expected points, boxes or masks, got none. Pass, for example, points=[[x, y]].")
         point_batch, label_batch, box_batch = (None if given is None else [given] for given in (points, labels, boxes))
         prompts = self.processor.prompts([size_hw], point_batch, label_batch, box_batch, strict=True)
         if masks is not None:

@@ -19,7 +19,7 @@ from vitruvian.serving.forms import MULTIPART
 from vitruvian.serving.job_store import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
 from vitruvian.serving.request_bodies import file_name, media_type
-from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, query_parameter
+from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, job_options, query_parameter
 from vitruvian.serving.service import Service
 from vitruvian.serving.task_requests import JOB_REQUESTS
 from vitruvian.serving.upload_folder import receive_files
@@ -93,7 +93,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
             fields = await receive_files(request, folder)
             task = job_task(service, fields.pop("task", None))
             options = JOB_REQUESTS[task].read(fields)
-            options.check_prompts(service.settings.limits.prompts)
+            options.check(service.settings.limits.prompts)
             return await info(jobs.create(folder, task, request.state.owner, options.arguments()))
 
     @app.get("/v1/jobs", summary="All jobs, the newest first.", responses=ERRORS)
@@ -158,13 +158,26 @@ def _stream(media_type: str) -> dict[str, Any]:
 
 
 def _job_request(service: Service) -> dict[str, Any]:
-    tasks = {"type": "string", "enum": list(service.settings.models)}
+    names = job_tasks(service)
+    tasks = {"type": "string", "enum": names}
     files = {"type": "array", "items": BINARY}
-    form = {"type": "object", "properties": {"task": tasks, "files": files}}
+    options = {"description": "Options of the task.", "anyOf": [job_options(task) for task in names]}
+    form = {
+        "type": "object",
+        "properties": {"task": tasks, "files": files, "options": options},
+        "description": "Options may also be fields of their own.",
+    }
+    encoding = {"options": {"contentType": "application/json"}}
     return {
         "parameters": [
-            query_parameter("task", tasks, "The task; see job_options in /v1/models."),
+            query_parameter("task", tasks, "The task."),
             query_parameter("name", {"type": "string"}, "Name of the file: clip.mp4."),
+            {
+                "name": "options",
+                "in": "query",
+                "description": "Options of the task as JSON; each may also be a parameter of its own.",
+                "content": {"application/json": {"schema": options}},
+            },
         ],
         "requestBody": {
             "required": True,
@@ -172,15 +185,20 @@ def _job_request(service: Service) -> dict[str, Any]:
                 "video/*": {"schema": BINARY},
                 "image/*": {"schema": BINARY},
                 "application/zip": {"schema": BINARY},
-                MULTIPART: {"schema": form},
+                MULTIPART: {"schema": form, "encoding": encoding},
             },
         },
     }  # fmt: skip
 
 
+def job_tasks(service: Service) -> list[str]:
+    """Return the tasks of which there may be jobs."""
+    return [task for task in service.settings.models if task in JOB_REQUESTS]
+
+
 def job_task(service: Service, name: object) -> str:
     """Return the task of a job."""
-    known = [task for task in service.settings.models if task in JOB_REQUESTS]
+    known = job_tasks(service)
     try:
         task = find_task(str(name)).name if name else ""
     except InputError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -13,10 +13,13 @@ from vitruvian.serving.errors import ErrorBody, RequestError
 from vitruvian.serving.lru_store import ItemT, LruStore
 from vitruvian.serving.media_types import MEDIA_TYPES, formats_of
 from vitruvian.serving.schemas import result_schemas
-from vitruvian.serving.task_requests import IMAGE_REQUESTS
+from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS
 from vitruvian.tasks import file_extension
 
-Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{22}$")]
+_ID = r"^[A-Za-z0-9_-]{22}$"
+Id = Annotated[str, Path(pattern=_ID)]
+_SUFFIX = "-Options"  # answers may have classes of the same name, in another form
+_REFERENCE = "#/components/schemas/{model}" + _SUFFIX
 BINARY = {"type": "string", "format": "binary"}
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Done."}, **ERRORS}
@@ -69,12 +72,14 @@ def add_stored(
     async def store_item(request: Request) -> StoredInfo:
         return describe(await receive(request))
 
-    @app.get(f"{path}/{{item_id}}", summary=f"A stored {kind}.", responses=ERRORS, response_model=schema)
-    async def show_item(request: Request, item_id: Id) -> StoredInfo:
+    item_path, id_name = f"{path}/{{{kind}_id}}", f"{kind}_id"
+
+    @app.get(item_path, summary=f"A stored {kind}.", responses=ERRORS, response_model=schema)
+    async def show_item(request: Request, item_id: str = Path(alias=id_name, pattern=_ID)) -> StoredInfo:
         return describe(store.get(item_id, request.state.owner))
 
-    @app.delete(f"{path}/{{item_id}}", status_code=204, summary=f"Remove a stored {kind}.", responses=NO_CONTENT)
-    async def remove_item(request: Request, item_id: Id) -> Response:
+    @app.delete(item_path, status_code=204, summary=f"Remove a stored {kind}.", responses=NO_CONTENT)
+    async def remove_item(request: Request, item_id: str = Path(alias=id_name, pattern=_ID)) -> Response:
         store.remove(item_id, request.state.owner)
         return Response(status_code=204)
 
@@ -110,6 +115,21 @@ def task_answer(task: str) -> dict[str, Any]:
 def query_parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
     """Return the OpenAPI description of a parameter in the query."""
     return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+def job_options(task: str) -> dict[str, Any]:
+    """Return the OpenAPI description of the options of a job; `add_schemas` adds what it refers to."""
+    return {"$ref": _REFERENCE.format(model=JOB_REQUESTS[task].__name__)}
+
+
+def add_schemas(description: dict[str, Any], tasks: Iterable[str]) -> None:
+    """Add the options of jobs to the OpenAPI description of the server."""
+    schemas = description["components"]["schemas"]
+    for task in tasks:
+        schema = JOB_REQUESTS[task].model_json_schema(ref_template=_REFERENCE)
+        parts = schema.pop("$defs", {})
+        for name, part in {JOB_REQUESTS[task].__name__: schema, **parts}.items():
+            schemas[f"{name}{_SUFFIX}"] = part
 
 
 def task_request(task: str, *, stored: bool = False, urls: bool = False) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Request, Response
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from vitruvian.serving.media_types import choose_format
 from vitruvian.serving.request_bodies import read_options
-from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task
+from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task, job_tasks
 from vitruvian.serving.routes.shared import (
     BINARY,
     ERRORS,
@@ -18,6 +19,7 @@ from vitruvian.serving.routes.shared import (
     StoredInfo,
     add_stored,
     file_response,
+    job_options,
     stored_fields,
     task_answer,
 )
@@ -25,6 +27,7 @@ from vitruvian.serving.service import Service
 from vitruvian.serving.stored_videos import StoredVideo, open_upload
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS, TaskRequest, TrackPromptFields
 from vitruvian.serving.upload_folder import receive_files
+from vitruvian.tasks import TASKS
 
 FrameNumber = Annotated[int, Path(ge=0)]
 
@@ -103,20 +106,32 @@ def add_videos(app: FastAPI, service: Service) -> None:
         video.remove_prompts(object_id, frame)
         return describe(video)
 
-    @app.post(
-        "/v1/videos/{video_id}/{task}",
-        status_code=201,
-        summary="Start a job with the video; track follows the objects that were marked.",
-        responses=ERRORS,
-        openapi_extra={"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}},
-    )
-    async def start(request: Request, video_id: Id, task: str) -> JobInfo:
-        video = videos.get(video_id, request.state.owner)
-        task = job_task(service, task)
+    for task in job_tasks(service):
+        follows = " It follows the objects that were marked." if task == "track" else ""
+        app.post(
+            f"/v1/videos/{{video_id}}/{task}",
+            status_code=201,
+            summary=f"Start a job with the video: {TASKS[task].summary}{follows}",
+            operation_id=f"video_{task}",
+            responses=ERRORS,
+            openapi_extra={"requestBody": {"content": {"application/json": {"schema": job_options(task)}}}},
+        )(_job_starter(service, task))
+
+    @app.post("/v1/videos/{video_id}/{task}", status_code=201, include_in_schema=False)
+    async def start_other(request: Request, video_id: Id, task: str) -> JobInfo:
+        """Answer for aliases of tasks, and say how to serve tasks without a model."""
+        return await _job_starter(service, job_task(service, task))(request, video_id)
+
+
+def _job_starter(service: Service, task: str) -> Callable[[Request, str], Awaitable[JobInfo]]:
+    async def start(request: Request, video_id: Id) -> JobInfo:
+        video = service.videos.get(video_id, request.state.owner)
         fields = await read_options(request)
         if task == "track":
             fields = {"prompts": [one.model_dump() for _, one in sorted(video.prompts.items())]} | fields
         options = JOB_REQUESTS[task].read(fields)
-        options.check_prompts(service.settings.limits.prompts)
+        options.check(service.settings.limits.prompts)
         job = await service.start_job(video, task, request.state.owner, options.arguments())
         return await asyncio.to_thread(job_info, service, job)
+
+    return start

@@ -152,7 +152,7 @@ class TestWhoIsLookedAt:
             opened("pose")(sample_image(), boxes=boxes)
 
     def test_boxes_of_the_whole_image(self) -> None:
-        with pytest.raises(InputError, match="boxes: cannot be combined"):
+        with pytest.raises(InputError, match='boxes: expected boxes or detect="whole", got both'):
             opened("pose")(sample_image(), boxes=BOXES, detect="whole")
 
 
