@@ -667,7 +667,7 @@ def test_every_task_has_its_own_jobs_and_its_own_result(page: Any, tmp_path: Pat
     open_file(page, make_clip(tmp_path / name, [sample_image(4, (64, 64))] * 2, rate=10))
     playwright.expect(page.locator("#scrubber")).to_have_attribute("max", "1")
     jobs, stage = page.locator("#panel .job"), page.locator("#stage")
-    wrong = json.dumps({"save": "webm,mp4"})  # fails when it runs
+    wrong = json.dumps({"boxes": [[500, 500, 600, 600]]})  # fails when it runs
     page.route("**/v1/videos/*/pose", lambda route: route.continue_(post_data=wrong))
     for task in ("matte", "pose"):
         page.click(f"[data-task={task}]")
@@ -676,11 +676,11 @@ def test_every_task_has_its_own_jobs_and_its_own_result(page: Any, tmp_path: Pat
         playwright.expect(jobs).to_have_count(1)
     done(page, "matte")  # also beside another job, and while another task is seen
     done(page, "pose", "error")
-    playwright.expect(jobs).to_contain_text("expected one video format")
-    playwright.expect(stage).to_have_attribute("data-layers", "")
-    video = pixels(page)
+    playwright.expect(jobs).to_contain_text("2 of 2 frames failed")
     jobs.get_by_role("button", name="Delete the job").click()
     done(page, "pose", "idle")
+    playwright.expect(stage).to_have_attribute("data-layers", "")
+    video = pixels(page)
     done(page, "matte")
 
     page.click("[data-task=matte]")
