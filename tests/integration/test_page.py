@@ -401,12 +401,13 @@ def test_points_and_normals_in_3d(page: Any) -> None:
     page.keyboard.press("ArrowLeft")
     assert space.get_attribute("data-view") != turned
     drawn = "() => document.querySelector('#space-view canvas').toDataURL('image/jpeg')"
-    photo = page.evaluate(drawn)
+    photo, turned = page.evaluate(drawn), space.get_attribute("data-view")
+    page.get_by_role("switch", name="Normal lines").click()
     page.get_by_role("button", name="Normals", exact=True).last.click()
     page.wait_for_selector("#space-view[data-colors=normals]")
     assert page.evaluate(drawn) != photo
-    page.get_by_role("switch", name="Normal lines").click()
-    assert space.get_attribute("data-lines") == "true"
+    assert space.get_attribute("data-lines") == "true"  # also after the normals of the model have come
+    assert space.get_attribute("data-view") == turned
     shot(page, "points")
     _, body = download(page, page.get_by_role("button", name="Download the image as shown").click)
     with Image.open(io.BytesIO(body)) as image:  # the view in 3D

@@ -513,25 +513,26 @@ class Page {
     const normals = this.run("normals").layer;
     const drawing = normals instanceof ColorLayer ? normals.image : null;
     this.orbit.show(layer.cloud, this.image.bitmap, drawing);
-    this.renderSpaceTools(Boolean(drawing));
+    this.renderSpaceTools();
   }
 
-  /** @param {boolean} withNormals @private */
-  renderSpaceTools(withNormals) {
+  /** @private */
+  renderSpaceTools() {
+    const { image } = this;
     const orbit = /** @type {OrbitView} */ (this.orbit);
+    let chosen = "photo";
     const colors = choice({
       label: "Colors", value: "photo", values: [["photo", "Photo"], ["normals", "Normals"], ["depth", "Depth"]],
       onchange: async (value) => {
-        if (value === "normals" && !withNormals) {
+        chosen = value;
+        if (value === "normals" && !orbit.normals) {
           await this.execute("normals");
+          if (this.image !== image) return;
           const { layer, error } = this.run("normals");
           if (error) this.showTrouble(error);
-          if (layer instanceof ColorLayer && this.image) {
-            orbit.show(/** @type {DepthLayer} */ (this.run("pointmap").layer).cloud, this.image.bitmap, layer.image);
-            withNormals = true;
-          }
+          if (layer instanceof ColorLayer) orbit.setNormals(layer.image);
         }
-        orbit.setColors(/** @type {any} */ (value));
+        if (chosen === value) orbit.setColors(/** @type {any} */ (value));
       },
     });
     const lines = toggle({ label: "Normal lines", checked: false, onchange: (on) => orbit.showLines(on) });

@@ -82,6 +82,12 @@ export class OrbitView {
     this.host.dataset.points = String(indices.length);
   }
 
+  /** Set the normals of the points. @param {CanvasImageSource} drawing */
+  setNormals(drawing) {
+    this.normals = readPixels(drawing, /** @type {Cloud} */ (this.cloud));
+    if (this.lines) this.showLines(true);
+  }
+
   /** Return the usual distance of neighbouring points. @private */
   spacing() {
     const { Vector3 } = this.three;
@@ -166,10 +172,10 @@ export class OrbitView {
     const axes = [0, 1, 2].map((axis) => sample.map((point) => point[axis]).sort((a, b) => a - b));
     const at = (/** @type {number[]} */ values, /** @type {number} */ share) => values[Math.floor(values.length * share)] ?? 0;
     const [x, y] = axes.map((values) => (at(values, 0.04) + at(values, 0.96)) / 2);
-    const center = new this.three.Vector3(x, y, at(axes[2], 0.5));
     this.radius = Math.max(...axes.slice(0, 2).map((values) => (at(values, 0.96) - at(values, 0.04)) / 2), 1e-3);
+    const center = new this.three.Vector3(x, y - 0.1 * this.radius, at(axes[2], 0.5)); // the tools are below
     this.controls.target.copy(center);
-    this.camera.position.set(center.x, center.y, center.z + this.radius * 3.6);
+    this.camera.position.set(center.x, center.y, center.z + this.radius * 3.8);
     this.camera.near = this.radius / 100;
     this.camera.far = this.radius * 100;
     this.controls.update();
