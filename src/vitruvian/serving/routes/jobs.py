@@ -19,7 +19,7 @@ from vitruvian.serving.forms import MULTIPART
 from vitruvian.serving.job_store import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
 from vitruvian.serving.request_bodies import file_name, media_type
-from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, job_options, query_parameter
+from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_route, job_options, query_parameter
 from vitruvian.serving.service import Service
 from vitruvian.serving.task_requests import JOB_REQUESTS
 from vitruvian.serving.upload_folder import receive_files
@@ -118,12 +118,7 @@ def add_jobs(app: FastAPI, service: Service) -> None:
             headers={"X-Accel-Buffering": "no"},
         )
 
-    @app.get(
-        "/v1/jobs/{job_id}/files/{name:path}",
-        summary="A result of a job.",
-        responses={200: {"content": {"*/*": {"schema": BINARY}}}, **ERRORS},
-        response_class=Response,
-    )
+    @app.get("/v1/jobs/{job_id}/files/{name:path}", summary="A result of a job.", **file_route("*/*"))
     async def job_file(request: Request, job_id: Id, name: str) -> FileResponse:
         files = await asyncio.to_thread(jobs.files, jobs.get(job_id, request.state.owner))
         path = files.get(name)  # never a path of the client's

@@ -25,6 +25,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {
 NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Done."}, **ERRORS}
 
 
+def file_route(media_type: str) -> dict[str, Any]:
+    """Return the keywords of a route that answers with a file."""
+    content = {media_type: {"schema": BINARY}}
+    return {"responses": {200: {"content": content}, **ERRORS}, "response_class": Response}
+
+
 class StoredInfo(BaseModel):
     """A stored image or video."""
 

@@ -13,12 +13,12 @@ from vitruvian.serving.media_types import choose_format
 from vitruvian.serving.request_bodies import read_options
 from vitruvian.serving.routes.jobs import JobInfo, job_info, job_task, job_tasks
 from vitruvian.serving.routes.shared import (
-    BINARY,
     ERRORS,
     Id,
     StoredInfo,
     add_stored,
     file_response,
+    file_route,
     job_options,
     stored_fields,
     task_answer,
@@ -66,12 +66,7 @@ def add_videos(app: FastAPI, service: Service) -> None:
     summary = "Store a video, to prompt its frames and to process it."
     add_stored(app, videos, receive, describe, VideoInfo, summary=summary)
 
-    @app.get(
-        "/v1/videos/{video_id}/frames/{frame}",
-        summary="A frame of a stored video.",
-        responses={200: {"content": {"image/jpeg": {"schema": BINARY}}}, **ERRORS},
-        response_class=Response,
-    )
+    @app.get("/v1/videos/{video_id}/frames/{frame}", summary="A frame of a stored video.", **file_route("image/jpeg"))
     async def show_frame(request: Request, video_id: Id, frame: FrameNumber) -> Response:
         body = await service.read_frame(request, videos.get(video_id, request.state.owner), frame)
         return Response(body, media_type="image/jpeg")
