@@ -57,7 +57,7 @@ def take(browser: Any, address: str, name: str, scheme: str, image: Path, show: 
     show(page)
     path = IMAGES / f"{name}.png"
     page.screenshot(path=path, animations="disabled")
-    Image.open(path).convert("RGB").save(path.with_suffix(".jpg"), quality=88)
+    Image.open(path).convert("RGB").save(path.with_suffix(".jpg"), quality=78, optimize=True, progressive=True)
     path.unlink()
     page.close()
 

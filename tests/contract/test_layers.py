@@ -152,7 +152,9 @@ def test_contributing_names_where_things_are_decided() -> None:
     for name, file in rows:
         source = (PACKAGE / file).read_text(encoding="utf-8")
         for part in name.split("."):
-            assert re.search(rf"^ *(def|class) {part}\b|^{part}\b.* = ", source, re.MULTILINE), f"{file} has no {part}"
+            assert re.search(rf"^ *(async def|def|class) {part}\b|^{part}\b.* = ", source, re.MULTILINE), (
+                f"{file} has no {part}"
+            )
 
 
 def test_the_top_level_package_imports_only_light_modules() -> None:

@@ -159,7 +159,7 @@ def test_globs_sequences_and_a_file_as_out(tmp_path: Path, capsys: pytest.Captur
         (["pointmap", "x.jpg", "-K", "1,2"], "--intrinsics: expected 4 comma-separated numbers"),
         (
             ["pointmap", "x.jpg", "-m", "m", "-K", "9,9,5,5", "--fov", "60"],
-            "--intrinsics and --fov: cannot",
+            "--intrinsics and --fov: expected one of them, got both",
         ),
         (["segment", "x.jpg"], "expected --points or --boxes"),
         (["segment", "x.jpg", "--points", "1,2,3"], "--points: expected"),

@@ -261,7 +261,7 @@ class TrackCommand(TaskCommand):
         first: dict[int, int] = {}  # object id -> its first frame with a prompt
         for _, object_id, frame, _ in self._addresses():
             first[object_id] = min(frame, first.get(object_id, frame))
-        last, found = max(first.values(), default=0), set[int]()
+        last, found = max(first.values(), default=0), set[int]()  # no prompts where settings are compared
         for record in read_records(self.refine.expanduser()):
             if record["frame"] >= last:
                 break

@@ -77,10 +77,12 @@ def read_video_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of the frames in a folder of segments, in order."""
+    """Yield the records of the frames in a folder of segments, in order, without damaged segments."""
     for segment in _read_segments(folder):
-        with (folder / f"{segment.start:08d}.jsonl").open(encoding="utf-8") as lines:
-            yield from map(json.loads, lines)
+        path = folder / f"{segment.start:08d}.jsonl"
+        if (digest := _digest(path)) is not None and segment.digests[-2:-1] == [digest]:
+            with path.open(encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
 
 
 class ResumeFolder:
