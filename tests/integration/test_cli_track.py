@@ -320,7 +320,7 @@ def test_commands_that_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("options", "message"),
     [
         (["--then", "segment"], "--then: expected tasks among pose"),
-        (["--then", "pose=no/such"], "--then: pose: "),
+        (["--then", "pose=./no-such"], "--then: pose: "),
         (["--then", f"pose={MODEL[1]}"], f"{MODEL[1]}: expected a checkpoint for pose, got Sam2VideoModel"),
         (
             ["--then", "pose", "-o", "x.mp4"],

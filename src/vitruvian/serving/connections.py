@@ -7,6 +7,7 @@ time is up first is closed for a new one, so that clients that open connections 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from vitruvian.serving.settings import ServerLimits
 
 MAX_HEADER_BYTES = 1 << 16
+_order = itertools.count()
 
 
 def connection_class(limits: ServerLimits, protocol: type[asyncio.Protocol] = AutoHTTPProtocol) -> type[Any]:
@@ -34,13 +36,14 @@ class _LimitedConnection(asyncio.Protocol):
         super().__init__(*args, **options)
         self._header_bytes = 0  # since it waits
         self._deadline: asyncio.TimerHandle | None = None  # while it waits for a header
+        self._waits_since = 0  # among all that wait; times of the loop may be equal
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to wait for a header; close another connection if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
-            waiting = {one._deadline.when(): one for one in self.connections if one._deadline is not None}
-            (waiting[min(waiting)] if waiting else self)._close()
+            waiting = [connection for connection in self.connections if connection._deadline is not None]
+            min(waiting, key=lambda connection: connection._waits_since, default=self)._close()
         self._update()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -74,7 +77,7 @@ class _LimitedConnection(asyncio.Protocol):
         elif self._deadline is None:
             self._header_bytes = 0
             seconds = self.limits.upload_seconds if self._has_more_body() else self.limits.header_seconds
-            self._deadline = self.loop.call_later(seconds, self._close)
+            self._deadline, self._waits_since = self.loop.call_later(seconds, self._close), next(_order)
 
     def _stop_waiting(self) -> None:
         if self._deadline is not None:
