@@ -44,7 +44,7 @@ class _LimitedConnection(asyncio.Protocol):
         if len(self.connections) > self.limits.connections:
             waiting = [connection for connection in self.connections if connection._deadline is not None]
             min(waiting, key=lambda connection: connection._waits_since, default=self)._close()
-        self._update()
+        self._start_or_stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
@@ -56,20 +56,20 @@ class _LimitedConnection(asyncio.Protocol):
         if self._deadline is not None and not self._has_more_body():
             self._header_bytes += len(data)
         super().data_received(data)
-        self._update()
+        self._start_or_stop_waiting()
         if self._deadline is not None and self._header_bytes > MAX_HEADER_BYTES:
             self._close()
 
     def on_response_complete(self) -> None:
         """Wait for the header of the next request."""
         super().on_response_complete()  # type: ignore[misc]  # of uvicorn
-        self._update()
+        self._start_or_stop_waiting()
 
     def _has_more_body(self) -> bool:
         """Return whether the last request was answered before all of it had arrived: the rest is read, and dropped."""
         return self.cycle is not None and self.cycle.more_body
 
-    def _update(self) -> None:
+    def _start_or_stop_waiting(self) -> None:
         """Start or stop to wait for a header."""
         answered = self.cycle is None or self.cycle.response_complete
         if not answered or self.transport.is_closing():
