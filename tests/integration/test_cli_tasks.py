@@ -296,7 +296,7 @@ def test_layouts_are_those_of_sapiens(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "expected the 308 keypoints" in capsys.readouterr().err
 
 
-def test_prompts(tmp_path: Path) -> None:
+def test_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "masks.json"
     model = ["-m", "facebook/sam2.1-hiera-large"]
     prompts = ["--points", "9,7 30,20,0", "--points", "40,30", "--boxes", "2,2,20,20", "--boxes", "30,20,50,38"]
@@ -307,3 +307,6 @@ def test_prompts(tmp_path: Path) -> None:
         == 0
     )
     assert len(poses(out)["objects"]) == 3
+    for prompt, message in (("--points=9999,7", "--points: expected x"), ("--boxes=9,2,2,20", "--boxes: expected x")):
+        assert cli.run(["segment", "photo.jpg", *model, prompt, "-q", "-o", str(out), "--overwrite"]) == 1
+        assert message in capsys.readouterr().err

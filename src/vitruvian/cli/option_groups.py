@@ -29,8 +29,6 @@ STDIO = "-"
 _OPTION_OF_ARGUMENT = {
     "K": "intrinsics",
     "background": "over",
-    "input_boxes": "boxes",
-    "input_points": "points",
     "label_ids_to_fuse": "fuse",
     "size_hw": "size",
     "tile_hw": "tile",

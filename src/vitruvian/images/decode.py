@@ -148,8 +148,10 @@ def check_pixel_count(size_wh: tuple[int, int], *, subject: str, max_pixels: int
     if width * height > max_pixels:
         where = f" in {kind}" if kind else ""
         error = ImageError(
-            f"{subject}: expected at most {max_pixels:,} pixels{where}, got {width}×{height} = {width * height:,}. "
-            "Make it smaller, or, if you trust it and have the memory, raise max_pixels or the limit image_pixels."
+            subject=subject,
+            expected=f"at most {max_pixels:,} pixels{where}",
+            got=f"{width}×{height} = {width * height:,}",
+            hint="Make it smaller or, if you trust it and have the memory, raise max_pixels or the limit image_pixels.",
         )
         error.limit = "image_pixels"
         raise error

@@ -11,7 +11,7 @@ import errno
 import re
 import sqlite3
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
@@ -28,7 +28,6 @@ from vitruvian.errors import (
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; for the log and the metrics, no client reads it
 _OPTION_NAMES = {"K": "intrinsics"}  # arguments of pipelines under other names than the options of requests
-_PROMPT_NAMES = re.compile(r"\binput_(points|labels|boxes|masks)\b")  # those of processors
 _SEND_LESS = "Send less, or ask for a higher limit."
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FILE = re.compile(r"(\S.{0,400}?): ")
@@ -152,29 +151,15 @@ def _error_parts(error: BaseException) -> ErrorParts:
     if not isinstance(error, VitruvianError):
         advice = "It is a bug of the server: its log has the details."
         return ErrorParts(message=f"server: unexpected error. {advice}", subject="server", hint=advice)
-    subject, hint = error.subject, error.hint
+    if error.limit is not None:  # which the client cannot raise
+        error = VitruvianError(subject=error.subject, expected=error.expected, got=error.got, hint=_SEND_LESS)
+    subject = error.subject
     if subject is not None:
         subject = " and ".join(_OPTION_NAMES.get(name, name) for name in subject.split(" and "))
     message = error.detail if subject is None else error.about(subject)
     if subject is None and (found := _FILE.match(error.detail)):  # the name of a file may be in the text
         subject = found[1]
-    if error.limit is not None and hint is not None:  # which the client cannot raise
-        message, hint = message.replace(hint, _SEND_LESS), _SEND_LESS
-    return ErrorParts(
-        message=_in_names_of_options(message),
-        subject=_in_names_of_options(subject),
-        expected=_in_names_of_options(error.expected),
-        got=_in_names_of_options(error.got),
-        hint=_in_names_of_options(hint),
-    )
-
-
-_TextT = TypeVar("_TextT", str, str | None)
-
-
-def _in_names_of_options(text: _TextT) -> _TextT:
-    """Replace the names that prompts have in processors."""
-    return text if text is None else _PROMPT_NAMES.sub(r"\1", text)
+    return ErrorParts(message=message, subject=subject, expected=error.expected, got=error.got, hint=error.hint)
 
 
 def error_response(error: BaseException) -> JSONResponse:

@@ -78,7 +78,10 @@ def test_limits_of_uploads(models: dict[str, str], tmp_path: Path) -> None:
             assert (answer.status, answer.error["expected"]) == (413, "at most 5,000 bytes")
         answer = client.post("/v1/embed", jpeg(size_hw=(60, 60)))
         assert (answer.status, answer.error["expected"]) == (413, "at most 3,000 pixels")
-        assert "limit image_pixels" not in answer.error["message"]  # which clients cannot raise
+        advice = "Send less, or ask for a higher limit."  # clients cannot raise it
+        assert answer.error["hint"] == advice
+        expected = f"image: expected at most 3,000 pixels, got 60×60 = 3,600. {advice}"
+        assert answer.error["message"] == expected
         answer = client.post("/v1/segment", IMAGE, points=[[1, 1], [2, 2], [3, 3]])
         assert (answer.status, answer.error["got"]) == (413, "3")
         connection = client.connect()
@@ -155,7 +158,7 @@ def test_errors_name_the_options_of_clients(
         assert (error["subject"], error["expected"]) == (subject, expected)
         assert error["got"]
         assert error["message"].startswith(f"{subject}: ")
-        assert "input_" not in str(error)
+        assert "input_" not in str(error)  # what processors call them
 
 
 def test_uploads_at_the_same_time_are_within_the_limits(models: dict[str, str], tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from vitruvian.errors import InputError
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
+from vitruvian.models.sam2.prompt_coordinates import read_masks
 from vitruvian.processor import ImageInput, as_pixels
 
 
@@ -127,11 +128,11 @@ class Sam2Session:
         if self.size_hw is None:
             raise InputError("session: expected an image, got none. Call set_image first.")
         points, labels, boxes = (None if prompt is None else [prompt] for prompt in (points, labels, boxes))
-        prompts = self.processor.prompts([self.size_hw], points, labels, boxes, strict=True)
-        mask = None if masks is None else torch.as_tensor(masks)[None].to(self.model.device)  # [1, P, h, w]
+        prompts = self.processor.prompts([self.size_hw], points, labels, boxes, strict=True, prefix="")
+        if masks is not None:
+            prompts["input_masks"] = read_masks(masks, prompts)
         out = self.model(
             **prompts.to(self.model.device),
-            input_masks=mask,
             image_embeddings=self.embeddings,
             multimask_output=multimask,
             return_dict=True,

@@ -451,26 +451,28 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
         return_tensors: str | None = None,
         *,
         strict: bool = False,
+        prefix: str = "input_",
     ) -> BatchFeature:
         """Scale prompts for images of these sizes to the model input and pad them to one shape.
 
-        With `strict`, a point outside of its image is an error.
+        With `strict`, a point outside of its image is an error. The names of arguments in errors begin with `prefix`.
         """
         target, pad = as_hw(self.target_size), self.point_pad_value
         prompts: dict[str, Tensor] = {}
         if input_points is not None or input_labels is not None:
-            prompts["input_points"], labels = read_points(
-                input_points, input_labels, sizes_hw, target, pad=pad, strict=strict
+            prompts["points"], labels = read_points(
+                input_points, input_labels, sizes_hw, target, pad=pad, strict=strict, prefix=prefix
             )
             if labels is not None:
-                prompts["input_labels"] = labels
+                prompts["labels"] = labels
         if input_boxes is not None:
-            prompts["input_boxes"] = read_boxes(input_boxes, sizes_hw, target, pad=pad)
+            prompts["boxes"] = read_boxes(input_boxes, sizes_hw, target, pad=pad, name=f"{prefix}boxes")
         counts = {name: value.shape[1] for name, value in prompts.items()}
         if len(set(counts.values())) > 1:
-            found = " and ".join(f"{count} in {name}" for name, count in counts.items())
+            found = " and ".join(f"{count} in {prefix}{name}" for name, count in counts.items())
             raise InputError(f"prompts: expected as many objects in each, got {found}. Give points and a box for each.")
-        return BatchFeature(dict(prompts), tensor_type="np" if return_tensors == "np" else None)
+        tensor_type = "np" if return_tensors == "np" else None
+        return BatchFeature({f"input_{name}": value for name, value in prompts.items()}, tensor_type)
 
 
 def _resize_logits(masks: object, size_hw: SizeHW) -> Tensor:

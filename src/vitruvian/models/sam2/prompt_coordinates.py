@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -37,6 +37,7 @@ def read_points(
     *,
     pad: int = PADDING,
     strict: bool = False,
+    prefix: str = "input_",
 ) -> tuple[Tensor, Tensor | None]:
     """Read points and labels in pixels of the images.
 
@@ -47,12 +48,13 @@ def read_points(
         target_hw: Height and width of the model input.
         pad: Coordinates of padding.
         strict: A point outside of its image is an error; otherwise a warning, as transformers accepts it.
+        prefix: What the names of arguments in messages begin with.
 
     Returns:
         Points [B, P, N, 2] in pixels of the model input, float32, and labels [B, P, N], int64, or None where there are
         neither labels nor padding.
     """
-    nested_points, nested_labels = _match_labels(points, labels, len(sizes_hw))
+    nested_points, nested_labels = _match_labels(points, labels, len(sizes_hw), prefix)
     objects = max(len(image) for image in nested_points)
     max_points = max(len(item) for image in nested_points for item in image)
     coordinates = np.full((len(nested_points), objects, max_points, 2), pad, dtype=np.float32)
@@ -66,8 +68,8 @@ def read_points(
                     continue
                 if not (0 <= x <= width and 0 <= y <= height):
                     problem = (
-                        f"input_points: expected x in 0…{width} and y in 0…{height} for image {i}, got ({x:g}, {y:g}). "
-                        "Points are in pixels of the original image, x first."
+                        f"{prefix}points: expected x in 0…{width} and y in 0…{height} for image {i}, "
+                        f"got ({x:g}, {y:g}). Points are in pixels of the original image, x first."
                     )
                     if strict:
                         raise InputError(problem)
@@ -77,17 +79,31 @@ def read_points(
     return torch.from_numpy(coordinates), torch.from_numpy(kinds) if has_labels else None
 
 
-def read_boxes(boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING) -> Tensor:
+def read_boxes(
+    boxes: object, sizes_hw: Sequence[SizeHW], target_hw: SizeHW, *, pad: int = PADDING, name: str = "input_boxes"
+) -> Tensor:
     """Read boxes x1, y1, x2, y2 nested as [image][object]: [B, P, 4] in pixels of the model input, float32."""
-    nested_boxes = _interpretations(boxes, "input_boxes", _BOXES, len(sizes_hw))[0]
+    nested_boxes = _interpretations(boxes, name, _BOXES, len(sizes_hw))[0]
     out = np.full((len(sizes_hw), max(len(image) for image in nested_boxes), 4), pad, dtype=np.float32)
     for i, (height, width) in enumerate(sizes_hw):
         for j, box in enumerate(nested_boxes[i]):
             if box != [pad] * 4:
-                _check_box(box, height, width, i)
+                _check_box(box, height, width, i, name)
                 x_scale, y_scale = target_hw[1] / width, target_hw[0] / height
                 out[i, j] = np.multiply(box, (x_scale, y_scale, x_scale, y_scale))
     return torch.from_numpy(out)
+
+
+def read_masks(masks: object, prompts: Mapping[str, Tensor]) -> Tensor:
+    """Read masks [h, w] or [P, h, w] of one image, one for all objects of its prompts or for each: [1, P, h, w]."""
+    tensor = masks if isinstance(masks, Tensor) else torch.as_tensor(np.asarray(masks))
+    stacked = tensor[None] if tensor.ndim == 2 else tensor  # [P, h, w]
+    if stacked.ndim != 3 or 0 in stacked.shape:
+        raise InputError(f"masks: expected [h, w] or [P, h, w], got {list(tensor.shape)}.")
+    counts = {prompt.shape[1] for prompt in prompts.values()}  # the same for all
+    if counts and len(stacked) not in (1, *counts):
+        raise InputError(f"masks: expected one mask, or one for each of {counts.pop()} objects, got {len(stacked)}.")
+    return stacked[None]
 
 
 def prompt_levels(value: object, name: str) -> int:
@@ -96,21 +112,21 @@ def prompt_levels(value: object, name: str) -> int:
 
 
 def _match_labels(
-    points: object, labels: object, images: int
+    points: object, labels: object, images: int, prefix: str
 ) -> tuple[list[list[NestedList]], list[NestedList] | None]:
     """Return points and labels as [image][object][point], with omitted levels inserted."""
     if points is None:
-        raise InputError("input_labels: expected input_points with them, got none. Add the points.")
-    readings = _interpretations(points, "input_points", _POINTS, images)
+        raise InputError(f"{prefix}labels: expected {prefix}points with them, got none. Add the points.")
+    readings = _interpretations(points, f"{prefix}points", _POINTS, images)
     if labels is None:
         if len(readings) > 1:
             raise InputError(
-                f"input_points: can be read as {' or as '.join(_describe(reading) for reading in readings)}. "
-                f"Nest them as {_POINTS}, or add input_labels nested as [image][object][point]."
+                f"{prefix}points: can be read as {' or as '.join(_describe(reading) for reading in readings)}. "
+                f"Nest them as {_POINTS}, or add {prefix}labels nested as [image][object][point]."
             )
         return readings[0], None
-    nested_labels, levels = cast(tuple[NestedList, int], _to_lists(labels, "input_labels"))
-    check_label_values(_flatten(nested_labels, levels))
+    nested_labels, levels = cast(tuple[NestedList, int], _to_lists(labels, f"{prefix}labels"))
+    check_label_values(_flatten(nested_labels, levels), f"{prefix}labels")
     matches = [
         (reading, label_reading)
         for reading in readings
@@ -119,8 +135,8 @@ def _match_labels(
     ]
     if not matches:
         raise InputError(
-            f"input_labels: expected one label for each point, nested like the points ({_describe(readings[0])}), got "
-            f"{labels!s:.80}. Give as many labels as points, in the same lists."
+            f"{prefix}labels: expected one label for each point, nested like the points ({_describe(readings[0])}), "
+            f"got {labels!s:.80}. Give as many labels as points, in the same lists."
         )
     # Labels in one list belong to one object, so the interpretation with the fewest objects is the right one.
     return min(matches, key=lambda match: sum(len(image) for image in match[0]))
@@ -150,7 +166,7 @@ def _to_lists(value: object, name: str) -> tuple[object, int]:
     """Convert tensors, arrays, tuples and lists, also mixed, to nested lists of numbers, with their depth."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         value = value.tolist()
-    if isinstance(value, (int, float)) and (name == "input_labels" or not isinstance(value, bool)):
+    if isinstance(value, (int, float)) and (name.endswith("labels") or not isinstance(value, bool)):
         return value, 0
     if not isinstance(value, (list, tuple)):
         raise InputError(f"{name}: expected numbers in nested lists, an array or a tensor, got {value!r}.")
@@ -199,15 +215,15 @@ def _describe(points: list[NestedList]) -> str:
     return f"{[len(image) for image in points]} objects an image with {counts} points each"
 
 
-def _check_box(box: Sequence[float], height: int, width: int, image: int) -> None:
+def _check_box(box: Sequence[float], height: int, width: int, image: int, name: str) -> None:
     """Raise `InputError` for a box without area or outside its image."""
     x1, y1, x2, y2 = box
     if x2 <= x1 or y2 <= y1:
         raise InputError(
-            f"input_boxes: expected x1 < x2 and y1 < y2, got {list(box)} for image {image}. "
+            f"{name}: expected x1 < x2 and y1 < y2, got {list(box)} for image {image}. "
             "Boxes are x1, y1, x2, y2, not x, y, width, height."
         )
     if x2 <= 0 or y2 <= 0 or x1 >= width or y1 >= height:
         raise InputError(
-            f"input_boxes: expected a box that meets image {image} ({width} × {height} pixels), got {list(box)}."
+            f"{name}: expected a box that meets image {image} ({width} × {height} pixels), got {list(box)}."
         )

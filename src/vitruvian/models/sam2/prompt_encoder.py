@@ -161,11 +161,11 @@ def check_labels(labels: Tensor) -> None:
         check_label_values(labels.flatten().tolist())
 
 
-def check_label_values(labels: Iterable[object]) -> None:
+def check_label_values(labels: Iterable[object], name: str = "input_labels") -> None:
     """Raise `InputError` for a label that no point can have."""
     for label in labels:
         if label not in _POINT_LABELS:
             raise InputError(
-                "input_labels: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
+                f"{name}: expected 1 (on the object), 0 (off it), 2 and 3 (corners of a box), -1 (no point) or "
                 f"{PADDING} (padding), got {label}. Correct the label."
             )

@@ -16,6 +16,7 @@ from vitruvian.images.data_format import pixels_of
 from vitruvian.images.rle import encode_packed, pack_masks
 from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.processing import Sam2Processor
+from vitruvian.models.sam2.prompt_coordinates import read_masks
 from vitruvian.outputs import BatchFeature
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
@@ -50,15 +51,14 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         """Return the prompts of the options as inputs of the model, and whether it proposes three masks of each."""
         options = self.options
         points, labels, boxes = _nest(options.points, 3), _nest(options.labels, 2), _nest(options.boxes, 2)
-        masks = None if options.masks is None else torch.as_tensor(np.asarray(options.masks))
-        if points is None and boxes is None and masks is None:
+        if points is None and boxes is None and options.masks is None:
             raise InputError("prompts: expected points, boxes or masks, got none. Pass, for example, points=[[x, y]].")
         point_batch, label_batch, box_batch = (None if given is None else [given] for given in (points, labels, boxes))
-        prompts = self.processor.prompts([size_hw], point_batch, label_batch, box_batch, strict=True)
-        if masks is not None:
-            prompts["input_masks"] = (masks if masks.ndim == 3 else masks[None])[None]  # [1, P, h, w]
+        prompts = self.processor.prompts([size_hw], point_batch, label_batch, box_batch, strict=True, prefix="")
+        if options.masks is not None:
+            prompts["input_masks"] = read_masks(options.masks, prompts)
         single_points = points is not None and all(len(object_points) == 1 for object_points in points)
-        ambiguous = single_points and boxes is None and masks is None
+        ambiguous = single_points and boxes is None and options.masks is None
         return prompts, ambiguous if options.multimask is None else options.multimask
 
     def forward(self, inputs: list[ModelInput]) -> list[tuple[Tensor, Tensor]]:
@@ -79,8 +79,9 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
         count = max(prompt.shape[1] for prompt in prompts.values())
         logits, scores = [], []
         for start in range(0, count, _MAX_PROMPTED_OBJECTS):
-            part = {
-                name: prompt[:, start : start + _MAX_PROMPTED_OBJECTS].to(self.device)
+            stop = start + _MAX_PROMPTED_OBJECTS
+            part = {  # one mask may be for all objects
+                name: (prompt if prompt.shape[1] == 1 else prompt[:, start:stop]).to(self.device)
                 for name, prompt in prompts.items()
             }
             out = self.model(**part, image_embeddings=levels, multimask_output=multimask, return_dict=True)

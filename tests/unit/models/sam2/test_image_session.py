@@ -135,8 +135,12 @@ def test_clear_and_new_images_forget(session: Sam2Session) -> None:
 
 def test_bad_prompts_are_refused_and_change_nothing(session: Sam2Session) -> None:
     session.click(10, 20)
-    for bad in (lambda: session.click(100, 20), lambda: session.box(30, 5, 20, 35)):
-        with pytest.raises(InputError):
+    for name, bad in (
+        ("points", lambda: session.click(100, 20)),
+        ("boxes", lambda: session.box(30, 5, 20, 35)),
+        ("masks", lambda: session.predict(boxes=[[1, 2, 30, 30]], masks=torch.ones(2, 8, 8))),
+    ):
+        with pytest.raises(InputError, match=f"^{name}: "):
             bad()
     assert len(session.steps) == 1
     with pytest.raises(InputError, match="set_image"):

@@ -87,7 +87,7 @@ def test_prompts_without_images() -> None:
 
 def test_points_and_boxes_must_be_of_as_many_objects() -> None:
     boxes = [[[1, 2, 30, 30], [1, 2, 20, 20]]]
-    with pytest.raises(InputError, match="as many objects"):
+    with pytest.raises(InputError, match="as many objects in each, got 1 in input_points and 2 in input_boxes"):
         processor()(images=gradient_image(), input_points=[[[[20, 30]]]], input_boxes=boxes)
 
 

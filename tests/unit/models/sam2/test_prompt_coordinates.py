@@ -94,7 +94,7 @@ def test_boxes_of_several_objects_and_images() -> None:
 @pytest.mark.parametrize(
     ("value", "labels", "match"),
     [
-        ([[[[float("nan"), 3]]]], None, "finite"),
+        ([[[[float("nan"), 3]]]], None, "^input_points: .*finite"),
         ([[[[1, 2]]]], [[[7]]], r"input_labels: expected 1 .*got 7"),
         ([[[[1, 2]]]], [[[0.5]]], "got 0.5"),
         ([[[[1, 2], [3, 4]]]], [[[1]]], "one label for each point"),
@@ -130,7 +130,7 @@ def test_points_outside_the_image_give_a_warning(point: list[int], want: list[in
 @pytest.mark.parametrize(
     ("value", "match"),
     [
-        ([[[30, 2, 1, 40]]], "x1 < x2"),
+        ([[[30, 2, 1, 40]]], "^input_boxes: .*x1 < x2"),
         ([[[1, 40, 30, 40]]], "y1 < y2"),
         ([[[250, 2, 300, 40]]], r"meets image 0 \(200 × 100"),
         ([[[-9, -9, -1, -1]]], "meets image 0"),

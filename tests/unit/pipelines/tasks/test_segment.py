@@ -68,14 +68,39 @@ class TestPrompts:
         result = pipe(SHOWN, boxes=boxes)
         np.testing.assert_allclose(result.scores[70], pipe(SHOWN, boxes=boxes[70]).scores[0], atol=1e-5)
         assert len(result.scores) == 80
+        mask = np.eye(32, dtype=np.float32)  # for all objects
+        result = pipe(SHOWN, boxes=boxes, masks=mask)
+        alone = pipe(SHOWN, boxes=boxes[70], masks=mask)
+        np.testing.assert_allclose(result.scores[70], alone.scores[0], atol=1e-5)
 
     @pytest.mark.parametrize(
         ("prompt", "message"),
-        [({}, "expected points, boxes or masks"), ({"points": [[500, 20]]}, "500"), ({"labels": [1]}, "points")],
+        [
+            ({}, "prompts: expected points, boxes or masks"),
+            ({"labels": [1], "masks": np.eye(8)}, "labels: expected points with them, got none"),
+            ({"points": [[500, 20]]}, "points: expected x in 0…70 and y in 0…50"),
+            ({"points": [1, 2, 3]}, "points: expected 2 numbers"),
+            ({"points": [1, 2], "labels": [7]}, "labels: expected 1 .*, got 7"),
+            ({"points": [1, 2], "labels": [1, 0]}, "labels: expected one label for each point"),
+            ({"points": [1, 2], "labels": []}, "labels: expected at least one prompt"),
+            ({"boxes": [30, 5, 20, 35]}, "boxes: expected x1 < x2"),
+            ({"boxes": [90, 5, 99, 35]}, "boxes: expected a box that meets"),
+            ({"boxes": [1, 2, 3]}, "boxes: expected 4 numbers"),
+            (
+                {"points": [1, 2], "boxes": [[5, 6, 40, 45], [10, 2, 60, 30]]},
+                "prompts: expected as many objects in each, got 1 in points and 2 in boxes",
+            ),
+            ({"masks": np.ones(8)}, r"masks: expected \[h, w\] or \[P, h, w\], got \[8\]"),
+            ({"masks": np.ones((1, 1, 8, 8))}, r"masks: expected .*, got \[1, 1, 8, 8\]"),
+            ({"masks": np.ones((0, 8, 8))}, r"masks: expected .*, got \[0, 8, 8\]"),
+            ({"points": [1, 2], "masks": np.ones((2, 8, 8))}, "masks: expected one mask, or one for each of 1 objects"),
+        ],
     )
-    def test_invalid_prompts(self, prompt: dict[str, Any], message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            opened("segment", points=None)(SHOWN, **prompt)
+    def test_errors_name_the_options(self, prompt: dict[str, Any], message: str) -> None:
+        pipe = opened("segment", points=None)
+        with pytest.raises(InputError, match=f"^{message}") as caught:
+            pipe(SHOWN, **prompt)
+        assert "input_" not in str(caught.value)
 
 
 class TestMasks:
