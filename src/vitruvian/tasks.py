@@ -90,6 +90,32 @@ class Task:
         of_objects = () if self.takes_images else (VIDEO_DATASET, CROPS)
         return tuple(dict.fromkeys((*self.image_formats(), *VIDEO_FORMATS, "json", *of_objects)))
 
+    def read_formats(self, save: str) -> tuple[str, ...]:
+        """Return the file formats in a comma-separated list, in which ".PNG" is png.
+
+        Raises:
+            InputError: There are none, unknown ones, or several video formats.
+        """
+        known = self.save_formats()
+        expected = f"one or more of {', '.join(known)}"
+        words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
+        if not words:
+            raise InputError(subject="save", expected=expected, got="an empty string")
+        for word in words:
+            if word not in known:
+                reason = self.result_class().refused_extensions.get(f".{word}", "")  # such as JPEG of mattes
+                raise InputError(
+                    subject="save",
+                    expected=f"{expected} for {self.name}",
+                    got=repr(word),
+                    hint=f"{near_matches(word, known)}{reason}".strip() or None,
+                )
+        videos = [word for word in words if word in VIDEO_FORMATS]
+        if len(videos) > 1:
+            got, hint = " and ".join(videos), "Run the command once for each."
+            raise InputError(subject="save", expected="one video format", got=got, hint=hint)
+        return words
+
     def result_class(self) -> Any:
         """Import the class of its results."""
         if self.result is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.option_groups import STDIO
 from vitruvian.cli.task_command import TaskCommand
-from vitruvian.errors import InputError, near_matches
+from vitruvian.errors import InputError
 from vitruvian.files.video import FRAME_FORMAT
 from vitruvian.filesystem.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from vitruvian.filesystem.output_paths import output_path
@@ -39,27 +39,13 @@ def _read_save(task: Task, save: str | None) -> _Formats:
     """Read `--save`."""
     if save is None:
         return _Formats(task.default_image_formats, task.default_video_formats)
-    known = task.save_formats()
-    words = tuple(dict.fromkeys(word.strip().lower().lstrip(".") for word in save.split(",") if word.strip()))
-    if not words:
-        raise InputError(f"--save: expected one or more of {', '.join(known)}, got an empty string.")
-    for word in words:
-        if word not in known:
-            reason = task.result_class().refused_extensions.get(f".{word}", "")  # such as JPEG of mattes
-            raise InputError(
-                f"--save: expected one or more of {', '.join(known)} for {task.name}, got {word!r}."
-                f"{near_matches(word, known)}{reason}"
-            )
-    videos = [word for word in words if word in VIDEO_FORMATS]
-    if len(videos) > 1:
-        raise InputError(
-            f"--save: expected one video format, got {' and '.join(videos)}. Run the command once for each."
-        )
-    video = [word for word in words if word not in PLOTS or not videos]  # the drawing of a video is a video
+    words = task.read_formats(save)
+    has_video = not set(words).isdisjoint(VIDEO_FORMATS)
+    video = [word for word in words if word not in PLOTS or not has_video]  # the drawing of a video is a video
     return _Formats(
         image=tuple(word for word in words if word in task.image_formats()),
         video=tuple(dict.fromkeys("mp4" if word in PLOTS else word for word in video)),
-        names_video=any(word in (*VIDEO_FORMATS, VIDEO_DATASET) for word in words),
+        names_video=has_video or VIDEO_DATASET in words,
     )
 
 

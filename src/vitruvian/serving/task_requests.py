@@ -25,7 +25,7 @@ from vitruvian.pipelines.options import (
 )
 from vitruvian.pipelines.output_options import ALL_MASKS_HELP, CommonVideoOptions, MatteOutputOptions, OutputOptions
 from vitruvian.serving.errors import RequestError, too_large, wrong_value
-from vitruvian.tasks import TASKS, VIDEO_FORMATS, Task
+from vitruvian.tasks import TASKS, Task
 
 Point = Annotated[list[float], Field(min_length=2, max_length=2)]
 Box = Annotated[list[float], Field(min_length=4, max_length=4)]
@@ -266,20 +266,13 @@ class SegmentRequest(TaskRequest):
 class JobRequest(TaskRequest):
     """What a job writes."""
 
-    save: str | None = Field(
-        None, max_length=100, pattern=r"^[a-z0-9.]+(,[a-z0-9.]+)*$", description="File formats: json,mp4."
-    )
+    save: str | None = Field(None, max_length=100, description="File formats: json,mp4.")
 
-    @field_validator("save")
-    @classmethod
-    def _check_save(cls, value: str | None) -> str | None:
-        known = TASKS[cls.task].save_formats()
-        words = {word.lstrip(".") for word in (value or "").split(",") if word}
-        if not words <= set(known):
-            raise ValueError(f"one or more of {', '.join(known)} for {cls.task}")
-        if len(words & set(VIDEO_FORMATS)) > 1:
-            raise ValueError(f"at most one of {', '.join(VIDEO_FORMATS)}")
-        return value
+    def check(self, max_prompts: int) -> None:
+        """Raise an error also for file formats that the task does not have."""
+        super().check(max_prompts)
+        if self.save is not None:
+            TASKS[self.task].read_formats(self.save)
 
     @classmethod
     def call_names(cls) -> dict[str, str]:

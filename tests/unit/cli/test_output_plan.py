@@ -26,5 +26,21 @@ def test_formats_for_images_and_videos() -> None:
     assert _read_save(TASKS["pose"], "plot,webm").video == ("webm",)
     assert _read_save(TASKS["normals"], "json,png").image == ("png",)
     assert _read_save(TASKS["normals"], "json,png").video == ("json", "png")
-    with pytest.raises(InputError, match="one or more of"):
-        _read_save(TASKS["normals"], " , ")
+
+
+@pytest.mark.parametrize(
+    ("save", "expected", "got", "hint"),
+    [
+        (" , ", "one or more of png, ", "an empty string", None),
+        ("png,foo", "one or more of png, ", "'foo'", None),
+        ("json,.Pgn", "one or more of png, ", "'pgn'", "Did you mean png"),
+        ("jpg", "one or more of png, ", "'jpg'", "JPEG has no alpha"),
+        ("mp4,png, WEBM", "one video format", "mp4 and webm", "Run the command once for each."),
+    ],
+)
+def test_errors_about_formats(save: str, expected: str, got: str, hint: str | None) -> None:
+    with pytest.raises(InputError) as caught:
+        TASKS["matte"].read_formats(save)
+    error = caught.value
+    assert (error.subject, error.got, error.expected.startswith(expected)) == ("save", got, True)
+    assert error.hint is None if hint is None else hint in error.hint

@@ -8,8 +8,9 @@ import pytest
 
 from vitruvian.cli.app import program
 from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
+from vitruvian.errors import InputError
 from vitruvian.pipelines.options import option_rows
-from vitruvian.serving.errors import RequestError
+from vitruvian.serving.errors import RequestError, status_of
 from vitruvian.serving.media_types import choose_format, formats_of
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, JOB_REQUESTS
 from vitruvian.tasks import PIPELINE_TASKS, TASKS
@@ -81,10 +82,24 @@ def test_wrong_options(task: str, values: dict[str, object], subject: str) -> No
     assert (caught.value.status, caught.value.subject) == (422, subject)
 
 
-@pytest.mark.parametrize("values", [{"save": "../x"}, {"save": "json --out /"}, {"mesh": True}])
-def test_wrong_options_of_jobs(values: dict[str, object]) -> None:
-    with pytest.raises(RequestError):
-        JOB_REQUESTS["pointmap"].read(values).arguments()
+def test_options_that_jobs_do_not_have() -> None:
+    with pytest.raises(RequestError, match="mesh: expected its default, got True"):
+        JOB_REQUESTS["pointmap"].read({"mesh": True}).arguments()
+
+
+@pytest.mark.parametrize("save", ["", "../x", "json --out /", "png,mp4,mov"])
+def test_file_formats_that_jobs_do_not_write(save: str) -> None:
+    with pytest.raises(InputError, match=r"one or more of |one video format") as caught:
+        JOB_REQUESTS["pointmap"].read({"save": save}).check(0)
+    assert (status_of(caught.value), caught.value.subject) == (422, "save")
+
+
+def test_jobs_read_file_formats_as_the_command_line_does() -> None:
+    options = JOB_REQUESTS["matte"].read({"save": ".JSON, png"})
+    options.check(0)
+    assert options.arguments() == ["--save=.JSON, png"]
+    with pytest.raises(InputError, match=r"got 'jpg'\. Did you mean png\? JPEG has no alpha: choose \.png"):
+        JOB_REQUESTS["matte"].read({"save": "jpg"}).check(0)
 
 
 @pytest.mark.parametrize(

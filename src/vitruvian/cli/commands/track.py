@@ -128,7 +128,7 @@ class TrackCommand(TaskCommand):
             None if self.out in (None, STDIO) else named_format(self.task, Path(str(self.out)).expanduser(), self.save)
         )
         save = "webm,json" if self.cutout and self.save is None and named is None else self.save
-        words = [word.strip().lower().lstrip(".") for word in (save or "").split(",")]
+        words = () if save is None else self.task.read_formats(save)
         if self.cutout and not {*words, named} & {"webm", "mov"}:
             option, got = ("--save", save) if named is None else ("--out", self.out)
             raise InputError(
