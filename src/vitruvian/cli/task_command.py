@@ -36,7 +36,7 @@ T = TypeVar("T")
 # Options that results do not depend on, or that have an argument of `settings_digest`.
 _NOT_IN_DIGEST = {
     *("revision", "device", "workers", "points_per_batch", "preview", "frames"),
-    *("then", "keep_state", "refine", "people_ids"),
+    *("then", "keep_state", "refine"),
 } | {
     field.name
     for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, ClusterGroup, MessageGroup)

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -441,7 +441,6 @@ class TrackOptions(Options, Sam2SessionOptions):
             without objects.
         detect: A people detector, whatever `vitruvian.pipelines.people.open_detector` takes. Each person that it
             detects is tracked, with an id that no object had before and no prompt has.
-        people_ids: Ids of prompts that correct a detected person in a later frame: people may get these ids.
         detect_every: Run detection every N frames and add people whose box or mask is not that of a tracked object. 0
             detects until a frame has people, and then no more.
         forget_after: With `detect_every`, forget a detected person who is not visible for this many frames; 0 never
@@ -456,7 +455,6 @@ class TrackOptions(Options, Sam2SessionOptions):
 
     prompts: "TrackPrompt | Sequence[TrackPrompt] | None" = None
     detect: "DetectorSpec | None" = None
-    people_ids: Collection[int] = ()
     detect_every: int = option(
         0, "With everyone: detect new people every N frames; 0 stops after the first frame with people.", ge=0
     )

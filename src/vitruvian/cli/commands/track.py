@@ -149,7 +149,6 @@ class TrackCommand(TaskCommand):
         return super().call_options() | {
             "prompts": self._prompts(),
             "detect": self.detector_name(),
-            "people_ids": self._people_ids(),
             "interactive": False,
         }
 
@@ -251,22 +250,6 @@ class TrackCommand(TaskCommand):
         saved = self._saved_prompts()
         new = [text for name in _PROMPTS for text in getattr(self, name) or () if text not in saved[name]]
         return self.refine.expanduser(), min((_read_address("--refine", text)[1] for text in new), default=0)
-
-    def _people_ids(self) -> set[int]:
-        """Return the ids of prompts that the kept state has in frames before: those of detected people."""
-        from vitruvian.pipelines.video.resume_folder import read_records
-
-        if self.refine is None or not self.everyone:
-            return set()
-        first: dict[int, int] = {}  # object id -> its first frame with a prompt
-        for _, object_id, frame, _ in self._addresses():
-            first[object_id] = min(frame, first.get(object_id, frame))
-        last, found = max(first.values(), default=0), set[int]()  # no prompts where settings are compared
-        for record in read_records(self.refine.expanduser()):
-            if record["frame"] >= last:
-                break
-            found |= {row["id"] for row in record.get("objects", ()) if record["frame"] < first.get(row["id"], 0)}
-        return found
 
     def _saved_prompts(self) -> dict[str, Any]:
         """Read the prompts of a kept state."""

@@ -111,6 +111,10 @@ class TrackResults(Results[Track]):
         """Return the state before a frame with a snapshot, or after the last one; drop older snapshots."""
         return self._tracker.state_before(frame)
 
+    def reuse_ids(self, state: State) -> None:
+        """Give people the ids that they have in an earlier run, which ended with `state`. Called before `restore`."""
+        self._tracker.reuse_ids(state)
+
     def restore(self, state: State, frame: int) -> None:
         """Continue from a state that was taken before `frame`, which is the first that the source has."""
         self._tracker.restore(state, frame)
@@ -176,7 +180,6 @@ class TrackPipeline(TaskPipeline[Track, TrackOptions]):
             replace(options, non_overlapping_masks=False),  # `decode` does it in the size of frames
             options.prompt_list,
             forget_after=options.forget_after if options.detect_every else 0,
-            people_ids=options.people_ids,
         )
         call._people_found = False
         return call

@@ -54,6 +54,10 @@ class _ResumableResults(Protocol):
         """Return the state before a frame, and drop older ones."""
         ...
 
+    def reuse_ids(self, state: State) -> None:
+        """Give objects the ids that they have in an earlier run, which ended with `state`. Called before `restore`."""
+        ...
+
     def restore(self, state: State, frame: int) -> None:
         """Continue with `frame` from a state that `state_before` returned. Called before the first result is taken."""
         ...
@@ -358,6 +362,8 @@ class _SegmentWriter:
         """Store the state of results with each segment; they continue from `state`, if there is one."""
         self._resumable = results
         results.snapshot(self._folder.length)
+        if self.options.refine is not None and (last := self._folder.last_state(self.options.refine[0])):
+            results.reuse_ids(substate("task.", last))
         if state is not None:
             results.restore(substate("task.", state), self._start)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import filterfalse
 from typing import NamedTuple
 
@@ -54,7 +54,6 @@ class ObjectTracker:
         options: What the session does.
         prompts: Prompts of any frames.
         forget_after: Frames after which a detected person is forgotten who is not visible; 0 for never.
-        people_ids: Ids of prompts that detected people may get before.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class ObjectTracker:
         prompts: Sequence[TrackPrompt],
         *,
         forget_after: int = 0,
-        people_ids: Collection[int] = (),
     ) -> None:
         self._model, self._processor, self._forget_after = model, processor, forget_after
         storage = torch.device("cpu") if options.keep_history else model.device
@@ -82,9 +80,9 @@ class ObjectTracker:
         self.people_found = False
         self.snapshots = Snapshots()
         self._used_ids: set[int] = set()  # of all objects so far, also of those that were removed
+        self._first_seen: dict[int, int] = {}  # detected person -> the first frame; also of those who were removed
         self._last_seen: dict[int, int] = {}  # detected person -> the last frame with detection that shows them
         self.add(prompts)
-        self._used_ids -= {*people_ids}
         self._size_hw: tuple[int, int] | None = None
         self._pixels: Tensor | None = None  # of the last frame [3, H, W]
         self._index = 0  # of the last frame in the session, which has no frames before the first prompt
@@ -135,6 +133,7 @@ class ObjectTracker:
         state = prefixed("session.", session_state(self.session)) | {
             "people_found": np.array(self.people_found),
             "used_ids": np.array(sorted(self._used_ids), np.int64),
+            "first_seen": np.array([*self._first_seen.items()], np.int64).reshape(-1, 2),
             "last_seen": np.array([*self._last_seen.items()], np.int64).reshape(-1, 2),
         }
         return state if self._size_hw is None else state | {"size_hw": np.array(self._size_hw)}
@@ -143,11 +142,18 @@ class ObjectTracker:
         """Return the state before a frame, and drop older snapshots."""
         return self.snapshots.state_before(frame, self.state)
 
+    def reuse_ids(self, state: State) -> None:
+        """Let people get the ids that they have in `state`, though later prompts have them too."""
+        prompted = {prompt.object_id: frame for frame in sorted(self.pending)[::-1] for prompt in self.pending[frame]}
+        people = state["first_seen"].tolist()
+        self._used_ids -= {object_id for object_id, frame in people if frame < prompted.get(object_id, 0)}
+
     def restore(self, state: State, frame: int) -> None:
         """Continue with `frame` from what `state` returned. Prompts of earlier frames are in that state."""
         restore_session(self.session, substate("session.", state))
         self.people_found = bool(state["people_found"])
         self._used_ids |= {*state["used_ids"].tolist()}
+        self._first_seen = dict(state["first_seen"].tolist())
         self._last_seen = dict(state["last_seen"].tolist())
         if "size_hw" in state:
             height, width = state["size_hw"].tolist()
@@ -176,6 +182,7 @@ class ObjectTracker:
         new = self._new_people(people, masks)
         masks = self.segment(new) if new else masks
         new_ids = {prompt.object_id for prompt in new}
+        self._first_seen |= dict.fromkeys(new_ids, self.number)
         self._last_seen |= dict.fromkeys(new_ids, self.number)
         if masks is None or self._last_seen.keys().isdisjoint(masks.ids):
             return masks
@@ -193,6 +200,7 @@ class ObjectTracker:
                     self.remove(object_id)
                     if object_id in new_ids:  # no result has it
                         self._used_ids.remove(object_id)
+                        del self._first_seen[object_id]
                     continue
             kept.append(row)
         if len(kept) == len(masks.ids):

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -40,7 +40,7 @@ from vitruvian.filesystem.media_files import FRAME_PATTERN
 from vitruvian.pipelines.video.state import State
 
 _PLAN = "plan.json"
-_VERSION = 7
+_VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,6 @@ def read_video_settings(folder: Path) -> dict[str, Any]:
     """Return the `VideoOptions.settings` with which the segments in a folder were written."""
     settings: dict[str, Any] = read_json(folder / _PLAN)["settings"]["settings"]
     return settings
-
-
-def read_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of the frames in a folder of segments, in order, without damaged segments."""
-    for segment in _read_segments(folder):
-        path = folder / f"{segment.start:08d}.jsonl"
-        if (digest := _digest(path)) is not None and segment.digests[-2:-1] == [digest]:
-            with path.open(encoding="utf-8") as lines:
-                yield from map(json.loads, lines)
 
 
 class ResumeFolder:
@@ -224,10 +215,17 @@ class ResumeFolder:
         """Return the SHA-256 of the files of a segment in this folder or another; None for missing ones."""
         return [_digest((folder or self.path) / file.name) for file in self.files(segment.start)]
 
-    def state(self, segment: VideoSegment) -> State:
-        """Return the state at the end of a segment."""
-        with np.load(self.files(segment.start)[-1], allow_pickle=False) as saved:
+    def state(self, segment: VideoSegment, folder: Path | None = None) -> State:
+        """Return the state at the end of a segment in this folder or another."""
+        with np.load((folder or self.path) / self.files(segment.start)[-1].name, allow_pickle=False) as saved:
             return {name: saved[name] for name in saved.files}
+
+    def last_state(self, earlier: Path) -> State:
+        """Return the state at the end of the last segment of an earlier run that is whole; an empty one without any."""
+        for segment in reversed(_read_segments(earlier)):
+            if segment.digests == self._digests(segment, earlier):
+                return self.state(segment, earlier)
+        return {}
 
     def clear(self) -> None:
         """Remove the folder if this program created it."""

@@ -221,8 +221,20 @@ def test_an_id_is_never_used_again(track: Any) -> None:
 def test_a_later_prompt_of_a_detected_person(track: Any) -> None:
     options: dict[str, Any] = {"detect": Finder([LEFT]), "prompts": TrackPrompt(object_id=1, frame=3, points=[[9, 9]])}
     assert [result.object_ids.tolist() for result in track(FRAMES, **options)] == [[2]] * 3 + [[2, 1]] * 3
-    people = track(FRAMES, **options, people_ids=[1])
-    assert [result.object_ids.tolist() for result in people] == [[1]] * 6
+    earlier = track(FRAMES, prompts=[], detect=Finder([LEFT]))
+    assert [result.object_ids.tolist() for result in earlier] == [[1]] * 6
+    again = track(FRAMES, **options)
+    again.reuse_ids(earlier.state_before(6))
+    assert [result.object_ids.tolist() for result in again] == [[1]] * 6
+
+
+def test_a_prompt_before_the_person_with_its_id_was_detected(track: Any) -> None:
+    earlier = track(FRAMES, prompts=[], detect=Finder([], [], [LEFT]))
+    assert [result.object_ids.tolist() for result in earlier] == [[]] * 2 + [[1]] * 4
+    prompt = TrackPrompt(object_id=1, frame=1, points=[[50, 35]])
+    again = track(FRAMES, prompts=prompt, detect=Finder([LEFT]))  # now a person is found before the prompt
+    again.reuse_ids(earlier.state_before(6))
+    assert [result.object_ids.tolist() for result in again] == [[2]] + [[2, 1]] * 5
 
 
 def test_points_are_added_to_those_of_the_frame(track: Any) -> None:

@@ -142,6 +142,25 @@ def test_kept_segments_before_a_change_are_used_again(pipe: Any, clip: Path, tmp
         track(pipe, clip, refined, **options | {"refine": (tmp_path / "no", 3)})
 
 
+def test_people_keep_their_ids_when_a_video_is_refined(pipe: Any, clip: Path, tmp_path: Path) -> None:
+    out, state = tmp_path / "track.jsonl", tmp_path / "kept"
+    options = {"detect": OnePerson(), "keep_state": state}
+    track(pipe, clip, out, prompts=[], settings={"prompts": 0}, **options)
+    person = TrackPrompt(object_id=1, frame=9, points=[[20, 15]])
+    others = [TrackPrompt(object_id=number, frame=frame, box=[5, 6, 40, 30]) for number, frame in ((2, 13), (3, 8))]
+    prompts: list[TrackPrompt] = []
+    for prompt, resumed, ids in (
+        (person, 5, [[], [1], [1], [1]]),  # before the person is detected
+        (others[0], 10, [[], [1], [1], [1, 2]]),  # after it
+        (others[1], 5, [[], [1], [1, 3], [1, 3, 2]]),
+    ):
+        prompts.append(prompt)
+        refined = {"prompts": prompts, "refine": (state, prompt.frame), "settings": {"prompts": len(prompts)}}
+        assert track(pipe, clip, out, **refined, **options).resumed_at == resumed
+        assert [[one["id"] for one in lines(out)[frame]["objects"]] for frame in (6, 7, 8, 13)] == ids
+        (state / "00000020.npz").write_bytes(b"damaged")  # the state before knows the person too
+
+
 @pytest.mark.parametrize("refine", [False, True])
 def test_prompts_that_do_not_fit_leave_finished_results(pipe: Any, clip: Path, tmp_path: Path, refine: bool) -> None:
     out, state = tmp_path / "track.jsonl", tmp_path / "kept"
