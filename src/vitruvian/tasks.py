@@ -15,6 +15,7 @@ from vitruvian.errors import InputError, near_matches
 Group = Literal["people", "anything"]
 Convention = Literal["opencv", "opengl"]  # camera axes of normals and points; see `vitruvian.results.camera_map`
 VIDEO_FORMATS = ("mp4", "webm", "mov")
+ALPHA_VIDEO_FORMATS = ("webm", "mov")
 VIDEO_DATASET = "vis.json"  # for tasks on videos only: all records as one YouTube-VIS dataset
 CROPS = "crops"  # for tasks on videos only: a folder with an image of each visible object in each frame
 PLOTS = {"plot": "_plot.png", "plot.jpg": "_plot.jpg"}  # file formats with the drawing of a result

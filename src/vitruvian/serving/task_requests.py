@@ -25,7 +25,7 @@ from vitruvian.pipelines.options import (
 )
 from vitruvian.pipelines.output_options import ALL_MASKS_HELP, CommonVideoOptions, MatteOutputOptions, OutputOptions
 from vitruvian.serving.errors import RequestError, too_large, wrong_value
-from vitruvian.tasks import TASKS, Task
+from vitruvian.tasks import ALPHA_VIDEO_FORMATS, TASKS, Task
 
 Point = Annotated[list[float], Field(min_length=2, max_length=2)]
 Box = Annotated[list[float], Field(min_length=4, max_length=4)]
@@ -313,6 +313,13 @@ class TrackRequest(JobRequest):
         if not self.prompts and not self.everyone:
             raise ValueError("prompts, or everyone")
         return self
+
+    def check(self, max_prompts: int) -> None:
+        """Raise an error also for cut-out objects in a video without alpha."""
+        super().check(max_prompts)
+        if self.cutout and self.save and set(TASKS["track"].read_formats(self.save)).isdisjoint(ALPHA_VIDEO_FORMATS):
+            expected = f"a video with alpha ({', '.join(ALPHA_VIDEO_FORMATS)}) for cutout"
+            raise RequestError(422, subject="save", expected=expected, got=repr(self.save))
 
     def prompt_count(self) -> int:
         """Return the number of points and boxes."""

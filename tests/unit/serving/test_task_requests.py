@@ -94,6 +94,16 @@ def test_file_formats_that_jobs_do_not_write(save: str) -> None:
     assert (status_of(caught.value), caught.value.subject) == (422, "save")
 
 
+@pytest.mark.parametrize("save", ["mp4", "json", "png,mp4"])
+def test_cut_out_objects_are_only_saved_with_alpha(save: str) -> None:
+    track = JOB_REQUESTS["track"]
+    with pytest.raises(RequestError, match=r"save: expected a video with alpha \(webm, mov\) for cutout"):
+        track.read({"everyone": True, "cutout": True, "save": save}).check(0)
+    track.read({"everyone": True, "save": save}).check(0)
+    for other in ("webm,json", "mov", None):
+        track.read({"everyone": True, "cutout": True, "save": other}).check(0)
+
+
 def test_jobs_read_file_formats_as_the_command_line_does() -> None:
     options = JOB_REQUESTS["matte"].read({"save": ".JSON, png"})
     options.check(0)

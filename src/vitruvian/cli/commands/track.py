@@ -25,7 +25,7 @@ from vitruvian.errors import InputError, VitruvianError
 from vitruvian.filesystem.media_files import CAMERA, source_kind
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines.options import PeopleOptions
-from vitruvian.tasks import PIPELINE_TASKS, TASKS
+from vitruvian.tasks import ALPHA_VIDEO_FORMATS, PIPELINE_TASKS, TASKS
 
 if TYPE_CHECKING:
     from vitruvian.pipelines.video.track_prompt import TrackPrompt
@@ -129,10 +129,11 @@ class TrackCommand(TaskCommand):
         )
         save = "webm,json" if self.cutout and self.save is None and named is None else self.save
         words = () if save is None else self.task.read_formats(save)
-        if self.cutout and not {*words, named} & {"webm", "mov"}:
+        if self.cutout and {*words, named}.isdisjoint(ALPHA_VIDEO_FORMATS):
             option, got = ("--save", save) if named is None else ("--out", self.out)
             raise InputError(
-                f"--cutout: expected a video with alpha (webm, mov), got {option} {got}. Choose one of them."
+                f"--cutout: expected a video with alpha ({', '.join(ALPHA_VIDEO_FORMATS)}), got {option} {got}. Choose "
+                "one of them."
             )
         if self.then is None:
             return save
