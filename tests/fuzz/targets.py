@@ -34,8 +34,8 @@ from vitruvian import AutoConfig, AutoImageProcessor, AutoModelForPoseEstimation
 from vitruvian.cli import run
 from vitruvian.cli.coco_dataset import CocoDataset
 from vitruvian.cli.commands.image_tasks import PointmapCommand
-from vitruvian.cli.journal import JOURNAL, Journal
 from vitruvian.cli.named_sources import NamedSource
+from vitruvian.cli.resume_journal import JOURNAL, Journal
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.files.video import VideoReader
 from vitruvian.filesystem.json_files import read_json
@@ -425,10 +425,10 @@ def journals(folder: Path) -> list[Seed]:
     out = folder / "out"
     paths = [out / "a.json", out / "a.png"]
     journal = Journal(out)
-    origin = journal.begin(one, paths, "settings")
+    fingerprint = journal.begin(one, paths, "settings")
     for path in paths:
         path.write_text("result")
-    journal.done(origin, paths)
+    journal.done(fingerprint, paths)
 
     def read(path: Path) -> None:
         opened = Journal(path.parent)

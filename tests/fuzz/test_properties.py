@@ -20,8 +20,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from vitruvian.cli.journal import JOURNAL, Journal
 from vitruvian.cli.named_sources import NamedSource, find_sources
+from vitruvian.cli.resume_journal import JOURNAL, Journal
 from vitruvian.errors import InputError, VitruvianError
 from vitruvian.filesystem.output_paths import MAX_NAME_BYTES, name_key, output_path
 from vitruvian.pipelines.people.boxes_file import BoxesFile
@@ -161,13 +161,13 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(source=sources, file=files, option=options, size=st.integers(0, 3), complete=st.booleans())
     def run_job(self, source: int, file: int, option: str, size: int, complete: bool) -> None:
         """Run a job, or one that is killed before it records the end."""
-        origin = self.journal.begin(self.source(source), [self.path(file)], option)
+        fingerprint = self.journal.begin(self.source(source), [self.path(file)], option)
         self.records[file] = Record(source, self.versions[source], option)
         if size:
             self.path(file).write_text("x" * size)
             self.sizes[file] = size
         if complete and file in self.sizes:
-            self.journal.done(origin, [self.path(file)])
+            self.journal.done(fingerprint, [self.path(file)])
             self.records[file] = replace(self.records[file], size=self.sizes[file])
 
     @rule(file=files, size=st.integers(1, 3))

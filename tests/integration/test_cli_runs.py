@@ -15,8 +15,8 @@ from PIL import Image
 import vitruvian.cli as cli
 from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, save_images, truncate_file
-from vitruvian.cli.journal import JOURNAL
 from vitruvian.cli.report import RunReport
+from vitruvian.cli.resume_journal import JOURNAL
 from vitruvian.results import Pose
 
 HARD = SHARED / "photos" / "hard"

@@ -23,11 +23,11 @@ import typer
 
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco_dataset import CocoDataset
-from vitruvian.cli.journal import Journal, Origin, SourceStatus, has_journal, size_on_disk
 from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.cli.option_groups import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
+from vitruvian.cli.resume_journal import Journal, SourceFingerprint, SourceStatus, has_journal, size_on_disk
 from vitruvian.cli.run_video import Preview, run_camera, run_video_file
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.watch import complete_sources
@@ -102,7 +102,7 @@ class TaskRun:
         self.report, self._writer = report, writer
         self.plan = OutputPlan(command)
         self.call_options = command.call_options()
-        self._locks: dict[str, tuple[OutputLock, Origin]] = {}
+        self._locks: dict[str, tuple[OutputLock, SourceFingerprint]] = {}
         self._files: dict[str, dict[str, Path]] = {}  # planned for the sources of this pass, by identity
         # Files that this pass has written, and their sizes, by the identity of their source.
         self._written: dict[str, tuple[NamedSource, dict[Path, int]]] = {}
@@ -323,12 +323,12 @@ class TaskRun:
         try:
             self.journal.refresh()
             self._journal_status(item, paths)
-            origin = self.journal.begin(item, paths, self._digest(item))
+            fingerprint = self.journal.begin(item, paths, self._digest(item))
             self._remove_temporary_files(paths)
         except BaseException:
             lock.release()
             raise
-        self._locks[item.identity] = lock, origin
+        self._locks[item.identity] = lock, fingerprint
         return files
 
     def _remove_temporary_files(self, paths: Sequence[Path]) -> None:

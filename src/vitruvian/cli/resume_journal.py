@@ -32,8 +32,8 @@ SourceStatus = Literal["new", "done", "changed"]
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a file was made from.
+class SourceFingerprint:
+    """Which source, content and settings a file was made from.
 
     Attributes:
         source: Path or address of the source.
@@ -50,7 +50,7 @@ class Origin:
     settings: str
 
     @classmethod
-    def of(cls, item: NamedSource, settings: str) -> Origin:
+    def of(cls, item: NamedSource, settings: str) -> SourceFingerprint:
         """Examine a source."""
         size = mtime_ns = digest = None
         try:
@@ -63,13 +63,13 @@ class Origin:
             pass
         return cls(item.identity, size, mtime_ns, digest, settings)
 
-    def same_content(self, other: Origin) -> bool:
+    def same_content(self, other: SourceFingerprint) -> bool:
         """Return whether the source held the same bytes, as far as size, digest or time tell."""
         if self.digest is not None and other.digest is not None:
             return self.digest == other.digest
         return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
-    def same_source(self, other: Origin) -> bool:
+    def same_source(self, other: SourceFingerprint) -> bool:
         """Return whether it is the same source; a file that was moved is recognized by name and content."""
         moved = os.path.basename(self.source) == os.path.basename(other.source) and self.size is not None
         return self.source == other.source or (moved and self.same_content(other))
@@ -77,9 +77,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class _Entry:
-    """The last record of a file: its origin, and its size once it is done."""
+    """The last record of a file: its fingerprint, and its size once it is done."""
 
-    origin: Origin
+    fingerprint: SourceFingerprint
     size: int | None = None
     time_ns: int = 0
     file: str = ""
@@ -141,16 +141,16 @@ class Journal:
             files = record["files"]
             self._older |= {str(name) for name in files} if isinstance(files, list) else set()
             return
-        known = {name: record[name] for name in Origin.__dataclass_fields__}
-        origin = Origin(**known)  # type: ignore[arg-type]
-        if not isinstance(origin.source, str):
+        known = {name: record[name] for name in SourceFingerprint.__dataclass_fields__}
+        fingerprint = SourceFingerprint(**known)  # type: ignore[arg-type]
+        if not isinstance(fingerprint.source, str):
             raise TypeError("source")
         files, written = record["files"], int(str(record.get("time_ns", 0)))
         entries: dict[str, _Entry] = {}
         if record["event"] == "begin" and isinstance(files, list):
-            entries = {str(name): _Entry(origin, time_ns=written, file=file) for name in files}
+            entries = {str(name): _Entry(fingerprint, time_ns=written, file=file) for name in files}
         elif record["event"] == "done" and isinstance(files, dict):
-            entries = {str(name): _Entry(origin, int(size), written, file) for name, size in files.items()}
+            entries = {str(name): _Entry(fingerprint, int(size), written, file) for name, size in files.items()}
         for name, entry in entries.items():  # the last line of a file counts, and of several files the latest one
             before = self._entries.get(name)
             if before is None or before.file == file or entry.time_ns >= before.time_ns:
@@ -168,7 +168,7 @@ class Journal:
         present = [path for path in paths if _has_content(path) or self._is_empty_result(path)]
         if not present:
             return "new"
-        origin = Origin.of(item, settings)
+        fingerprint = SourceFingerprint.of(item, settings)
         proven, stale = 0, False
         for path in present:
             with self._lock:
@@ -176,11 +176,11 @@ class Journal:
             if entry is None or (entry.size is not None and entry.size != size_on_disk(path)):
                 reason = "was not written by this command" if entry is None else "was changed since it was written"
                 raise InputError(f"{path}: exists and {reason}. Choose another --out, or add --overwrite.")
-            if not entry.origin.same_source(origin):
+            if not entry.fingerprint.same_source(fingerprint):
                 raise InputError(
-                    f"{path}: holds the result of {entry.origin.source}. Choose another --out, or add --overwrite."
+                    f"{path}: holds the result of {entry.fingerprint.source}. Choose another --out, or add --overwrite."
                 )
-            same = entry.origin.settings == settings and entry.origin.same_content(origin)
+            same = entry.fingerprint.settings == settings and entry.fingerprint.same_content(fingerprint)
             proven += same and entry.size is not None
             stale |= not same
         if proven == len(paths):
@@ -207,13 +207,13 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------ records
 
-    def begin(self, item: NamedSource, files: Iterable[Path], settings: str) -> Origin:
+    def begin(self, item: NamedSource, files: Iterable[Path], settings: str) -> SourceFingerprint:
         """Record what is about to be written, on the disk before any of it is."""
-        origin = Origin.of(item, settings)
-        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, origin, sync=True)
-        return origin
+        fingerprint = SourceFingerprint.of(item, settings)
+        self._append({"event": "begin", "files": [self.name_of(path) for path in files]}, fingerprint, sync=True)
+        return fingerprint
 
-    def done(self, origin: Origin, files: Iterable[Path]) -> dict[Path, int]:
+    def done(self, fingerprint: SourceFingerprint, files: Iterable[Path]) -> dict[Path, int]:
         """Record that files are complete and on the disk (`sync_to_disk`), and return their sizes.
 
         The record itself need not be on the disk: without it the files are written again.
@@ -226,13 +226,13 @@ class Journal:
             if not size and not (path.is_dir() or (path.suffix == _MAY_BE_EMPTY and path.exists())):
                 raise InputError(f"{path}: expected a result, got no file or an empty one. Is the disk full?")
         names = {self.name_of(path): size for path, size in sizes.items()}
-        self._append({"event": "done", "files": names}, origin)
+        self._append({"event": "done", "files": names}, fingerprint)
         return sizes
 
-    def _append(self, record: dict[str, object], origin: Origin, *, sync: bool = False) -> None:
+    def _append(self, record: dict[str, object], fingerprint: SourceFingerprint, *, sync: bool = False) -> None:
         """Append a line in one write, after the rest of a line that a killed process left."""
         details = {"version": _VERSION, "time_ns": time.time_ns()}
-        line = (json.dumps(details | record | origin.__dict__) + "\n").encode()
+        line = (json.dumps(details | record | fingerprint.__dict__) + "\n").encode()
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._lock, self._file.open("a+b", buffering=0) as file:

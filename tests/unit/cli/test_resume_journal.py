@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.cli.journal import _DIGEST_BYTES, JOURNAL, Journal
 from vitruvian.cli.named_sources import NamedSource
+from vitruvian.cli.resume_journal import _DIGEST_BYTES, JOURNAL, Journal
 from vitruvian.errors import InputError
 
 
