@@ -29,7 +29,7 @@ from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.pipelines import pipeline
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
-from vitruvian.pipelines.saving import save_as
+from vitruvian.pipelines.save_option import save_as
 from vitruvian.pipelines.sources import Failure, Frame, open_source
 from vitruvian.tasks import TASKS, file_extension
 

@@ -27,7 +27,7 @@ from vitruvian.cli.run_video import prepare_ranges, run_range, run_video_file
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
-from vitruvian.pipelines.saving import ResultWriter, encode_as
+from vitruvian.pipelines.save_option import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Source
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages
 from vitruvian.scale.cluster import connect_to_ray, import_ray

@@ -39,7 +39,7 @@ from vitruvian.filesystem.output_paths import name_key
 from vitruvian.limits import read_bounded
 from vitruvian.pipelines import Failure, pipeline
 from vitruvian.pipelines.options import replace_options
-from vitruvian.pipelines.saving import ResultWriter, encode_as, save_as
+from vitruvian.pipelines.save_option import ResultWriter, encode_as, save_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
 

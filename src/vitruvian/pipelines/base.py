@@ -33,7 +33,7 @@ from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, I
 from vitruvian.pipelines.options import OnEmpty, Options, PeopleOptions, replace_options
 from vitruvian.pipelines.people.detectors import DetectorSpec, PeopleDetector, detect_people, open_detector
 from vitruvian.pipelines.people.selection import DEFAULT_DETECTOR_NOTE, detector_spec
-from vitruvian.pipelines.saving import open_writer
+from vitruvian.pipelines.save_option import open_writer
 from vitruvian.pipelines.sources import Frame, Source, open_source
 from vitruvian.results.base import People, Result
 from vitruvian.tasks import TASKS

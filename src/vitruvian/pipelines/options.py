@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from vitruvian.pipelines.people.detectors import DetectorSpec
-    from vitruvian.pipelines.saving import ResultWriter
+    from vitruvian.pipelines.save_option import ResultWriter
     from vitruvian.pipelines.video.track_prompt import TrackPrompt
 
 T = TypeVar("T")

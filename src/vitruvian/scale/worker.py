@@ -14,7 +14,7 @@ from vitruvian.errors import VitruvianError
 from vitruvian.filesystem.atomic import sync_to_disk
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines import Failure, pipeline
-from vitruvian.pipelines.saving import ResultWriter, encode_as
+from vitruvian.pipelines.save_option import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
 from vitruvian.scale.rows import Row, failure_row, rows_to_table

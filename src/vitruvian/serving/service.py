@@ -25,7 +25,7 @@ from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.options import PeopleOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
 from vitruvian.pipelines.people.selection import detector_spec
-from vitruvian.pipelines.saving import encode_as
+from vitruvian.pipelines.save_option import encode_as
 from vitruvian.results import Result
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
 from vitruvian.serving.job_store import Job, JobState
