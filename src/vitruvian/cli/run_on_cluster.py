@@ -22,8 +22,8 @@ from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.option_groups import STDIO, CocoGroup, MessageGroup, PeopleGroup
 from vitruvian.cli.report import RunReport
+from vitruvian.cli.run_on_video import prepare_ranges, run_range, run_video_file
 from vitruvian.cli.run_task import TaskRun
-from vitruvian.cli.run_video import prepare_ranges, run_range, run_video_file
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits

@@ -2,7 +2,7 @@
 
 SOURCE… ─▶ sources ─┬▶ done before: skipped
                    ├▶ images ─▶ pipeline, in batches ─▶ files in a folder, or standard output
-                   └▶ videos, cameras ─▶ one after another (`run_video.py`)
+                   └▶ videos, cameras ─▶ one after another (`run_on_video.py`)
 
 For each source: lock its outputs, record "begin" in the journal, process, write, record "done", unlock. At the end the
 files on disk are compared with what was recorded.
@@ -28,7 +28,7 @@ from vitruvian.cli.option_groups import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
 from vitruvian.cli.report import RunReport
 from vitruvian.cli.resume_journal import Journal, SourceFingerprint, SourceStatus, has_journal, size_on_disk
-from vitruvian.cli.run_video import Preview, run_camera, run_video_file
+from vitruvian.cli.run_on_video import Preview, run_camera, run_video_file
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.cli.watch import complete_sources
 from vitruvian.errors import InputError
