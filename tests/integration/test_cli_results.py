@@ -103,16 +103,16 @@ def test_two_addresses_with_a_long_common_part(tmp_path: Path, monkeypatch: pyte
 def test_a_result_that_vanishes_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vitruvian.cli.report import RunReport
+    from vitruvian.cli.console_report import ConsoleReport
 
-    done = RunReport.done
+    done = ConsoleReport.done
 
-    def vanish(self: RunReport, name: str, paths: list[Path], **details: object) -> None:
+    def vanish(self: ConsoleReport, name: str, paths: list[Path], **details: object) -> None:
         done(self, name, paths, **details)  # type: ignore[arg-type]
         if "001" in name:
             paths[0].unlink()
 
-    monkeypatch.setattr(RunReport, "done", vanish)
+    monkeypatch.setattr(ConsoleReport, "done", vanish)
     save_images(tmp_path / "in", 3)
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", "--save", "json") == 1
     err = capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_a_result_that_vanishes_on_a_cluster_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitruvian.cli.commands.image_tasks import PoseCommand
-    from vitruvian.cli.report import RunReport
+    from vitruvian.cli.console_report import ConsoleReport
     from vitruvian.cli.run_on_cluster import _RecordingReport
     from vitruvian.cli.run_task import TaskRun
 
@@ -137,7 +137,7 @@ def test_a_result_that_vanishes_on_a_cluster_is_counted_once(
     monkeypatch.setattr(_RecordingReport, "done", vanish)
     (image,) = save_images(tmp_path / "in", 1)
     command = PoseCommand(sources=[str(image)], out=str(tmp_path / "out"), model="builtin", save="json", detect="whole")
-    worker, driver = _RecordingReport(), RunReport(command)
+    worker, driver = _RecordingReport(), ConsoleReport(command)
     with TaskRun(command, worker, writer="worker") as run:
         run.process(run.find_sources())
     for method, args, kwargs in worker.calls:

@@ -15,7 +15,7 @@ from PIL import Image
 import vitruvian.cli as cli
 from tests.helpers.shared_folder import SHARED, needs_shared
 from tests.integration.cli_case import COMMANDS, command, json_lines, pixels, save_images, truncate_file
-from vitruvian.cli.report import RunReport
+from vitruvian.cli.console_report import ConsoleReport
 from vitruvian.cli.resume_journal import JOURNAL
 from vitruvian.results import Pose
 
@@ -227,14 +227,14 @@ def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[int] = []
-    done = RunReport.done
+    done = ConsoleReport.done
 
-    def counting(self: RunReport, *arguments: object, **details: object) -> None:
+    def counting(self: ConsoleReport, *arguments: object, **details: object) -> None:
         if self.done_count % 16 == 8:
             alive.append(sum(isinstance(one, Pose) for one in gc.get_objects()))
         done(self, *arguments, **details)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(RunReport, "done", counting)
+    monkeypatch.setattr(ConsoleReport, "done", counting)
     save_images(tmp_path / "in", 80, size_hw=(24, 24))
     arguments = ("--save", "json", "--batch-size", 2, "--workers", 2, "-q")
     assert command("pose", tmp_path / "in", "-o", tmp_path / "out", *arguments) == 0

@@ -20,8 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
-from vitruvian.cli.option_groups import options_by_argument
-from vitruvian.cli.report import (
+from vitruvian.cli.console_report import (
     DONE,
     INTERRUPTED,
     INVALID_COMMAND,
@@ -30,6 +29,7 @@ from vitruvian.cli.report import (
     printable,
     traceback_text,
 )
+from vitruvian.cli.option_groups import options_by_argument
 from vitruvian.cli.task_command import task_function
 from vitruvian.cpu_threads import configure_openmp
 from vitruvian.errors import InputError, VitruvianError

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from vitruvian.cli.commands.track import TrackCommand
+from vitruvian.cli.console_report import ConsoleReport
 from vitruvian.cli.named_sources import NamedSource
 from vitruvian.cli.option_groups import STDIO, CocoGroup, MessageGroup, PeopleGroup
-from vitruvian.cli.report import RunReport
 from vitruvian.cli.run_on_video import prepare_ranges, run_range, run_video_file
 from vitruvian.cli.run_task import TaskRun
 from vitruvian.cli.task_command import TaskCommand
@@ -53,7 +53,7 @@ def run_on_cluster(command: TaskCommand) -> None:
     _check(command, sources, addresses)
     address = addresses[0] if addresses else None
     command = dataclasses.replace(command, sources=sources)
-    report = RunReport(command)
+    report = ConsoleReport(command)
     interrupted = False
     try:
         if _wants_shards(command):
@@ -102,7 +102,7 @@ def _wants_shards(command: TaskCommand) -> bool:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None, report: RunReport) -> Iterator[Any]:
+def _cluster(address: str | None, report: ConsoleReport) -> Iterator[Any]:
     """Connect to a cluster, and print the address of its dashboard."""
     ray = import_ray()
     with connect_to_ray(ray, address) as dashboard:
@@ -124,7 +124,7 @@ class _CommandSpec:
     def open_runner(self) -> Runner:
         """Load the model, and return the function that runs the pipeline."""
         set_limits(**dataclasses.asdict(self.limits))
-        run = TaskRun(self.command, RunReport(MessageGroup(quiet=True)))
+        run = TaskRun(self.command, ConsoleReport(MessageGroup(quiet=True)))
         pipe, options = run.pipe, run.call_options
 
         def call(source: Source, save: ResultWriter) -> Any:
@@ -145,7 +145,7 @@ class _CommandEncoder:
         return {name: encode_as(name, converted, draw=self.command.output.draw) for name in self.formats}
 
 
-def _run_shards(command: TaskCommand, report: RunReport, address: str | None) -> None:
+def _run_shards(command: TaskCommand, report: ConsoleReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     run = TaskRun(worker, report)
     formats = with_json(run.plan.image_formats) if command.save is None else run.plan.image_formats
@@ -195,7 +195,7 @@ def _count_in_background(command: TaskCommand) -> Future[int | None]:
 # ------------------------------------------------------------------------------------------------ files
 
 
-class _RecordingReport(RunReport):
+class _RecordingReport(ConsoleReport):
     """Keeps what a worker reports, for the report of the driver."""
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class _Splits:
         return True
 
 
-def _run_files(command: TaskCommand, report: RunReport, address: str | None) -> None:
+def _run_files(command: TaskCommand, report: ConsoleReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     with TaskRun(worker, report) as run:
         remaining, _ = run.plan_sources(run.find_sources())

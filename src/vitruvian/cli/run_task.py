@@ -23,10 +23,10 @@ import typer
 
 from vitruvian.cli.checkpoints import check_model, is_exported, open_exported
 from vitruvian.cli.coco_dataset import CocoDataset
+from vitruvian.cli.console_report import ConsoleReport
 from vitruvian.cli.named_sources import NamedSource, find_sources
 from vitruvian.cli.option_groups import STDIO, CocoGroup, PeopleGroup
 from vitruvian.cli.output_plan import OutputPlan, result_paths
-from vitruvian.cli.report import RunReport
 from vitruvian.cli.resume_journal import Journal, SourceFingerprint, SourceStatus, has_journal, size_on_disk
 from vitruvian.cli.run_on_video import Preview, run_camera, run_video_file
 from vitruvian.cli.task_command import TaskCommand
@@ -65,7 +65,7 @@ def run_task(command: TaskCommand) -> None:
 
 def _run_command(command: TaskCommand) -> tuple[int, list[TaskCommand]]:
     """Run a task's command and report; return its exit code, and the commands that follow it."""
-    with TaskRun(command, RunReport(command, each=command.watch)) as run:
+    with TaskRun(command, ConsoleReport(command, each=command.watch)) as run:
         interrupted = False
         try:
             if command.watch:
@@ -93,7 +93,7 @@ class TaskRun:
         writer: Name of this worker on a cluster, for the journal.
     """
 
-    def __init__(self, command: TaskCommand, report: RunReport, *, writer: str | None = None) -> None:
+    def __init__(self, command: TaskCommand, report: ConsoleReport, *, writer: str | None = None) -> None:
         if command.json and command.out == STDIO:
             raise InputError(
                 "--json and --out -: cannot be combined, since both write to standard output. Drop one of them."

@@ -42,7 +42,7 @@ def bench(
 
     from vitruvian.bench import workloads
     from vitruvian.bench.timing import describe_machine, product_ceiling
-    from vitruvian.cli.report import format_seconds
+    from vitruvian.cli.console_report import format_seconds
     from vitruvian.errors import check_choice
 
     if available:

@@ -41,10 +41,10 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Detect people in images, run the people tasks on them, and draw all results on one sheet, OUT/sheet.png."""
+    from vitruvian.cli.console_report import ConsoleReport, format_seconds, printable
     from vitruvian.cli.demo_sheet import run_demo
-    from vitruvian.cli.report import RunReport, format_seconds, printable
 
-    report = RunReport(MessageGroup(quiet=quiet, debug=debug))
+    report = ConsoleReport(MessageGroup(quiet=quiet, debug=debug))
     with report.busy("processing images"):
         done = run_demo(
             images or None,

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
+from vitruvian.cli.console_report import print_json, printable
 from vitruvian.cli.option_groups import Debug, Json
-from vitruvian.cli.report import print_json, printable
 from vitruvian.cpu_threads import usable_cores
 from vitruvian.filesystem.json_files import JsonObject
 from vitruvian.limits import Limits, get_limits

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from vitruvian.cli.console_report import format_millions, print_json, printable
 from vitruvian.cli.option_groups import Debug, Json, Quiet, read_size
-from vitruvian.cli.report import format_millions, print_json, printable
 from vitruvian.errors import CheckpointError, InputError
 
 app = typer.Typer(rich_markup_mode="rich")

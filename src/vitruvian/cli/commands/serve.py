@@ -16,7 +16,7 @@ from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, find_task
 
 if TYPE_CHECKING:
-    from vitruvian.cli.report import RunReport
+    from vitruvian.cli.console_report import ConsoleReport
     from vitruvian.serving.settings import Settings
 
 EXAMPLE = "vitruvian serve --model pose=facebook/sapiens2-pose-0.4b --model segment=facebook/sam2.1-hiera-tiny"
@@ -117,7 +117,7 @@ def serve(
         from vitruvian.serving.settings import Settings, default_data_folder, read_limits
     except ModuleNotFoundError as error:
         raise MissingExtraError(str(error.name), "serve", "vitruvian serve") from error
-    from vitruvian.cli.report import RunReport
+    from vitruvian.cli.console_report import ConsoleReport
     from vitruvian.limits import use_limits
 
     if add_key is not None:
@@ -125,7 +125,7 @@ def serve(
             raise InputError("--add-key requires --api-key-file.")
         typer.echo(add_new_key(api_key_file, add_key))
         return
-    report = RunReport(MessageGroup(quiet=quiet, debug=debug))
+    report = ConsoleReport(MessageGroup(quiet=quiet, debug=debug))
     changes, limits = read_limits(dict(text.partition("=")[::2] for text in limit or ()), subject="--limit")
     settings = Settings(
         models=_resolve_models(model or []),
@@ -159,7 +159,7 @@ def serve(
     sys.stderr.flush()
 
 
-def _serve_on_ray(settings: Settings, report: RunReport, print_config: bool, **scaling: Any) -> None:
+def _serve_on_ray(settings: Settings, report: ConsoleReport, print_config: bool, **scaling: Any) -> None:
     """Run as deployments of Ray Serve until Ctrl-C, or print their configuration."""
     from vitruvian.scale.cluster import connect_to_ray, import_ray
     from vitruvian.scale.ray_serve import Scaling, import_serve, serve_config, start_on_serve

@@ -89,7 +89,7 @@ def print_warning(text: str) -> None:
     _CONSOLE.print(f"Warning: {printable(text)}", markup=False)
 
 
-class RunReport:
+class ConsoleReport:
     """Counts what was done, skipped and failed, and prints it.
 
     Args:
@@ -143,7 +143,7 @@ class RunReport:
             self._files += files
         if note is not None:
             self._notes[note] = self._notes.get(note, 0) + 1
-        self.line(source=name, status="done", files=[str(file) for file in files], **details)
+        self.print_json_line(source=name, status="done", files=[str(file) for file in files], **details)
         if self.each:
             self.say(f"{name} → {', '.join(str(file) for file in files)}")
 
@@ -152,19 +152,19 @@ class RunReport:
         self.done_count += done
         self.skipped_count += skipped
         self._shards = folder
-        self.line(status="done", done=done, skipped=skipped, folder=folder)
+        self.print_json_line(status="done", done=done, skipped=skipped, folder=folder)
 
     def skipped(self, name: str, files: Sequence[Path]) -> None:
         """Count a source that was done before."""
         self.skipped_count += 1
-        self.line(source=name, status="skipped", files=[str(file) for file in files])
+        self.print_json_line(source=name, status="skipped", files=[str(file) for file in files])
 
     def failed(self, name: str, error: BaseException | str) -> None:
         """Count a source that gave no result."""
         message = error_text(error, self._names)
         message = message if message.startswith(printable(name)) else f"{printable(name)}: {message}"
         self.failures.append(message)
-        self.line(source=name, status="failed", error=message)
+        self.print_json_line(source=name, status="failed", error=message)
         if self.each:
             self.warn(message)
         if self.debug and isinstance(error, BaseException):
@@ -178,7 +178,7 @@ class RunReport:
     def finish(self, *, interrupted: bool = False) -> int:
         """Print the summary and return the exit code."""
         seconds = time.monotonic() - self.started
-        self.line(
+        self.print_json_line(
             summary={
                 "done": self.done_count,
                 "skipped": self.skipped_count,
@@ -226,7 +226,7 @@ class RunReport:
         """Print a line on standard error even when quiet."""
         _CONSOLE.print(printable(text), markup=False, style="red")
 
-    def line(self, **values: object) -> None:
+    def print_json_line(self, **values: object) -> None:
         """Print a line of JSON on standard output with --json."""
         if self.json:
             sys.stdout.write(json_line(values) + "\n")
@@ -236,7 +236,7 @@ class RunReport:
 class _Bar:
     """Progress of one piece of work."""
 
-    def __init__(self, report: RunReport, title: str, total: int | None, progress: Progress) -> None:
+    def __init__(self, report: ConsoleReport, title: str, total: int | None, progress: Progress) -> None:
         self._report, self._title, self._total, self._progress = report, title, total, progress
         self._task = progress.add_task(escape(title), total=total, speed="")
         self._logged = time.monotonic()
@@ -255,7 +255,7 @@ class _Bar:
         self._progress.update(self._task, completed=count, total=total, speed=speed + left + failed)
         if self._report.progress and (now - self._reported > _PROGRESS_SECONDS or count == total):
             self._reported = now
-            self._report.line(progress={"source": self._title, "done": count, "total": total})
+            self._report.print_json_line(progress={"source": self._title, "done": count, "total": total})
         if self._progress.disable and now - self._logged > _LOG_SECONDS:
             self._logged = now
             self._report.say(f"{self._title}: {count} of {total or '?'}{left}")
