@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from vitruvian.cli.option_groups import MessageGroup
+from vitruvian.cli.option_groups import VerbosityGroup
 from vitruvian.errors import VitruvianError, escape_surrogates, replace_control_characters
 
 DONE, SOME_FAILED, INVALID_COMMAND, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -93,14 +93,14 @@ class ConsoleReport:
     """Counts what was done, skipped and failed, and prints it.
 
     Args:
-        messages: How much to print.
+        verbosity: How much to print.
         each: Whether to print a line for each source as it is done, as --watch needs it.
     """
 
-    def __init__(self, messages: MessageGroup, *, each: bool = False) -> None:
-        self.json, self.quiet, self.debug, self.each = messages.json, messages.quiet, messages.debug, each
-        self.progress = messages.progress
-        self._names = messages.names_in_messages()
+    def __init__(self, verbosity: VerbosityGroup, *, each: bool = False) -> None:
+        self.json, self.quiet, self.debug, self.each = verbosity.json, verbosity.quiet, verbosity.debug, each
+        self.progress = verbosity.progress
+        self._names = verbosity.names_in_messages()
         self.done_count = self.skipped_count = self.changed_count = 0
         self.failures: list[str] = []
         self.more_failures = 0  # without a message

@@ -352,7 +352,7 @@ class VideoGroup(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessageGroup(OptionGroup):
+class VerbosityGroup(OptionGroup):
     """What is printed."""
 
     panel = "Messages"

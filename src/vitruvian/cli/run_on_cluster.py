@@ -21,7 +21,7 @@ import typer
 from vitruvian.cli.commands.track import TrackCommand
 from vitruvian.cli.console_report import ConsoleReport
 from vitruvian.cli.named_sources import NamedSource
-from vitruvian.cli.option_groups import STDIO, CocoGroup, MessageGroup, PeopleGroup
+from vitruvian.cli.option_groups import STDIO, CocoGroup, PeopleGroup, VerbosityGroup
 from vitruvian.cli.run_on_video import prepare_ranges, run_range, run_video_file
 from vitruvian.cli.run_task import TaskRun
 from vitruvian.cli.task_command import TaskCommand
@@ -124,7 +124,7 @@ class _CommandSpec:
     def open_runner(self) -> Runner:
         """Load the model, and return the function that runs the pipeline."""
         set_limits(**dataclasses.asdict(self.limits))
-        run = TaskRun(self.command, ConsoleReport(MessageGroup(quiet=True)))
+        run = TaskRun(self.command, ConsoleReport(VerbosityGroup(quiet=True)))
         pipe, options = run.pipe, run.call_options
 
         def call(source: Source, save: ResultWriter) -> Any:
@@ -199,7 +199,7 @@ class _RecordingReport(ConsoleReport):
     """Keeps what a worker reports, for the report of the driver."""
 
     def __init__(self) -> None:
-        super().__init__(MessageGroup(quiet=True))
+        super().__init__(VerbosityGroup(quiet=True))
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def done(self, *args: Any, **kwargs: Any) -> None:

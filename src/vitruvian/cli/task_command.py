@@ -18,10 +18,10 @@ from vitruvian.cli.option_groups import (
     BatchGroup,
     ClusterGroup,
     CocoGroup,
-    MessageGroup,
     ModelGroup,
     OutputGroup,
     SourceGroup,
+    VerbosityGroup,
     VideoGroup,
     options_by_argument,
     with_options,
@@ -39,14 +39,14 @@ _NOT_IN_DIGEST = {
     *("then", "keep_state", "refine"),
 } | {
     field.name
-    for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, ClusterGroup, MessageGroup)
+    for group in (SourceGroup, OutputGroup, CocoGroup, BatchGroup, ClusterGroup, VerbosityGroup)
     for field in dataclasses.fields(group)
 }
 _VIDEO_OPTIONS = {field.name for field in dataclasses.fields(VideoGroup)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskCommand(MessageGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup):
+class TaskCommand(VerbosityGroup, ClusterGroup, VideoGroup, ModelGroup, OutputGroup, SourceGroup):
     """A command that runs a task on images and videos, with the values of its options.
 
     A subclass has further options as fields or inherited groups, and the help as docstring.
@@ -183,7 +183,7 @@ def task_function(command: type[TaskCommand]) -> Callable[..., None]:
 
     groups = {name: group for group in command.__mro__[::-1] for name in inspect.get_annotations(group)}
     hints = get_type_hints(command, include_extras=True)
-    last = (*dataclasses.fields(VideoGroup), *dataclasses.fields(MessageGroup))
+    last = (*dataclasses.fields(VideoGroup), *dataclasses.fields(VerbosityGroup))
     fields = sorted(dataclasses.fields(command), key=lambda field: field.name in [option.name for option in last])
     parameters = []
     for field in fields:

@@ -16,7 +16,7 @@ from PIL import Image
 from vitruvian.cli.app import _names_in_messages, program, run
 from vitruvian.cli.commands.image_tasks import TASK_COMMANDS
 from vitruvian.cli.console_report import ConsoleReport, error_text, json_line, printable
-from vitruvian.cli.option_groups import MessageGroup
+from vitruvian.cli.option_groups import VerbosityGroup
 from vitruvian.errors import InputError, MissingExtraError
 from vitruvian.pipelines import _warn_about_builtin
 
@@ -72,7 +72,7 @@ def test_the_first_result_does_not_count_for_the_remaining_time(
     """It takes the longest: the model warms up."""
     clock = [0.0]
     monkeypatch.setattr("vitruvian.cli.console_report.time.monotonic", lambda: clock[0])
-    report = ConsoleReport(MessageGroup())
+    report = ConsoleReport(VerbosityGroup())
     with report.bar("images", 100) as bar:
         for count, clock[0] in ((1, 60.0), (2, 61.0), (11, 80.0), (21, 100.0)):
             bar.update(count)
@@ -102,11 +102,11 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
     code = (
         "import functools, time, warnings\n"
         "from vitruvian.cli.app import _show_warning\n"
-        "from vitruvian.cli.option_groups import MessageGroup\n"
+        "from vitruvian.cli.option_groups import VerbosityGroup\n"
         "from vitruvian.cli.console_report import ConsoleReport\n"
         "from vitruvian.errors import VitruvianWarning\n"
         "warnings.showwarning = functools.partial(_show_warning, {})\n"
-        "with ConsoleReport(MessageGroup()).busy('opening'):\n"
+        "with ConsoleReport(VerbosityGroup()).busy('opening'):\n"
         "    time.sleep(0.5)\n"
         "    warnings.warn('model: small', VitruvianWarning)\n"
         "    time.sleep(0.3)\n"
@@ -130,7 +130,7 @@ def test_a_warning_and_a_spinner_do_not_share_a_line() -> None:
 
 def test_progress_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     for progress in (True, False):
-        report = ConsoleReport(MessageGroup(json=True, progress=progress, quiet=True))
+        report = ConsoleReport(VerbosityGroup(json=True, progress=progress, quiet=True))
         with report.bar("clip.mp4", None) as bar:
             for frame in range(1, 9):
                 bar.update(frame, 8)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.option_groups import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
+from vitruvian.cli.option_groups import MODEL, Debug, DeviceOption, DtypeOption, Quiet, VerbosityGroup
 from vitruvian.errors import InputError
 
 EXAMPLE = "vitruvian demo photo.jpg --model pose=facebook/sapiens2-pose-0.4b --model parts=facebook/sapiens2-seg-0.4b"
@@ -44,7 +44,7 @@ def demo(
     from vitruvian.cli.console_report import ConsoleReport, format_seconds, printable
     from vitruvian.cli.demo_sheet import run_demo
 
-    report = ConsoleReport(MessageGroup(quiet=quiet, debug=debug))
+    report = ConsoleReport(VerbosityGroup(quiet=quiet, debug=debug))
     with report.busy("processing images"):
         done = run_demo(
             images or None,

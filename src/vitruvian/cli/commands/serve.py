@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.option_groups import MODEL, Debug, DeviceOption, DtypeOption, MessageGroup, Quiet
+from vitruvian.cli.option_groups import MODEL, Debug, DeviceOption, DtypeOption, Quiet, VerbosityGroup
 from vitruvian.errors import CheckpointError, InputError, MissingExtraError
 from vitruvian.tasks import PIPELINE_TASKS, TASKS, find_task
 
@@ -125,7 +125,7 @@ def serve(
             raise InputError("--add-key requires --api-key-file.")
         typer.echo(add_new_key(api_key_file, add_key))
         return
-    report = ConsoleReport(MessageGroup(quiet=quiet, debug=debug))
+    report = ConsoleReport(VerbosityGroup(quiet=quiet, debug=debug))
     changes, limits = read_limits(dict(text.partition("=")[::2] for text in limit or ()), subject="--limit")
     settings = Settings(
         models=_resolve_models(model or []),

@@ -13,9 +13,9 @@ from typer import Option
 
 from vitruvian.cli.option_groups import (
     STDIO,
-    MessageGroup,
     ModelGroup,
     OutputGroup,
+    VerbosityGroup,
     VideoGroup,
     read_numbers,
     read_points,
@@ -280,7 +280,7 @@ class TrackCommand(TaskCommand):
 
         shared = {
             field.name: getattr(self, field.name)
-            for group in (OutputGroup, ModelGroup, VideoGroup, MessageGroup)
+            for group in (OutputGroup, ModelGroup, VideoGroup, VerbosityGroup)
             for field in dataclasses.fields(group)
             if field.name not in _OWN_OPTIONS
         }
