@@ -260,7 +260,7 @@ class _CommandActor(ChunkActor):
         run, item = self._run, step.source
         remaining, changed = run.plan_sources([item])
         if remaining:
-            with run.attempt(item):
+            with run.report_error_and_unlock(item):
                 if step.step == "split":
                     ranges = prepare_ranges(run, item, seconds=self._command.split_seconds or 0)
                     self._report.calls.append(("split", (item, ranges), {}))

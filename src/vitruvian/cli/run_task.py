@@ -209,7 +209,7 @@ class TaskRun:
         for item in videos:
             run = run_camera if item.kind == "camera" else run_video_file
             pipe = self.pipe  # an error of the model is not one of the video
-            with self.attempt(item):
+            with self.report_error_and_unlock(item):
                 run(self, pipe, item, changed=item.identity in changed)
         self._add_following(sources)
         self._compare_with_disk()
@@ -223,7 +223,7 @@ class TaskRun:
         self._files.clear()
         planned: dict[str, NamedSource] = {}
         for item in sources:
-            with self.attempt(item):
+            with self.report_error_and_unlock(item):
                 if self._status(item, planned) == "changed":
                     changed.add(item.identity)
                 remaining.append(item)
@@ -242,7 +242,7 @@ class TaskRun:
                 self.following += commands
 
     @contextmanager
-    def attempt(self, item: NamedSource) -> Iterator[None]:
+    def report_error_and_unlock(self, item: NamedSource) -> Iterator[None]:
         """Report an error in the block as that of one source, and unlock its outputs."""
         try:
             yield
@@ -394,7 +394,7 @@ class TaskRun:
                     if index >= len(images):  # the source itself failed
                         self.report.failed(result.name, result.error)
                         continue
-                    with self.attempt(images[index]):
+                    with self.report_error_and_unlock(images[index]):
                         if isinstance(result, Failure):
                             raise result.error
                         writer.flush(index)
