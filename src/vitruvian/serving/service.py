@@ -36,7 +36,7 @@ from vitruvian.serving.model_queue import FairLock, ModelQueue
 from vitruvian.serving.queued_requests import QueuedRequest, decode_upload
 from vitruvian.serving.request_bodies import UploadReader
 from vitruvian.serving.settings import Settings
-from vitruvian.serving.stored_images import EncodeImage, ImageEmbedding, StoredImage, segment_stored
+from vitruvian.serving.stored_images import ImageEmbedding, ImageEmbeddingSteps, StoredImage, segment_stored
 from vitruvian.serving.stored_videos import StoredVideo, video_store
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest, TrackPromptFields, TrackRequest
 from vitruvian.serving.upload_folder import UploadFolder
@@ -69,9 +69,9 @@ class Service:
             max_items=limits.images,
             max_bytes=limits.stored_bytes,
             seconds=limits.image_seconds,
-            on_remove=_cancel_encoding,
+            on_remove=_cancel_embedding,
         )
-        self._encodings: set[asyncio.Task[ImageEmbedding]] = set()
+        self._embedding_tasks: set[asyncio.Task[ImageEmbedding]] = set()
         self.videos, self.jobs = video_store(limits), Jobs(settings)
         self.uploads = UploadReader(settings.limits, allow_urls=settings.allow_urls)
         self.start_job: JobStarter = self._start_job_here  # `serve --ray` has the jobs in another process
@@ -137,8 +137,8 @@ class Service:
     async def stop(self) -> None:
         """Answer what was accepted, for a limited time, and interrupt jobs."""
         self.stopping.set()
-        for encoding in self._encodings:
-            encoding.cancel()
+        for task in self._embedding_tasks:
+            task.cancel()
         closing = (asyncio.to_thread(queue.close, _DRAIN_SECONDS) for queue in self.queues.values())
         await asyncio.gather(self.jobs.stop(), *closing)
         if self._sweeper is not None:
@@ -200,10 +200,10 @@ class Service:
         options.check(self.settings.limits.prompts)
         call = queue.pipe.for_call(options.call_options())
 
-        encode = partial(self._encode, file_format, options)
-        return await self.wait(request, queue.submit(QueuedRequest(body, name, call, encode)))
+        serialize = partial(self._serialize, file_format, options)
+        return await self.wait(request, queue.submit(QueuedRequest(body, name, call, serialize)))
 
-    def _encode(self, file_format: str, options: TaskRequest, result: Result) -> bytes:
+    def _serialize(self, file_format: str, options: TaskRequest, result: Result) -> bytes:
         """Return a result as the bytes of a file."""
         output = options.output()
         save = {} if file_format in PLOTS else output.save_options(file_format)
@@ -216,27 +216,29 @@ class Service:
         self.images.add(image)
         if "segment" in self.queues:
             with contextlib.suppress(RequestError):  # it loads, or its queue is full
-                self._start_encoding(image)
+                self._start_embedding(image)
         return image
 
-    def _start_encoding(self, image: StoredImage) -> asyncio.Task[ImageEmbedding]:
+    def _start_embedding(self, image: StoredImage) -> asyncio.Task[ImageEmbedding]:
         """Return the task that computes the embedding of an image; start it unless it runs."""
-        if image.encoding is None:
+        if image.embedding_task is None:
             queue = self.queue("segment")
             pipe: Any = queue.pipe
-            future = queue.submit(QueuedRequest(image.body, image.name, EncodeImage(pipe), lambda embedding: embedding))
-            image.encoding = asyncio.create_task(self._encode_stored(image, future))
-            self._encodings.add(image.encoding)
-            image.encoding.add_done_callback(self._encodings.discard)
-            image.encoding.add_done_callback(_log_failure)
-        return image.encoding
+            future = queue.submit(
+                QueuedRequest(image.body, image.name, ImageEmbeddingSteps(pipe), lambda embedding: embedding)
+            )
+            image.embedding_task = asyncio.create_task(self._wait_for_embedding(image, future))
+            self._embedding_tasks.add(image.embedding_task)
+            image.embedding_task.add_done_callback(self._embedding_tasks.discard)
+            image.embedding_task.add_done_callback(_log_failure)
+        return image.embedding_task
 
-    async def _encode_stored(self, image: StoredImage, future: Future[ImageEmbedding]) -> ImageEmbedding:
+    async def _wait_for_embedding(self, image: StoredImage, future: Future[ImageEmbedding]) -> ImageEmbedding:
         """Wait for the embedding of an image, and keep it if there is space."""
         try:
             embedding = await asyncio.wrap_future(future)
         finally:
-            image.encoding = None
+            image.embedding_task = None
         if image.id in self.images and self.images.fits(image.nbytes + embedding.nbytes):
             image.embedding = embedding
             self.images.make_room(image)
@@ -250,7 +252,7 @@ class Service:
         embedding = image.embedding
         if embedding is None:  # several clicks wait for the same
             try:
-                embedding = await self.wait(request, asyncio.shield(self._start_encoding(image)))
+                embedding = await self.wait(request, asyncio.shield(self._start_embedding(image)))
             except RequestError:
                 self.images.get(image.id, image.owner)  # 404 if it was removed meanwhile
                 raise
@@ -258,7 +260,7 @@ class Service:
         def work() -> bytes:
             with self.metrics.stage("segment", "click"):
                 result = segment_stored(queue, image, embedding, call_options, draws=file_format in PLOTS)
-                return self._encode(file_format, options, result)
+                return self._serialize(file_format, options, result)
 
         return await self.wait(request, self._submit_short_task(work))
 
@@ -347,14 +349,14 @@ class Service:
         )  # fmt: skip
 
 
-def _cancel_encoding(image: StoredImage) -> None:
-    if image.encoding is not None:
-        image.encoding.cancel()
+def _cancel_embedding(image: StoredImage) -> None:
+    if image.embedding_task is not None:
+        image.embedding_task.cancel()
 
 
-def _log_failure(encoding: asyncio.Task[ImageEmbedding]) -> None:
+def _log_failure(task: asyncio.Task[ImageEmbedding]) -> None:
     """Log why an embedding could not be computed; the next click tries again, and answers with the error."""
-    if not encoding.cancelled() and (error := encoding.exception()) is not None:
+    if not task.cancelled() and (error := task.exception()) is not None:
         _log.warning("the embedding of a stored image: %s", error)
 
 

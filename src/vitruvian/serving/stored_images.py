@@ -41,12 +41,12 @@ class StoredImage(StoredItem):
     Attributes:
         body: The file.
         embedding: Its SAM 2 embedding, once it is computed.
-        encoding: The task that computes it, while it does.
+        embedding_task: The task that computes it, while it does.
     """
 
     body: bytes
     embedding: ImageEmbedding | None = None
-    encoding: asyncio.Task[ImageEmbedding] | None = None
+    embedding_task: asyncio.Task[ImageEmbedding] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -54,8 +54,8 @@ class StoredImage(StoredItem):
         return len(self.body) + (0 if self.embedding is None else self.embedding.nbytes)
 
 
-class EncodeImage(InferenceSteps[ImageEmbedding]):
-    """Encodes an image with the SAM 2 model of a pipeline."""
+class ImageEmbeddingSteps(InferenceSteps[ImageEmbedding]):
+    """The steps that compute the embedding of an image with the SAM 2 model of a pipeline."""
 
     def __init__(self, pipe: SegmentPipeline) -> None:
         self._pipe = pipe

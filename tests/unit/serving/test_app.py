@@ -346,7 +346,7 @@ def test_a_busy_segment_model_delays_clicks_only(
         assert [answer.status for answer in answers] == [200] * 3
         assert len({answer.body for answer in answers}) == 1
         assert client.get(path).json["embedded"]
-        wait(lambda: not service._encodings)  # of the other images
+        wait(lambda: not service._embedding_tasks)  # of the other images
         calls = gate.calls
         assert client.post(f"{path}/segment", {"points": [20, 20]}).status == 200
         assert gate.calls == calls

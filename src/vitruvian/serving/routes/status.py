@@ -94,7 +94,7 @@ def add_status(app: FastAPI, service: Service) -> None:
 def _model_info(service: Service, task: str) -> ModelInfo:
     queue, row = service.queues.get(task), TASKS[task]
     pipe = queue.pipe if queue is not None and queue.state == "ready" else None
-    kinds = [] if queue is None else formats_of(task)
+    formats = [] if queue is None else formats_of(task)
     return ModelInfo(
         task=task,
         summary=row.summary,
@@ -104,8 +104,8 @@ def _model_info(service: Service, task: str) -> ModelInfo:
         dtype=None if pipe is None else str(pipe.model.dtype).removeprefix("torch."),
         images=queue is not None,
         jobs=task in JOB_REQUESTS,
-        kinds=list(kinds),
-        media_types={file_format: MEDIA_TYPES[file_format] for file_format in kinds},
+        kinds=list(formats),
+        media_types={file_format: MEDIA_TYPES[file_format] for file_format in formats},
         options=IMAGE_REQUESTS[task].model_json_schema() if task in IMAGE_REQUESTS else {},
         job_options=JOB_REQUESTS[task].model_json_schema(),
         arguments=(IMAGE_REQUESTS.get(task) or JOB_REQUESTS[task]).call_names(),
