@@ -45,15 +45,17 @@ class QueuedRequest(Generic[AnswerT]):
         body: The image file.
         name: Its name in the result.
         call: The steps of the task with the options of the request.
-        encode: Makes the answer of the result, in a worker thread.
+        make_answer: Makes the answer of the result, in a worker thread.
 
     Attributes:
         future: The answer. Cancelling it cancels the request.
     """
 
-    def __init__(self, body: bytes, name: str, call: InferenceSteps[Any], encode: Callable[[Any], AnswerT]) -> None:
+    def __init__(
+        self, body: bytes, name: str, call: InferenceSteps[Any], make_answer: Callable[[Any], AnswerT]
+    ) -> None:
         self._body: bytes | None = body
-        self.name, self.call, self.encode = name, call, encode
+        self.name, self.call, self.make_answer = name, call, make_answer
         self.future: Future[AnswerT] = Future()
         self.submitted = time.monotonic()
 
@@ -173,7 +175,7 @@ class SharedSteps(InferenceSteps[Any]):
         with self._metrics.stage(self._name, "finish"):
             result = request.call.finish(prepared, decoded)
         with self._metrics.stage(self._name, "encode"):
-            request.answer(request.encode(result))  # before those that came earlier, if it is done before them
+            request.answer(request.make_answer(result))  # before those that came earlier, if it is done before them
 
 
 def _request_of(frame: Frame) -> QueuedRequest[Any]:
