@@ -77,8 +77,8 @@ def upscale_masks(
     return masks.permute(0, 1, 2, 3, 5, 7, 4, 6, 8).reshape(B, P, K, 4 * grid_hw[0], 4 * grid_hw[1])
 
 
-def peak_copies(cells: Tensor) -> int:
-    """Return how many times the memory of its cells [M, C] a prompt needs in two-way attention and `upscale_masks`."""
+def peak_memory_factor(cells: Tensor) -> int:
+    """Return the peak memory of a prompt in two-way attention and `upscale_masks`, in multiples of its cells [M, C]."""
     has_kernels = use_triton("two_way_attention", cells) and use_triton("mask_upscaling", cells)
     return 3 if has_kernels else 6  # kernels need no intermediate tensors
 

@@ -22,7 +22,7 @@ from vitruvian.layers.mlp import activation
 from vitruvian.models.sam2.configuration import Sam2MaskDecoderConfig
 from vitruvian.models.sam2.layers import Sam2MLP
 from vitruvian.models.sam2.two_way_transformer import TwoWayTransformer
-from vitruvian.ops.mask_upscaling import UpscalingLayers, peak_copies, pixels_by_cell, upscale_masks
+from vitruvian.ops.mask_upscaling import UpscalingLayers, peak_memory_factor, pixels_by_cell, upscale_masks
 from vitruvian.ops.two_way_attention import ImageCells
 
 # Working memory of a group of prompts in bytes. Small groups stay in the cache of a CPU; a GPU needs large ones.
@@ -229,7 +229,7 @@ class MaskDecoder(nn.Module):
     def _groups(self, cells: Tensor, prompts: int) -> list[slice]:
         """Cut the prompts of an image into even groups that fit the working memory."""
         budget = _GROUP_BYTES.get(cells.device.type, _GROUP_BYTES["cuda"])
-        size = max(1, budget // (peak_copies(cells) * cells[:, 0].nbytes))
+        size = max(1, budget // (peak_memory_factor(cells) * cells[:, 0].nbytes))
         groups = -(-prompts // size)
         return [slice(prompts * i // groups, prompts * (i + 1) // groups) for i in range(groups)]
 
