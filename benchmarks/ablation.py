@@ -54,7 +54,7 @@ WORKLOADS = {
 }
 # family -> names of operations, as `use_triton` takes them
 OPERATIONS = {
-    "sapiens2": ("rms_norm", "rope", "max_free_attention", "swiglu", "instance_norm", "winograd"),
+    "sapiens2": ("rms_norm", "rope", "unshifted_attention", "swiglu", "instance_norm", "winograd"),
     "sam2": ("layer_norm", "window_attention", "two_way_attention", "mask_upscaling"),
     "maskformer": ("layer_norm", "window_attention"),
     "mask2former": ("layer_norm", "window_attention", "deformable_attention", "masked_attention"),

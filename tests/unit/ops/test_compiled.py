@@ -85,13 +85,13 @@ def test_rope_writes_vectors() -> None:
     assert ".local" not in code
 
 
-def test_max_free_attention_uses_tensor_cores() -> None:
-    from vitruvian.ops import max_free_attention as op
+def test_unshifted_attention_uses_tensor_cores() -> None:
+    from vitruvian.ops import unshifted_attention as op
 
     sizes = {"heads": 16, "groups": 2, "head_dim": 64, "padded_dim": 64}
     sizes |= {"block_rows": 128, "block_columns": 64, "stages": 3}
     strides = {f"{name}_token": 64 for name in "qkvo"}
-    assert "wgmma.mma_async" in compiled(op._max_free_attention_kernel, sizes | strides, {}, 8)
+    assert "wgmma.mma_async" in compiled(op._unshifted_attention_kernel, sizes | strides, {}, 8)
 
 
 @pytest.mark.parametrize("taps", [2, 3])

@@ -31,10 +31,10 @@ from vitruvian.ops.fp8 import (
     linear_fp8,
     quantize_rows,
 )
-from vitruvian.ops.max_free_attention import max_free_attention, query_scale, suits_max_free
 from vitruvian.ops.rms_norm import add_rms_norm
 from vitruvian.ops.rope import RopeTables, augment_centers, patch_centers, rms_norm_rope, rope_tables
 from vitruvian.ops.swiglu import prefers_joined
+from vitruvian.ops.unshifted_attention import query_scale, suits_unshifted_attention, unshifted_attention
 from vitruvian.tensor_cache import WeightCache, cached_tensors
 
 
@@ -274,13 +274,13 @@ class Sapiens2Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend within [B, N, C]; in fp8, tokens are `Fp8Rows`. Return the weights [B, A, N, N] too on demand."""
         q, k, v = self._project(tokens, fp8)  # [B, N, heads, D] each
-        max_free = not need_weights and self._uses_max_free_attention(q)
-        q = _normalize_and_rotate(q, self.q_norm, rope, scale=query_scale(self.head_dim) if max_free else 1.0)
+        unshifted = not need_weights and self._uses_unshifted_attention(q)
+        q = _normalize_and_rotate(q, self.q_norm, rope, scale=query_scale(self.head_dim) if unshifted else 1.0)
         k = _normalize_and_rotate(k, self.k_norm, rope)  # [B, G, N, D]
         v = v.transpose(1, 2)  # [B, G, N, D]
         weights: Tensor | None = None
-        if max_free:
-            out = max_free_attention(q, k, v).flatten(2)  # [B, N, C]
+        if unshifted:
+            out = unshifted_attention(q, k, v).flatten(2)  # [B, N, C]
         else:
             dropout = self.dropout if self.training else 0.0
             out, weights = attention(
@@ -309,14 +309,14 @@ class Sapiens2Attention(nn.Module):
             parts = list(torch.split(joined, [linear.out_features for linear in linears], dim=-1))
         return [part.view(*part.shape[:2], -1, self.head_dim) for part in parts]
 
-    def _uses_max_free_attention(self, q: Tensor) -> bool:
-        """Return whether the kernel without a running maximum may attend with queries like these."""
+    def _uses_unshifted_attention(self, q: Tensor) -> bool:
+        """Return whether `unshifted_attention` may attend with queries like these."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm)) or self.attn_implementation != "sdpa":
             return False
         if self.training and self.dropout:
             return False
-        return suits_max_free(q, q_norm.weight, k_norm.weight, self._has_bounded_scores)
+        return suits_unshifted_attention(q, q_norm.weight, k_norm.weight, self._has_bounded_scores)
 
 
 def _normalize_and_rotate(x: Tensor, norm: nn.Module, rope: RopeTables | None, *, scale: float = 1.0) -> Tensor:

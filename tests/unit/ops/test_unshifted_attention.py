@@ -1,4 +1,4 @@
-"""Attention without a running maximum: every version against softmax."""
+"""Attention with an unshifted softmax: every version against softmax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.unit.ops.versions import assert_close, every_version, randn
-from vitruvian.ops.max_free_attention import has_bounded_scores, max_free_attention, query_scale
+from vitruvian.ops.unshifted_attention import has_bounded_scores, query_scale, unshifted_attention
 
 
 @every_version
@@ -21,7 +21,7 @@ def test_attention(version: str, heads: int, groups: int, tokens: int, head_dim:
     v = randn(2, tokens, groups, head_dim, version=version, seed=3).transpose(1, 2)  # strided, as of a projection
     wide = [x.float().repeat_interleave(heads // x.shape[1], dim=1) for x in (q, k, v)]
     want = F.scaled_dot_product_attention(*wide).transpose(1, 2)
-    assert_close(max_free_attention(q * query_scale(head_dim), k, v), want)
+    assert_close(unshifted_attention(q * query_scale(head_dim), k, v), want)
 
 
 def test_limits_of_scores() -> None:

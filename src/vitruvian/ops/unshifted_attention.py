@@ -21,8 +21,8 @@ _MAX_SCORE = 100.0  # as a power of two; float32 and bfloat16 hold 2^±126
 _MAX_SCORE_FLOAT16 = 14.0  # float16 holds 2^±15 with full precision
 
 
-def suits_max_free(q: Tensor, q_weight: Tensor, k_weight: Tensor, bounded: WeightCache[bool]) -> bool:
-    """Return whether `max_free_attention` is faster than `attention`, and safe after RMS norms with weights [D].
+def suits_unshifted_attention(q: Tensor, q_weight: Tensor, k_weight: Tensor, bounded: WeightCache[bool]) -> bool:
+    """Return whether `unshifted_attention` is faster than `attention`, and safe after RMS norms with weights [D].
 
     Args:
         q: Queries of the call.
@@ -31,38 +31,38 @@ def suits_max_free(q: Tensor, q_weight: Tensor, k_weight: Tensor, bounded: Weigh
         bounded: Cache of `has_bounded_scores` for these weights.
     """
     weights = q_weight, k_weight
-    return use_triton("max_free_attention", q, q_weight) and bounded.get(weights, lambda: has_bounded_scores(*weights))
+    return use_triton("unshifted_attention", q, q_weight) and bounded.get(weights, lambda: has_bounded_scores(*weights))
 
 
 def has_bounded_scores(q_weight: Tensor, k_weight: Tensor) -> bool:
-    """Return whether `max_free_attention` is safe after RMS norms with these weights [D]. Synchronizes the device."""
+    """Return whether `unshifted_attention` is safe after RMS norms with these weights [D]. Synchronizes the device."""
     bound = float(q_weight.abs().max()) * float(k_weight.abs().max()) * math.sqrt(len(q_weight)) * LOG2_E
     return bound < (_MAX_SCORE_FLOAT16 if q_weight.dtype == torch.float16 else _MAX_SCORE)
 
 
 def query_scale(head_dim: int) -> float:
-    """Return the factor that `max_free_attention` expects on its queries: log2(e) / √D."""
+    """Return the factor that `unshifted_attention` expects on its queries: log2(e) / √D."""
     return LOG2_E / math.sqrt(head_dim)
 
 
-def max_free_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def unshifted_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend from queries [B, A, N, D] to keys and values [B, G, N, D]: [B, N, A, D].
 
     Queries include the factor `query_scale`; `has_bounded_scores` must hold.
     """
-    if use_triton("max_free_attention", q, k, v):
-        return _max_free_attention_triton(q, k, v)
+    if use_triton("unshifted_attention", q, k, v):
+        return _unshifted_attention_triton(q, k, v)
     return attention(q, k, v, scale=math.log(2))[0].transpose(1, 2)  # [B, N, A, D]
 
 
 # ---------------------------------------------------------------------------------------------------------- Triton
 
 
-def _max_free_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _unshifted_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     B, A, N, D = q.shape
     out = torch.empty(B, N, A, D, device=q.device, dtype=q.dtype)
     block_rows = 128  # the fastest of several on an H200, for 3081 tokens
-    _max_free_attention_kernel[(triton.cdiv(N, block_rows), B * A)](
+    _unshifted_attention_kernel[(triton.cdiv(N, block_rows), B * A)](
         q, k, v, out, N,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], out.stride(0), out.stride(2), out.stride(1),
         heads=A, groups=A // k.shape[1], head_dim=D, padded_dim=max(16, triton.next_power_of_2(D)),
@@ -72,7 +72,7 @@ def _max_free_attention_triton(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @triton_jit
-def _max_free_attention_kernel(  # type: ignore[no-untyped-def]
+def _unshifted_attention_kernel(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, o_ptr, tokens,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token, o_batch, o_head, o_token,
     heads: tl.constexpr, groups: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
