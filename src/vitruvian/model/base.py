@@ -37,7 +37,7 @@ from vitruvian.model.adapters import AdapterMixin
 from vitruvian.model.loading import check_quantization, compute_buffers, fill_model, quantize
 from vitruvian.model.transformers_api import TransformersMixin
 from vitruvian.ops.attention import check_implementation
-from vitruvian.ops.dispatch import is_wrapped
+from vitruvian.ops.dispatch import is_tensor_subclass
 from vitruvian.outputs import ModelOutput, OutputFlags, OutputKwargs
 from vitruvian.weights import (
     SAVED_FILES,
@@ -353,7 +353,7 @@ class Model(AdapterMixin, TransformersMixin):
             raise InputError(f"save_pretrained: got {', '.join(push)}, which only push_to_hub=True uses.")
         if not is_main_process:
             return []
-        if state_dict is None and self._has_wrapped_weights():
+        if state_dict is None and self._has_tensor_subclass_weights():
             raise InputError(
                 "save_pretrained: expected plain weights, got quantized or distributed ones. Save the model before it "
                 "is quantized, or pass a state_dict."
@@ -436,12 +436,12 @@ class Model(AdapterMixin, TransformersMixin):
         check_one_device(self, "optimize")
         if fp8 and self.active_adapters():
             raise InputError("optimize: fp8 does not include adapters. Merge them with peft first, or leave fp8 out.")
-        if fp8 and self._has_wrapped_weights():
+        if fp8 and self._has_tensor_subclass_weights():
             raise InputError("optimize: fp8 needs plain weights, got quantized or distributed ones. Leave fp8 out.")
         if fp8 and (obstacle := self.fp8_obstacle()):
             raise InputError(f"optimize: fp8 needs {obstacle}. Leave fp8 out.")
         self.fp8 = fp8
-        if not self._has_wrapped_weights():
+        if not self._has_tensor_subclass_weights():
             self.optimize_weights()
         self.optimized = True
         self.graphs = self.new_graph_cache() if cuda_graphs else None
@@ -461,9 +461,9 @@ class Model(AdapterMixin, TransformersMixin):
         """Return an empty cache of CUDA graphs for `optimize`. Subclasses override it."""
         return GraphCache()
 
-    def _has_wrapped_weights(self) -> bool:
+    def _has_tensor_subclass_weights(self) -> bool:
         """Return whether weights are quantized by torchao, or distributed."""
-        return any(map(is_wrapped, self.parameters()))
+        return any(map(is_tensor_subclass, self.parameters()))
 
     def fp8_obstacle(self) -> str | None:
         """Return what ``optimize(fp8=True)`` needs and this model lacks; None if it can run.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitruvian.ops.dispatch import is_wrapped, use_cpu_version
+from vitruvian.ops.dispatch import is_tensor_subclass, use_cpu_version
 from vitruvian.ops.narrow_value_attention import narrow_value_attention
 from vitruvian.ops.online_softmax import LOG2_E, OnlineSoftmax
 from vitruvian.ops.rope import RopeTables, rotate_neighbors, rotate_pairs
@@ -49,7 +49,7 @@ def axial_key_attention(
         implementation != "eager"
         and type(projection) is nn.Linear
         and projection.bias is not None
-        and not is_wrapped(projection.weight)
+        and not is_tensor_subclass(projection.weight)
         and use_cpu_version("axial_key_attention", q, keys, values, projection.weight)
         and _saves_products(cells := keys.shape[1] - plain_tokens, grid_hw, *projection.weight.shape)
     ):

@@ -104,8 +104,8 @@ def triton_jit(function: Callable[..., Any] | None = None, **options: Any) -> An
     return triton.jit(function, **options)
 
 
-def is_wrapped(tensor: Tensor) -> bool:
-    """Return whether a tensor wraps others, as a quantized weight of torchao or a DTensor does.
+def is_tensor_subclass(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a subclass that wraps others, such as a quantized weight of torchao or a DTensor.
 
     Such a weight supports the calls of its layer, and few other operations.
     """

@@ -18,7 +18,7 @@ from torch import Tensor, nn, unflatten
 from torch.nn import functional as F
 
 from vitruvian.ops.attention import attention
-from vitruvian.ops.dispatch import is_wrapped, triton_jit, use_triton
+from vitruvian.ops.dispatch import is_tensor_subclass, triton_jit, use_triton
 from vitruvian.ops.online_softmax import add_keys, merge_splits, split_keys
 from vitruvian.ops.triton_import import tl, triton
 from vitruvian.tensor_cache import cached_tensors
@@ -242,7 +242,7 @@ def _weight_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor]:
     A module around a linear layer, such as an adapter of peft, is evaluated at the unit vectors: its own `weight` would
     leave the adapter out. Such a module has `in_features`. So is a layer with a quantized weight.
     """
-    if type(linear) is nn.Linear and not is_wrapped(linear.weight):
+    if type(linear) is nn.Linear and not is_tensor_subclass(linear.weight):
         bias: Tensor | None = linear.bias
         return linear.weight, linear.weight.new_zeros(len(linear.weight)) if bias is None else bias
     reference: Tensor = linear.weight  # type: ignore[assignment]

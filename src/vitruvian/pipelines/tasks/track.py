@@ -103,9 +103,9 @@ class TrackResults(Results[Track]):
         """Stop tracking an object, from the next frame that the model processes; see `interactive`."""
         self._tracker.remove(object_id)
 
-    def snapshot(self, every: int) -> None:
-        """Store the state before each frame whose number is a multiple of `every`, for `state_before`."""
-        self._tracker.snapshots.every = every
+    def set_snapshot_interval(self, frames: int) -> None:
+        """Store the state before each frame whose number is a multiple of `frames`, for `state_before`."""
+        self._tracker.snapshots.every = frames
 
     def state_before(self, frame: int) -> State:
         """Return the state before a frame with a snapshot, or after the last one; drop older snapshots."""

@@ -46,8 +46,8 @@ _MAX_QUEUED = 4  # frames that wait to be drawn and written
 class _ResumableResults(Protocol):
     """Results of a task with a state of its own, such as objects that are tracked."""
 
-    def snapshot(self, every: int) -> None:
-        """Store the state before each frame whose number is a multiple of `every`."""
+    def set_snapshot_interval(self, frames: int) -> None:
+        """Store the state before each frame whose number is a multiple of `frames`."""
         ...
 
     def state_before(self, frame: int) -> State:
@@ -361,7 +361,7 @@ class _SegmentWriter:
     def store_states_of(self, results: _ResumableResults, state: State | None) -> None:
         """Store the state of results with each segment; they continue from `state`, if there is one."""
         self._resumable = results
-        results.snapshot(self._folder.length)
+        results.set_snapshot_interval(self._folder.length)
         if self.options.refine is not None and (last := self._folder.last_state(self.options.refine[0])):
             results.reuse_ids(substate("task.", last))
         if state is not None:

@@ -117,7 +117,7 @@ def test_the_state_before_frames_that_failed(pipe: Any, tmp_path: Path) -> None:
     assert len(list(want)) == 2
     frames[2:5] = [tmp_path / "no.png"] * 3
     results = pipe(frames, prompts=PROMPTS[:1], interactive=False)
-    results.snapshot(2)
+    results.set_snapshot_interval(2)
     assert [isinstance(result, Failure) for result in results] == [2 <= number < 5 for number in range(8)]
     for before in (2, 4):
         got = results.state_before(before)
