@@ -65,7 +65,7 @@ PRIVATE_NAMES = {
     (
         f"transformers.models.{family}.image_processing_{family}",
         "binary_mask_to_rle",
-    ): "vitruvian.models.mask_classification.legacy_results.binary_mask_to_rle"
+    ): "vitruvian.models.mask_classification.transformers_results.binary_mask_to_rle"
     for family in ("mask2former", "maskformer")
 }
 

@@ -47,7 +47,7 @@ ArrayT = TypeVar("ArrayT", Tensor, NDArray[Any])
 # Keywords of `from_pretrained` in transformers that have no effect here: there is one implementation, and code of a
 # checkpoint is never run.
 _NO_EFFECT = frozenset({"backend", "trust_remote_code", "use_fast"})
-_legacy_results = os.environ.get("VITRUVIAN_LEGACY_RESULTS", "0") not in ("", "0")
+_transformers_results = os.environ.get("VITRUVIAN_LEGACY_RESULTS", "0") not in ("", "0")
 
 SizeOption = Mapping[str, int] | Sequence[int] | int  # a table, (height, width), or one number
 
@@ -57,13 +57,13 @@ def set_legacy_results(enabled: bool) -> None:
 
     The setting applies to the whole process. The environment variable `VITRUVIAN_LEGACY_RESULTS=1` turns it on.
     """
-    global _legacy_results
-    _legacy_results = enabled
+    global _transformers_results
+    _transformers_results = enabled
 
 
-def use_legacy(legacy: bool | None) -> bool:
+def use_transformers_results(legacy: bool | None) -> bool:
     """Return the argument `legacy` of a call, or for None the setting of the process."""
-    return _legacy_results if legacy is None else legacy
+    return _transformers_results if legacy is None else legacy
 
 
 class ImageOptions(TypedDict, total=False):

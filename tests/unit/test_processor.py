@@ -275,13 +275,13 @@ class TestSteps:
 
 
 def test_setting_for_the_results_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_legacy_results", False)
-    assert not processor.use_legacy(None)
+    monkeypatch.setattr(processor, "_transformers_results", False)
+    assert not processor.use_transformers_results(None)
     vitruvian.set_legacy_results(True)
-    assert processor.use_legacy(None)
-    assert not processor.use_legacy(False)
+    assert processor.use_transformers_results(None)
+    assert not processor.use_transformers_results(False)
     vitruvian.set_legacy_results(False)
-    assert processor.use_legacy(True)
+    assert processor.use_transformers_results(True)
 
 
 class TestFiles:

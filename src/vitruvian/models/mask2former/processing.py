@@ -13,7 +13,7 @@ from vitruvian.models.mask_classification.processing import MaskClassificationIm
 class Mask2FormerImageProcessor(MaskClassificationImageProcessor):
     """Preprocesses images for Mask2Former and turns its outputs into segmentations."""
 
-    legacy_grid_hw: ClassVar[SizeHW | None] = (384, 384)
+    transformers_grid_hw: ClassVar[SizeHW | None] = (384, 384)
 
 
 Mask2FormerImageProcessorFast = Mask2FormerImageProcessor

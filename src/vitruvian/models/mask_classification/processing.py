@@ -37,12 +37,6 @@ from vitruvian.images.rle import Rle, encode_rles
 from vitruvian.images.types import SizeHW
 from vitruvian.images.upright_rgb import to_uint8
 from vitruvian.models.mask_classification.label_masks import masks_from_map
-from vitruvian.models.mask_classification.legacy_results import (
-    InstanceKind,
-    legacy_instances,
-    legacy_panoptic,
-    legacy_semantic,
-)
 from vitruvian.models.mask_classification.mask_grid import MaskGrid, cells_from_pixel_mask, cells_from_sizes
 from vitruvian.models.mask_classification.outputs import QueryLogits, SegmentationResult
 from vitruvian.models.mask_classification.segments import (
@@ -54,6 +48,12 @@ from vitruvian.models.mask_classification.segments import (
     stack_masks,
 )
 from vitruvian.models.mask_classification.semantic import semantic_map, semantic_scores
+from vitruvian.models.mask_classification.transformers_results import (
+    InstanceKind,
+    transformers_instances,
+    transformers_panoptic,
+    transformers_semantic,
+)
 from vitruvian.outputs import BatchFeature
 from vitruvian.processor import (
     ImageInput,
@@ -66,7 +66,7 @@ from vitruvian.processor import (
     scaled_hw,
     size_list,
     size_table,
-    use_legacy,
+    use_transformers_results,
 )
 
 InstanceTable = Mapping[int, int] | Sequence[Mapping[int, int]]
@@ -116,7 +116,7 @@ class MaskClassificationImageProcessor(ImageProcessor):
         "_max_size": "max_size",
     }
     mask_stride: ClassVar[int] = 4  # input pixels for a cell of the mask grid, in each direction
-    legacy_grid_hw: ClassVar[SizeHW | None] = None  # the size that the reference resizes masks to first
+    transformers_grid_hw: ClassVar[SizeHW | None] = None  # the size that the reference resizes masks to first
 
     size: dict[str, int] = dataclasses.field(
         default_factory=lambda: {"shortest_edge": 800, "longest_edge": _DEFAULT_LONGEST_EDGE}
@@ -350,8 +350,8 @@ class MaskClassificationImageProcessor(ImageProcessor):
                 `vitruvian.set_legacy_results`.
         """
         queries = QueryLogits.from_outputs(outputs)
-        if use_legacy(legacy):
-            results = [legacy_semantic(**inputs) for inputs in self._legacy_inputs(queries, target_sizes)]
+        if use_transformers_results(legacy):
+            results = [transformers_semantic(**inputs) for inputs in self._transformers_inputs(queries, target_sizes)]
             return results if return_segmentation_scores else [result.segmentation for result in results]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
         if not return_segmentation_scores:
@@ -395,10 +395,10 @@ class MaskClassificationImageProcessor(ImageProcessor):
         if return_coco_annotation and return_binary_maps:
             raise InputError("return_coco_annotation, return_binary_maps: expected at most one of them, got both.")
         queries = QueryLogits.from_outputs(outputs)
-        if use_legacy(legacy):
+        if use_transformers_results(legacy):
             kind: InstanceKind = "rle" if return_coco_annotation else "masks" if return_binary_maps else "map"
-            legacy_inputs = self._legacy_inputs(queries, target_sizes)
-            return [legacy_instances(kind=kind, threshold=threshold, **inputs) for inputs in legacy_inputs]
+            inputs_of_images = self._transformers_inputs(queries, target_sizes)
+            return [transformers_instances(kind=kind, threshold=threshold, **inputs) for inputs in inputs_of_images]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
         thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
         results = []
@@ -446,10 +446,11 @@ class MaskClassificationImageProcessor(ImageProcessor):
         queries = QueryLogits.from_outputs(outputs)
         thresholds = Thresholds(threshold, mask_threshold, overlap_mask_area_threshold)
         fuse = frozenset(label_ids_to_fuse or ())
-        if use_legacy(legacy):
-            legacy_inputs = self._legacy_inputs(queries, target_sizes)
+        if use_transformers_results(legacy):
+            inputs_of_images = self._transformers_inputs(queries, target_sizes)
             return [
-                legacy_panoptic(**inputs, thresholds=thresholds, label_ids_to_fuse=fuse) for inputs in legacy_inputs
+                transformers_panoptic(**inputs, thresholds=thresholds, label_ids_to_fuse=fuse)
+                for inputs in inputs_of_images
             ]
         grids = self.mask_grids(queries, target_sizes, source_sizes, pixel_mask)
         return [
@@ -457,11 +458,16 @@ class MaskClassificationImageProcessor(ImageProcessor):
             for classes, grid in zip(queries.classes, grids, strict=True)
         ]
 
-    def _legacy_inputs(self, queries: QueryLogits, target_sizes: object) -> list[JsonObject]:
-        """Return the arguments of a `legacy_*` function for each image."""
+    def _transformers_inputs(self, queries: QueryLogits, target_sizes: object) -> list[JsonObject]:
+        """Return the arguments of a `transformers_*` function for each image."""
         sizes: Sequence[SizeHW | None] = size_list("target_sizes", target_sizes, len(queries)) or [None] * len(queries)
         return [
-            {"class_logits": classes, "mask_logits": masks, "grid_hw": self.legacy_grid_hw, "target_hw": target_hw}
+            {
+                "class_logits": classes,
+                "mask_logits": masks,
+                "grid_hw": self.transformers_grid_hw,
+                "target_hw": target_hw,
+            }
             for classes, masks, target_hw in zip(queries.classes, queries.masks, sizes, strict=True)
         ]
 

@@ -51,7 +51,7 @@ from vitruvian.processor import (
     read_settings,
     size_list,
     size_table,
-    use_legacy,
+    use_transformers_results,
 )
 
 _NEAREST = 0
@@ -249,7 +249,7 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
         for layer, crop in zip(layers, crops, strict=True):
             grid = point_grid(max(1, points_per_crop // crop_n_points_downscale_factor**layer))
             side_wh = [float(target_size)] * 2
-            if use_legacy(legacy):
+            if use_transformers_results(legacy):
                 longest = max(size_hw)
                 side_wh = [
                     part * int(whole * target_size / longest + 0.5) / whole
@@ -308,7 +308,7 @@ class Sam2ImageProcessor(MaskPostProcessing, FixedSizeProcessor):
         if stability_score_thresh > 0:
             keep &= stability_score(logits, stability_score_offset, mask_threshold) > stability_score_thresh
         padded = F.pad(pixels[keep], (x1, width - x2, y1, height - y2))  # [N, H, W]
-        found = (boxes if use_legacy(legacy) else in_image)[keep] - boxes.new_tensor((0, 0, 1, 1))
+        found = (boxes if use_transformers_results(legacy) else in_image)[keep] - boxes.new_tensor((0, 0, 1, 1))
         return encode_rles(padded) if len(padded) else [], scores[keep], found
 
     def post_process_for_mask_generation(

@@ -24,7 +24,7 @@ from vitruvian.ops.interpolate import bilinear
 InstanceKind = Literal["map", "rle", "masks"]
 
 
-def legacy_semantic(
+def transformers_semantic(
     class_logits: Tensor, mask_logits: Tensor, *, grid_hw: SizeHW | None, target_hw: SizeHW | None
 ) -> SegmentationResult:
     """Return the class of each pixel [H, W] and the scores [K, H, W], resized after the sum over queries."""
@@ -34,7 +34,7 @@ def legacy_semantic(
     return SegmentationResult(segmentation=scores.argmax(0), segmentation_scores=scores)
 
 
-def legacy_instances(
+def transformers_instances(
     class_logits: Tensor,
     mask_logits: Tensor,
     kind: InstanceKind,
@@ -68,7 +68,7 @@ def legacy_instances(
     return SegmentationResult(segmentation=segmentation, segments_info=infos)
 
 
-def legacy_panoptic(
+def transformers_panoptic(
     class_logits: Tensor,
     mask_logits: Tensor,
     *,
