@@ -131,7 +131,7 @@ def _video_options(run: TaskRun, frames: _FrameWriter, *, restart: bool) -> Vide
         draw=frames.draw,
         record=frames.record,
         alpha=frames.alpha,
-        settings={"settings": run.video_digest, **command.resume_settings()},
+        settings={"digest": run.video_digest, **command.resume_settings()},
         frame_files=frames.file_names,
         on_start=frames.remove_frames_from,
         overwrite=restart,

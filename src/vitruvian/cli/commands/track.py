@@ -216,10 +216,10 @@ class TrackCommand(TaskCommand):
     # ------------------------------------------------------------------------------------- state, following commands
 
     def resume_settings(self) -> dict[str, object]:
-        """Return the prompts, which --refine reads, and a digest of all other settings."""
-        others = dataclasses.replace(self, points=None, box=None, mask=None, everyone=True).digest(video=True)
+        """Return the prompts, which --refine reads, and a digest of the options without them."""
+        without_prompts = dataclasses.replace(self, points=None, box=None, mask=None, everyone=True)
         prompts = {name: getattr(self, name) or [] for name in _PROMPTS} | {"everyone": self.everyone}
-        return {"prompts": prompts, "others": others}
+        return {"prompts": prompts, "digest_without_prompts": without_prompts.digest(video=True)}
 
     def state_options(self, files: Mapping[str, Path]) -> dict[str, Any]:
         """Return where the state is kept, and for --refine the kept state and the first frame with a new prompt."""
@@ -234,13 +234,13 @@ class TrackCommand(TaskCommand):
 
     def lacks_state(self, files: Mapping[str, Path], digest: str) -> bool:
         """Return whether --keep-state asks for a state that an earlier run with the same settings did not keep."""
-        from vitruvian.pipelines.video.resume_folder import read_video_settings
+        from vitruvian.pipelines.video.resume_folder import read_caller_settings
 
         folder = self._state_folder(files)
         if folder is None or self.refine is not None:
             return False
         try:
-            return bool(read_video_settings(folder)["settings"] != digest)
+            return bool(read_caller_settings(folder)["digest"] != digest)
         except (OSError, KeyError, TypeError, VitruvianError):
             return True
 
@@ -254,13 +254,13 @@ class TrackCommand(TaskCommand):
 
     def _saved_prompts(self) -> dict[str, Any]:
         """Read the prompts of a kept state."""
-        from vitruvian.pipelines.video.resume_folder import read_video_settings
+        from vitruvian.pipelines.video.resume_folder import read_caller_settings
 
         assert self.refine is not None
         try:
-            settings = read_video_settings(self.refine.expanduser())
+            settings = read_caller_settings(self.refine.expanduser())
             saved = settings["prompts"]
-            if settings["others"] != self.resume_settings()["others"]:
+            if settings["digest_without_prompts"] != self.resume_settings()["digest_without_prompts"]:
                 raise InputError(
                     f"--refine: use the same model and options as the first run, which wrote {self.refine}; only "
                     "prompts may change."

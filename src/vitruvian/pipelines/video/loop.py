@@ -274,8 +274,8 @@ def _open_folder(options: VideoOptions, reader: VideoReader | SequenceReader | N
         length=max(1, round(options.segment_seconds * rate)),
         alpha=options.alpha,
         frame_files=options.frame_files,
-        settings={
-            "settings": dict(options.settings or {}),
+        options={
+            "caller_settings": dict(options.settings or {}),
             "detect_every": options.detect_every,
             "smooth": options.smooth,
         },

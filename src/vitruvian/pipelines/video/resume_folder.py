@@ -1,6 +1,6 @@
 """The folder in which a video is written segment by segment, `NAME.parts` beside the output.
 
-plan.json                          source, outputs and settings; another plan is not resumed
+plan.json                          source, outputs and options; another plan is not resumed
 00000000.mp4  .jsonl  .npz  .json  a segment, by the number of its first frame; .json comes last, with their digests
 
 Only the last state is stored, unless the segments are kept for changes that start at some frame.
@@ -70,9 +70,9 @@ def resume_path(output: Path) -> Path:
     return output.with_name(output.name + ".parts")
 
 
-def read_video_settings(folder: Path) -> dict[str, Any]:
+def read_caller_settings(folder: Path) -> dict[str, Any]:
     """Return the `VideoOptions.settings` with which the segments in a folder were written."""
-    settings: dict[str, Any] = read_json(folder / _PLAN)["settings"]["settings"]
+    settings: dict[str, Any] = read_json(folder / _PLAN)["options"]["caller_settings"]
     return settings
 
 
@@ -87,7 +87,7 @@ class ResumeFolder:
         length: Frames in a segment.
         alpha: Whether the video has an alpha channel.
         frame_files: Names of the files that are written for each frame, elsewhere.
-        settings: What else the output depends on, as JSON values.
+        options: What else the output depends on, as JSON values; `VideoOptions.settings` are its "caller_settings".
         keep: Folder in which all segments stay, with their states; None to remove them when they are joined.
     """
 
@@ -101,7 +101,7 @@ class ResumeFolder:
         length: int,
         alpha: bool,
         frame_files: Sequence[str] = (),
-        settings: Mapping[str, object],
+        options: Mapping[str, object],
         keep: Path | None = None,
     ) -> None:
         self.out, self.records, self.reader, self.keep = out, records, reader, keep
@@ -117,7 +117,7 @@ class ResumeFolder:
             "source": None if reader is None else reader.version(),
             "outputs": [*(None if path is None else path.name for path in (out, records)), *frame_files],
             "length": length,
-            "settings": json.loads(json.dumps({**settings, "alpha": alpha}, default=str)),
+            "options": json.loads(json.dumps({**options, "alpha": alpha}, default=str)),
         }
 
     @property
@@ -178,7 +178,7 @@ class ResumeFolder:
         Does nothing if this output was begun already.
         """
         plan = _read_json(earlier / _PLAN)
-        if not isinstance(plan, dict) or {**plan, "settings": None} != {**self.plan, "settings": None}:
+        if not isinstance(plan, dict) or {**plan, "options": None} != {**self.plan, "options": None}:
             raise InputError(
                 f"{earlier}: expected segments of the same video and outputs, got "
                 f"{'those of another video or other outputs' if plan else 'a folder without segments'}. "
