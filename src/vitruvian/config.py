@@ -267,6 +267,7 @@ class Config(ConfigBase):
     sizes_are_limited: ClassVar[bool] = True
     model_type: ClassVar[str] = ""
     not_saved: ClassVar[frozenset[str]] = frozenset({"extra", "num_labels", "name_or_path", "attn_implementation"})
+    # Fields that `to_dict` leaves out where they have their default, since most files on the Hub are without them.
     written_unless_default: ClassVar[frozenset[str]] = frozenset(
         {"output_hidden_states", "output_attentions", "return_dict", "is_encoder_decoder", "problem_type"}
     )

@@ -112,6 +112,7 @@ class ImageProcessor(ConfigBase):
     type_key: ClassVar[str] = "image_processor_type"  # of the class name in files
     sizes_are_limited: ClassVar[bool] = True
     model_input_names: ClassVar[list[str]] = ["pixel_values"]
+    # Fields that files have as null where they are None. Other fields that are None are left out, and read as default.
     saved_as_null: ClassVar[frozenset[str]] = frozenset({"do_resize", "do_rescale", "do_normalize"})
 
     do_resize: bool | None = True

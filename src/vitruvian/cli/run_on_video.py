@@ -40,7 +40,10 @@ _PREVIEW_SECONDS = 1.0
 
 
 def run_video_file(run: TaskRun, pipe: Any, item: NamedSource, *, changed: bool, join: bool = False) -> None:
-    """Process a video, or resume one that was interrupted; with `join` one whose ranges are all done."""
+    """Process a video, or resume one that was interrupted.
+
+    With `join`, `run_range` has processed all of its frames, and their segments are joined.
+    """
     if run.dataset is not None:
         raise InputError(f"{item.name}: --coco collects images, not videos. Leave it out, or use the .jsonl file.")
     files = run.claim(item)

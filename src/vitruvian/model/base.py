@@ -78,7 +78,8 @@ class Model(AdapterMixin, TransformersMixin):
     base_model_prefix: ClassVar[str] = ""
     main_input_name: ClassVar[str] = "pixel_values"
     no_split_modules: ClassVar[tuple[str, ...]] = ()  # classes whose instances are not split over devices
-    resident_modules: ClassVar[tuple[str, ...]] = ()  # modules on one device together, used without being called
+    # Parts to keep on one device: their parameters or methods are used without calls of `forward`, which move inputs.
+    resident_modules: ClassVar[tuple[str, ...]] = ()
     renamed_keys: ClassVar[KeyRenames] = ()  # regular expressions of names in files -> names here
     saved_keys: ClassVar[KeyRenames] = ()  # the same for saving: names here -> names in files
     ignored_keys: ClassVar[tuple[str, ...]] = ()  # regular expressions of names in files that are not read

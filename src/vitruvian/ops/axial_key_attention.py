@@ -33,16 +33,16 @@ def axial_key_attention(
     plain_tokens: int,
     implementation: str = "sdpa",
 ) -> Tensor:
-    """Attend from rotated queries [B, N, D] to values [B, K·M + P, E], one head: [B, N, E].
+    """Attend from rotated queries [B, N, D] to values [B, T·M + S, E], one head: [B, N, E].
 
     Args:
         q: Queries.
-        keys: Keys before their projection and rotation [B, K·M + P, E]: K memories of M cells, and P other tokens.
+        keys: Keys before their projection and rotation [B, T·M + S, E]: T memories of M cells, and S other tokens.
         values: Values.
         projection: Linear layer from E to D channels.
         rotation: Cosines and sines of the M cells [M, D/2], as of `axial_rope_tables`.
         grid_hw: Height and width of the grid of cells.
-        plain_tokens: P, the number of tokens at the end that are not rotated.
+        plain_tokens: S, the number of tokens at the end that are not rotated.
         implementation: That of `vitruvian.ops.attention`; "eager" keeps to plain torch operations.
     """
     if (
@@ -54,7 +54,7 @@ def axial_key_attention(
         and _saves_products(cells := keys.shape[1] - plain_tokens, grid_hw, *projection.weight.shape)
     ):
         return _axial_key_attention_cpu(q, keys, values, projection, rotation, grid_hw, count=cells // len(rotation[0]))
-    k = rotate_pairs(projection(keys), rotation, heads=1, plain_tokens=plain_tokens)[:, 0]  # [B, K·M + P, D]
+    k = rotate_pairs(projection(keys), rotation, heads=1, plain_tokens=plain_tokens)[:, 0]  # [B, T·M + S, D]
     return narrow_value_attention(q, k, values, implementation=implementation)
 
 
@@ -73,7 +73,7 @@ def _axial_key_attention_cpu(
     *,
     count: int,
 ) -> Tensor:
-    """Attend to `count` memories, K, and other tokens."""
+    """Attend to T = `count` memories and other tokens."""
     h, w = grid_hw
     by_column, by_row = _rotated_weights(projection, rotation, w)  # [w, E + 1, D/2], [h, E + 1, D/2]
     rows = min(h, max(1, _CPU_KEYS // (count * w)))
@@ -81,7 +81,7 @@ def _axial_key_attention_cpu(
     out, buffers = q.new_empty(*q.shape[:2], values.shape[2]), q.new_empty(2, rows * count * w * _CPU_QUERIES)
     for batch in range(len(q)):
         cells, tokens = _split_cells(keys[batch], count, grid_hw)
-        with_ones = torch.cat((cells, cells.new_ones(h, count, w, 1)), dim=3)  # [h, K, w, E + 1]
+        with_ones = torch.cat((cells, cells.new_ones(h, count, w, 1)), dim=3)  # [h, T, w, E + 1]
         cell_values, token_values = _split_cells(values[batch], count, grid_hw)
         cell_values, plain_keys = cell_values.contiguous(), projection(tokens)
         for start in range(0, q.shape[1], _CPU_QUERIES):
@@ -94,13 +94,13 @@ def _axial_key_attention_cpu(
             if len(tokens):
                 mean.add_(plain_keys @ part, token_values)
             for y in range(0, h, rows):
-                block = with_ones[y : y + rows]  # [r, K, w, E + 1]
+                block = with_ones[y : y + rows]  # [r, T, w, E + 1]
                 # Two contiguous batches of products, which run in several threads, and their sum.
                 scores, of_columns = (buffer[: block[..., 0].numel() * n] for buffer in buffers)
                 scores = torch.bmm(block.flatten(1, 2), v[y : y + rows], out=scores.view(len(block), count * w, n))
                 of_columns = of_columns.view(w, len(block) * count, n)
                 torch.bmm(block.flatten(0, 1).transpose(0, 1), u, out=of_columns)
-                scores.view(-1, w, n).add_(of_columns.transpose(0, 1))  # [r·K, w, n]
+                scores.view(-1, w, n).add_(of_columns.transpose(0, 1))  # [r·T, w, n]
                 mean.add_(scores.flatten(0, 1), cell_values[y : y + rows].flatten(0, 2))
             out[batch, start : start + n] = mean.result()
     return out
@@ -116,6 +116,6 @@ def _rotated_weights(projection: nn.Linear, rotation: RopeTables, width: int) ->
 
 
 def _split_cells(x: Tensor, count: int, grid_hw: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Split [K·M + P, E] into cells [h, K, w, E] and other tokens [P, E]."""
+    """Split [T·M + S, E] into cells [h, T, w, E] and other tokens [S, E]."""
     cells = count * grid_hw[0] * grid_hw[1]
     return x[:cells].reshape(count, *grid_hw, -1).transpose(0, 1), x[cells:]

@@ -28,7 +28,10 @@ def conv_norm_silu(
     shuffle: bool = False,
     winograd: WeightCache[WinogradConv] | None = None,
 ) -> FeatureMaps:
-    """Convolve and normalize maps [B, C, h, w]: [B, C', s·h, s·w]. The norm of the result may be deferred.
+    """Convolve and normalize maps [B, C, h, w]: [B, C', s·h, s·w].
+
+    The result may hold maps before norm and SiLU, and their statistics. Whatever reads it, such as the next call,
+    applies both (see `FeatureMaps`).
 
     Args:
         maps: The maps; their memory may be reused.

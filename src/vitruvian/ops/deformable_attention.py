@@ -132,22 +132,23 @@ def _sum_of_rows(value: Tensor, level_hw: LevelSizes, x: Tensor, y: Tensor, weig
 
 @dataclass(frozen=True)
 class _TableLayout:
-    """Rows of the pixels of each level in a table of bordered maps, for each point of each head [A·L·P].
+    """Where the level of each point of each head lies in the table of `_sum_of_rows`: [A·L·P] each.
 
-    In float32, which is exact up to 2²⁴, except for `head`.
+    The table has a row for each pixel: level after level, each with its border of zeros. All but `head` is in float32,
+    which is exact up to 2²⁴.
     """
 
-    lowest: Tensor
-    width: Tensor
-    height: Tensor
+    lowest: Tensor  # column and row of the border before the level: -1
+    width: Tensor  # column of the border behind the level
+    height: Tensor  # row of the border behind the level
     stride: Tensor  # rows of the table from one line of pixels to the next
-    first: Tensor  # row of the first pixel
-    head: Tensor  # int32
+    first: Tensor  # row of the table with the first pixel of the level
+    head: Tensor  # number of the head, int32
 
 
 @cached_tensors
 def _table_layout(level_hw: LevelSizes, heads: int, points: int, device: torch.device) -> _TableLayout:
-    """Lay out levels that have a border of one row and column before and two after."""
+    """Return the layout of levels with a border of one row and column before and two after."""
     columns, before = [], 0
     for height, width in level_hw:
         columns.append((-1.0, float(width), float(height), float(width + 3), float(before + width + 4)))

@@ -97,10 +97,10 @@ def rotate_pairs(x: Tensor, rotation: RopeTables, *, heads: int, plain_tokens: i
     """Cut tokens [B, N, A·D] into heads and rotate them: [B, A, N, D].
 
     Args:
-        x: Queries or keys of N = K·M + P tokens.
+        x: Queries or keys of N = T·M + S tokens.
         rotation: Cosines and sines of M cells [M, D/2].
         heads: A.
-        plain_tokens: P, the number of tokens at the end that are not rotated.
+        plain_tokens: S, the number of tokens at the end that are not rotated.
     """
     if use_triton("axial_rope", x):
         return _rotate_pairs_triton(x, rotation, heads=heads, plain_tokens=plain_tokens)
@@ -124,7 +124,7 @@ def _rotate_pairs_cpu(x: Tensor, rotation: RopeTables, *, heads: int, plain_toke
 
 
 def _as_complex(x: Tensor, cells: int) -> Tensor:
-    """View pairs of channels as complex numbers: [B, A, K·M, D] -> [B, A, K, M, D/2]."""
+    """View pairs of channels as complex numbers: [B, A, T·M, D] -> [B, A, T, M, D/2]."""
     return torch.view_as_complex(unflatten(unflatten(x, -1, (-1, 2)), 2, (-1, cells)))
 
 

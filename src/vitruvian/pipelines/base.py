@@ -66,7 +66,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
 
     task: ClassVar[str]
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector finds no people
-    # Options that `forward` reads; inputs of calls that agree on them can share a batch. None: those of one call only.
+    # Options that `forward` reads: calls with equal values of them can share batches. None: calls share no batches.
     forward_options: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:

@@ -3,7 +3,8 @@
 `SharedSteps` passes each step on to the pipeline call of the image's request. Of a batch, it runs the inputs of calls
 with the same `InferenceSteps.batch_key` together. How a batch forms: see `model_queue`.
 
-A request may be cancelled at any time. Its inputs that have not run by then are neither made nor run.
+A request may be cancelled at any time. Steps of its image that have not begun by then are skipped, and the model leaves
+out its inputs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The commands: those of tasks as dataclasses in `tasks` and `track`, the others as functions, one module each."""
+"""The commands: dataclasses for tasks, in `image_tasks` and `track`; functions for the others, one module each."""

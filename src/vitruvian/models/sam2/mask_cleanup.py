@@ -38,8 +38,9 @@ def clean_logits(
 def without_overlap(logits: Tensor, *, at_any_size: bool = False) -> Tensor:
     """Clamp the logits [P, K, H, W] of all objects but the highest at each pixel to at most -10.
 
-    With `at_any_size`, they are at most minus the highest logit too. The logits of two objects then add up to at most 0
-    at each pixel, and masks (logits above 0) do not overlap after bilinear resizing either.
+    Masks, which are the pixels with logits above 0, then do not overlap, but may do so after bilinear resizing, which
+    averages logits of neighbors. With `at_any_size` they do not overlap then either: the clamped logits are also at
+    most minus the highest one, so that those of two objects add up to at most 0 before and after resizing.
     """
     if len(logits) == 1:
         return logits

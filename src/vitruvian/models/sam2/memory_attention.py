@@ -1,7 +1,7 @@
 """Memory attention: the features of a frame attend to the memories of the objects that are tracked.
 
     features [1, M, C] + 0.1 · sine positions ─▶ layers: self-attention ─ cross-attention to memory ─ MLP ─▶ [O, M, C]
-    memory of O objects [O, K·M + N, C'] : K frames of M cells, then N tokens of object pointers
+    memory of O objects [O, T·M + N, C'] : T frames of M cells, then N tokens of object pointers
 
 All objects share the features of the frame until they attend to their memories in the first layer. Queries and keys
 have rotary positions in the grid of cells, the same in every frame of the memory; pointers are not rotated.
@@ -42,14 +42,14 @@ class MemoryAttention(nn.Module):
 
         Args:
             features: Features of the frame [1, C, h, w], or of the frames of B clips, each with O / B objects.
-            memory: Memories of whole frames, then tokens of object pointers [O, K·M + N, C'].
-            positions: Positions of the memories [O | 1, K·M + N, C'].
+            memory: Memories of whole frames, then tokens of object pointers [O, T·M + N, C'].
+            positions: Positions of the memories [O | 1, T·M + N, C'].
             pointer_tokens: N, the number of tokens of object pointers.
         """
         grid_hw = (features.shape[2], features.shape[3])
         x = features.flatten(2).transpose(1, 2)  # [B, M, C]
         x = x + _POSITION_SCALE * sine_positions(grid_hw, x.shape[2], x.dtype, x.device)
-        keys = memory + positions  # [O, K·M + N, C']
+        keys = memory + positions  # [O, T·M + N, C']
         rotation = axial_rope_tables(grid_hw, self.head_dim, self.theta, x.device)
         branch: Tensor | None = None
         for layer in self.layers:
@@ -123,7 +123,7 @@ class RotaryAttention(nn.Module):
         grid_hw: SizeHW,
         pointer_tokens: int = 0,
     ) -> Tensor:
-        """Attend from [O | B, M, C] to keys and values [O, K·M + N, C'], the last N of which are not rotated."""
+        """Attend from [O | B, M, C] to keys and values [O, T·M + N, C'], the last N of which are not rotated."""
         q = per_object(rotate_pairs(self.q_proj(x), rotation, heads=self.heads), len(keys))  # [O, A, M, D]
         if self.heads == 1 and not self.training and values.shape[2] < q.shape[3]:
             # The projection of values to more channels commutes with attention.
@@ -140,7 +140,7 @@ class RotaryAttention(nn.Module):
             attended: Tensor = self.o_proj(self.v_proj(mean))
             return attended
         k = rotate_pairs(self.k_proj(keys), rotation, heads=self.heads, plain_tokens=pointer_tokens)
-        v = unflatten(self.v_proj(values), 2, (self.heads, -1)).transpose(1, 2)  # [O, A, K·M + N, D]
+        v = unflatten(self.v_proj(values), 2, (self.heads, -1)).transpose(1, 2)  # [O, A, T·M + N, D]
         out, _ = attention(
             q, k, v, implementation=self.attn_implementation, dropout=self.dropout if self.training else 0.0
         )

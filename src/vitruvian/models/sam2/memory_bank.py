@@ -61,11 +61,11 @@ def find_memories(
 
 
 def join_frames(memories: list[Memories], features: Tensor) -> Tensor | None:
-    """Join the memories of K frames of O objects [O, K·M, C']; None if K is 0."""
+    """Join the memories of T frames of O objects [O, T·M, C']; None if T is 0."""
     frames = [memory for selected in memories for _, memory in selected.frames]
     if not frames:
         return None
-    joined = torch.cat([memory.to(features.device, non_blocking=True) for memory in frames])  # [O·K·M, 1, C']
+    joined = torch.cat([memory.to(features.device, non_blocking=True) for memory in frames])  # [O·T·M, 1, C']
     return torch.unflatten(joined[:, 0], 0, (len(memories), -1))
 
 

@@ -437,10 +437,10 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
 
         Args:
             features: Features of the frame.
-            memory: Memories of K frames [O, K·M, C'], None for none.
+            memory: Memories of T frames [O, T·M, C'], None for none.
             pointers: Object pointers of N frames [O, N, C], None for none.
             times: Distance of each pointer in frames, relative to the largest [O, N].
-            distances: Distance in frames of each of the K memories, 0 for conditioning frames.
+            distances: Distance in frames of each of the T memories, 0 for conditioning frames.
         """
         parts: list[Tensor] = []
         positions: list[Tensor] = []
@@ -468,12 +468,12 @@ class Sam2VideoModel(Sam2VideoPreTrainedModel):
         return conditioned
 
     def _frame_positions(self, distances: tuple[int, ...], features: Tensor) -> Tensor:
-        """Positions of the memories of K frames in time and in the grid [K·M, C']."""
+        """Positions of the memories of T frames in time and in the grid [T·M, C']."""
         channels = self.config.memory_encoder_output_channels
         in_grid = sine_positions((features.shape[2], features.shape[3]), channels, features.dtype, features.device)
         # The row of a distance d is d - 1; conditioning frames have the last row.
         rows = constant(tuple((distance - 1) % self.config.num_maskmem for distance in distances), features.device)
-        in_time = self.memory_temporal_positional_encoding[rows, 0]  # [K, 1, C']
+        in_time = self.memory_temporal_positional_encoding[rows, 0]  # [T, 1, C']
         return (in_time + in_grid).flatten(0, 1)
 
     def _pointer_positions(self, times: Tensor, tokens: Tensor, channels: int) -> Tensor:

@@ -160,8 +160,9 @@ class BatchQueue(Generic[OwnerT]):
         graphs: Where the model stores its CUDA graphs, if it has any.
         warmup: Whether the first batches are small, so that the first result does not wait for a whole one to load.
             Batches that a CUDA graph replays are whole from the start.
-        partial: Whether partial batches are usual. Batches are then powers of two, each of which is captured: five
-            inputs run as four and one, in less time than as eight with padding.
+        partial: Whether batches run before they are full, as of requests that arrive one by one. The size of such a
+            batch is a power of two, each of which is captured: five inputs run as four and one, in less time than as
+            eight with padding.
     """
 
     def __init__(

@@ -128,7 +128,11 @@ class Poses(TensorBatch):
 
 @dataclass(frozen=True)
 class Wardrobe(TensorBatch):
-    """A pieces with n vertices and f triangles in all, one after the other. Piece 0 is the body."""
+    """The pieces that people wear. Piece 0 is the body.
+
+    A is the number of pieces, K of textures that a piece can have, R of the vertices of `Body`. The n vertices and f
+    triangles of all pieces are stored one piece after the other.
+    """
 
     names: tuple[str, ...]  # A
     styles: tuple[str, ...]  # A
