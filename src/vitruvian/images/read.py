@@ -64,8 +64,11 @@ def load_image(
     return _load(source, timeout=timeout, max_pixels=max_pixels, background=background, copy=True)
 
 
-def load_rgb(source: object) -> RgbImage:
-    """Read what `load_image` reads as an array, uint8 [H, W, 3]. An array of that form is not copied."""
+def load_rgb(source: object, *, writable: bool = True) -> RgbImage:
+    """Read what `load_image` reads as an array, uint8 [H, W, 3]. An array of that form is not copied.
+
+    Without `writable`, the array may be read-only, which saves a copy.
+    """
     if (
         isinstance(source, np.ndarray)
         and source.dtype == np.uint8
@@ -75,7 +78,8 @@ def load_rgb(source: object) -> RgbImage:
     ):
         return np.ascontiguousarray(source)
     # Raises for what is no image.
-    return to_array(_load(source, timeout=30.0, max_pixels=None, background=_WHITE, copy=False))
+    image = _load(source, timeout=30.0, max_pixels=None, background=_WHITE, copy=False)
+    return to_array(image, writable=writable)
 
 
 def _load(

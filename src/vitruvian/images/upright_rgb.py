@@ -25,6 +25,7 @@ _TO_UPRIGHT = {
 }  # fmt: skip
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 _PLAIN_MODES = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
+_MAX_COPIED_PIXELS = 1 << 22  # of which Pillow may make temporary copies
 _FLOAT_TOLERANCE = 1e-3  # resampling and half precision may leave 0..1
 
 _Array = npt.NDArray[np.generic]
@@ -64,12 +65,17 @@ def _orientation(image: Image.Image) -> int | None:
     return orientation
 
 
-def to_array(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an 8-bit image as a new array. Unlike `np.array(image)`, makes no temporary copies."""
-    return _to_array(image).view(np.uint8)
+def to_array(image: Image.Image, *, writable: bool = True) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an 8-bit image as a new array; without `writable` faster, perhaps as one that is read-only.
+
+    Unlike `np.array(image)`, makes no temporary copies of large images.
+    """
+    return _to_array(image, writable=writable).view(np.uint8)
 
 
-def _to_array(image: Image.Image) -> _Array:
+def _to_array(image: Image.Image, *, writable: bool = True) -> _Array:
+    if image.width * image.height <= _MAX_COPIED_PIXELS:
+        return np.array(image) if writable else np.asarray(image)
     first = np.asarray(image.crop((0, 0, 1, 1)))  # [1, 1] or [1, 1, C]
     array = np.empty((image.height, image.width, *first.shape[2:]), first.dtype)
     for top, bottom in _bands(array.shape):
