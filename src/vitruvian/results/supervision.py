@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.errors import MissingExtraError
+from vitruvian.errors import import_extra
 
 if TYPE_CHECKING:
     import supervision
@@ -22,7 +21,7 @@ def to_key_points(
 
     Identities [P] are in ``data["tracker_id"]``: key points have no field for them.
     """
-    module = _import_supervision()
+    module = import_extra("supervision", "supervision", "to_supervision")
     if len(xy) == 0:
         return module.KeyPoints.empty()
     names = inspect.signature(module.KeyPoints).parameters
@@ -48,7 +47,7 @@ def to_detections(
 
     Identities [N] are its `tracker_id`.
     """
-    module = _import_supervision()
+    module = import_extra("supervision", "supervision", "to_supervision")
     if len(boxes_xyxy) == 0:
         return module.Detections.empty()
     return module.Detections(
@@ -59,11 +58,3 @@ def to_detections(
         tracker_id=None if ids is None else ids.astype(int),
         data={} if names is None else {"class_name": np.array(names)},
     )
-
-
-def _import_supervision() -> ModuleType:
-    try:
-        import supervision
-    except ImportError as error:
-        raise MissingExtraError("supervision", "supervision", "to_supervision") from error
-    return supervision  # type: ignore[no-any-return]

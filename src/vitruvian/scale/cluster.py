@@ -8,16 +8,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from vitruvian.errors import InputError, MissingExtraError
+from vitruvian.errors import InputError, import_extra
 
 
 def import_ray() -> Any:
     """Import Ray, or raise `MissingExtraError`."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError("ray", "scale", "jobs on a cluster") from error
-    return ray
+    return import_extra("ray", "scale", "jobs on a cluster")
 
 
 @contextlib.contextmanager

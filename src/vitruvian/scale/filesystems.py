@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from vitruvian.errors import InputError, MissingExtraError, one_line
+from vitruvian.errors import InputError, import_extra, one_line
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -18,11 +18,7 @@ _ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"
 
 def import_pyarrow() -> Any:
     """Import pyarrow, or raise `MissingExtraError`."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "scale", "jobs on a cluster") from error
-    return pyarrow
+    return import_extra("pyarrow", "scale", "jobs on a cluster")
 
 
 def is_remote(path: str) -> bool:

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitruvian.devices import Device
-from vitruvian.errors import CheckpointError, InputError, MissingExtraError
+from vitruvian.errors import CheckpointError, InputError, import_extra
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.nms import box_nms
 from vitruvian.images.resize import fit_inside_hw, resize
@@ -139,10 +139,7 @@ class OnnxDetector:
 
 def _open_session(path: Path, device: Device) -> Any:
     """Open an ONNX file on a device."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError("onnxruntime", "detect", "ONNX detectors") from error
+    onnxruntime = import_extra("onnxruntime", "detect", "ONNX detectors")
     if not path.is_file():
         raise CheckpointError(f"{path}: file not found. Check the path of the ONNX file.")
     available = onnxruntime.get_available_providers()
