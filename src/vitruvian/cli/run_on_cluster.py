@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -27,7 +27,7 @@ from vitruvian.cli.run_task import TaskRun
 from vitruvian.cli.task_command import TaskCommand
 from vitruvian.errors import InputError
 from vitruvian.limits import Limits, get_limits, set_limits
-from vitruvian.pipelines.save_option import ResultWriter, encode_as
+from vitruvian.pipelines.save_option import ResultWriter
 from vitruvian.pipelines.sources import Source
 from vitruvian.scale.chunk_runner import ChunkActor, ChunkRunner, Stages
 from vitruvian.scale.cluster import connect_to_ray, import_ray
@@ -35,10 +35,7 @@ from vitruvian.scale.filesystems import is_remote
 from vitruvian.scale.job import JobSummary, run_on_ray
 from vitruvian.scale.placement import choose_placement
 from vitruvian.scale.sources import list_sources, needs_shards
-from vitruvian.scale.worker import Runner, with_json
-
-if TYPE_CHECKING:
-    from vitruvian.results import Result
+from vitruvian.scale.worker import FileEncoder, Runner, with_json
 
 SHARDS_ABOVE = 10_000  # sources
 _MAX_CHUNK = 64  # number of images that a worker gets at a time; of videos it gets one
@@ -133,18 +130,6 @@ class _CommandSpec:
         return call
 
 
-@dataclass(frozen=True)
-class _CommandEncoder:
-    """Encodes results as the files of a command."""
-
-    command: TaskCommand
-    formats: tuple[str, ...]
-
-    def __call__(self, result: Result) -> dict[str, bytes]:
-        converted = self.command.output.convert(result)
-        return {name: encode_as(name, converted, draw=self.command.output.draw) for name in self.formats}
-
-
 def _run_shards(command: TaskCommand, report: ConsoleReport, address: str | None) -> None:
     worker = dataclasses.replace(command, workers=None)
     run = TaskRun(worker, report)
@@ -170,7 +155,7 @@ def _run_shards(command: TaskCommand, report: ConsoleReport, address: str | None
             shard_format="tar" if command.shards == "tar" else "parquet",
             overwrite=command.overwrite,
             retry_failed=command.retry_failed,
-            encode=_CommandEncoder(worker, formats),
+            encode=FileEncoder(formats, worker.output),
             settings=f"{run.image_digest}-{','.join(formats)}",
             progress=progress,
         )

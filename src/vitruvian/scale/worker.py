@@ -14,6 +14,7 @@ from vitruvian.errors import VitruvianError
 from vitruvian.filesystem.atomic import sync_to_disk
 from vitruvian.limits import Limits, get_limits, set_limits
 from vitruvian.pipelines import Failure, pipeline
+from vitruvian.pipelines.output_options import OutputOptions
 from vitruvian.pipelines.save_option import ResultWriter, encode_as
 from vitruvian.pipelines.sources import Frame, FrameLoader, Source, open_source
 from vitruvian.results import Result
@@ -64,13 +65,15 @@ class PipelineSpec:
 
 @dataclass(frozen=True)
 class FileEncoder:
-    """Encodes results as the files that `Result.save` writes."""
+    """Encodes results as files, by default those that `Result.save` writes."""
 
     formats: tuple[str, ...]
+    output: OutputOptions = field(default_factory=OutputOptions)
 
     def __call__(self, result: Result) -> dict[str, bytes]:
         """Return the bytes of each file format."""
-        return {name: encode_as(name, result, draw=lambda result: result.plot()) for name in self.formats}
+        converted = self.output.convert(result)
+        return {name: encode_as(name, converted, draw=self.output.draw) for name in self.formats}
 
 
 def default_formats(task: str) -> tuple[str, ...]:
