@@ -6,10 +6,11 @@ drawn and written are in `output_options.py`. This module does not import torch:
 """
 
 import dataclasses
+import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -100,8 +101,10 @@ class OptionRow(NamedTuple):
     info: OptionInfo
 
 
-def option_rows(*classes: type) -> Iterator[OptionRow]:
-    """Yield the options of classes, fields declared with `option`; those of base classes first."""
+@functools.cache
+def option_rows(*classes: type) -> tuple[OptionRow, ...]:
+    """Return the options of classes, fields declared with `option`; those of base classes first."""
+    rows = []
     for cls in classes:
         bases = cls.__mro__[::-1]
         panels = {name: vars(base).get("panel") for base in bases for name in vars(base).get("__annotations__", ())}
@@ -109,7 +112,8 @@ def option_rows(*classes: type) -> Iterator[OptionRow]:
             info: OptionInfo | None = field.metadata.get("option")
             if info is not None:
                 panel = panels[field.name]
-                yield OptionRow(info.name or field.name, field.name, field.type, field.default, panel, info)
+                rows.append(OptionRow(info.name or field.name, field.name, field.type, field.default, panel, info))
+    return tuple(rows)
 
 
 def _choices(kind: object) -> tuple[object, ...]:
@@ -121,16 +125,22 @@ def _choices(kind: object) -> tuple[object, ...]:
     return tuple(value for part in parts for value in typing.get_args(part) or (None,))
 
 
+@functools.cache
+def _allowed_values(cls: type) -> tuple[tuple[str, tuple[object, ...], Range], ...]:
+    """Return the literals and the range of each field of a dataclass."""
+    options = ((field, field.metadata.get("option")) for field in dataclasses.fields(cls))
+    return tuple((field.name, _choices(field.type), info.range if info else Range()) for field, info in options)
+
+
 def _check_option_fields(options: Any) -> None:
     """Raise `InputError` for a field of a dataclass that is none of its literals, or out of its range."""
-    for field in dataclasses.fields(options):
-        value, choices = getattr(options, field.name), _choices(field.type)
+    for name, choices, allowed in _allowed_values(type(options)):  # type: ignore[arg-type]
+        value = getattr(options, name)
         if choices and value not in choices:
             *names, last = [f'"{choice}"' for choice in choices if choice is not None]
-            raise InputError(f"{field.name}: expected {', '.join(names)} or {last}, got {value!r}.")
-        allowed = field.metadata["option"].range if "option" in field.metadata else Range()
+            raise InputError(f"{name}: expected {', '.join(names)} or {last}, got {value!r}.")
         if isinstance(value, int | float) and value not in allowed:
-            raise InputError(f"{field.name}: expected {allowed}, got {value!r}.")
+            raise InputError(f"{name}: expected {allowed}, got {value!r}.")
 
 
 # ------------------------------------------------------------------------------------------------ every pipeline

@@ -7,6 +7,7 @@ into arguments of the command.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -85,6 +86,7 @@ class TaskRequest(BaseModel):
         return {names[name]: value for name, value in values.items() if name in names}
 
     @classmethod
+    @functools.cache
     def call_names(cls) -> dict[str, str]:
         """Return the pipeline's argument for each option that is one."""
         arguments = {row.name: row.argument for row in option_rows(TASKS[cls.task].options_class())} | cls.renamed
@@ -275,6 +277,7 @@ class JobRequest(TaskRequest):
             TASKS[self.task].read_formats(self.save)
 
     @classmethod
+    @functools.cache
     def call_names(cls) -> dict[str, str]:
         """Leave out what is about files."""
         return {name: argument for name, argument in super().call_names().items() if name != "save"}
