@@ -5,7 +5,7 @@ On a cluster each worker appends to a file of its own, OUT/.vitruvian.workers/WO
 It is a write-ahead log. A "begin" record names a source, the settings and the planned files before any file is written;
 a "done" record with the sizes of the files follows when all are written. A file is trusted only if its last record is
 "done" for the same source and settings and its size is the recorded one. A file without a record is unknown: it is
-neither trusted nor replaced. Records of version 1 were written after the files alone, so they prove nothing.
+neither trusted nor replaced.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ class Journal:
         self.folder = folder
         self._file = folder / JOURNAL if writer is None else folder / _WORKERS_FOLDER / f"{writer}.jsonl"
         self._entries: dict[str, _Entry] = {}
-        self._older: set[str] = set()  # files that records of version 1 name
         self._positions: dict[str, int] = {}
         self._lock = threading.RLock()
         self.refresh()
@@ -138,8 +137,6 @@ class Journal:
 
     def _apply(self, record: dict[str, object], file: str) -> None:
         if record.get("version") != _VERSION:
-            files = record["files"]
-            self._older |= {str(name) for name in files} if isinstance(files, list) else set()
             return
         known = {name: record[name] for name in SourceFingerprint.__dataclass_fields__}
         fingerprint = SourceFingerprint(**known)  # type: ignore[arg-type]
@@ -195,8 +192,7 @@ class Journal:
 
     def wrote(self, path: Path) -> bool:
         """Return whether a file, or the folder that it is in, is a result that this journal names."""
-        names = {self.name_of(path), self.name_of(path.parent)}
-        return not names.isdisjoint(self._entries) or not names.isdisjoint(self._older)
+        return not {self.name_of(path), self.name_of(path.parent)}.isdisjoint(self._entries)
 
     def name_of(self, path: Path) -> str:
         """Return the name of a file in the journal: relative to its folder if it is inside."""
