@@ -77,21 +77,9 @@ def is_builtin(source: str | Path) -> bool:
     return isinstance(source, str) and source == BUILTIN
 
 
-def has_builtin() -> bool:
-    """Return whether this installation has the packaged model."""
-    return (BUILTIN_FOLDER / CONFIG_FILE).is_file()
-
-
 def local_path(source: str | Path) -> Path:
     """Return the path of a name, whether or not it exists."""
-    if not is_builtin(source):
-        return Path(source).expanduser()
-    if not has_builtin():
-        raise CheckpointError(
-            "builtin: this installation has no built-in model. Install vitruvian from a "
-            "wheel, or name a checkpoint such as facebook/sapiens2-pose-0.4b."
-        )
-    return BUILTIN_FOLDER
+    return BUILTIN_FOLDER if is_builtin(source) else Path(source).expanduser()
 
 
 def is_local(source: str | Path) -> bool:

@@ -26,8 +26,3 @@ def inside(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     _warn_about_builtin.cache_clear()
     monkeypatch.setattr(hub, "BUILTIN_FOLDER", packed)
     return packed
-
-
-@pytest.fixture
-def nothing_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")

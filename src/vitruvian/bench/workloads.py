@@ -23,7 +23,7 @@ from torch import Tensor
 import vitruvian
 from vitruvian.bench.timing import Timing, count_flops, peak_bytes, relative_difference, time_interleaved
 from vitruvian.errors import InputError, check_choice
-from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.hub import BUILTIN
 from vitruvian.images.types import SizeHW
 from vitruvian.model import Model
 from vitruvian.models.mask_classification.configuration import ALL_STAGES
@@ -81,7 +81,7 @@ class BenchmarkModel:
 def benchmark_names() -> list[str]:
     """Return all names that `benchmark_model` accepts."""
     models = [f"sapiens2-{task}-{size}" for task in _SAPIENS_HEADS for size in _SAPIENS_SIZES]
-    models += ["builtin", *(f"builtin-{task}" for task in _SAPIENS_HEADS)] if has_builtin() else []
+    models += ["builtin", *(f"builtin-{task}" for task in _SAPIENS_HEADS)]
     models += [f"sam2-{size}-{part}" for size in _SAM_SIZES for part in ("encoder", "decoder")]
     return models + [f"{family}-swin-{size}" for family in ("maskformer", "mask2former") for size in _SWINS]
 

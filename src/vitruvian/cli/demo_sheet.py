@@ -4,13 +4,12 @@
                                   ├▶ parts ─▶ …                   ──▶ sheet.png: a row per image, a column per task
                                   └▶ normals, pointmap, matte, albedo
 
-Runs the built-in model or any checkpoints; without either, models with random weights.
+Runs the built-in model or any checkpoints.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from vitruvian import hub
 from vitruvian.auto import AutoConfig
 from vitruvian.draw import contact_sheet, draw_boxes
-from vitruvian.errors import InputError, VitruvianWarning, check_names
+from vitruvian.errors import InputError, check_names
 from vitruvian.files import write_image
 from vitruvian.filesystem.output_paths import DistinctNames, output_path, safe_name
 from vitruvian.images.types import RgbImage
@@ -75,8 +74,7 @@ def run_demo(
         images: Any source of images; by default those that ship with the package.
         out: The folder; it is created if missing.
         model: ``"builtin"``, the default; a folder of the same format; the folder of a training run, with a folder
-            for each task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints. If
-            there is no built-in model, models with random weights, and a warning.
+            for each task; a checkpoint of one task, by its path or Hub name; or a mapping of tasks to checkpoints.
         detect: People detector, as `open_detector` takes it; by default the model itself if it detects people, else the
             built-in detector.
         device: Device of the models; by default the best one available.
@@ -86,32 +84,26 @@ def run_demo(
     start, folder, say = time.perf_counter(), Path(out).expanduser(), progress or (lambda _: None)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a folder to write into, got a file. Choose another.")
-    models = _choose_models(model)
+    models = _demo_models(hub.BUILTIN if model is None else model)
     if detect is None:
-        detect = next((name for name in models.values() if name is not None and "people" in local_heads(name)), None)
-    if detect is None and hub.has_builtin():
-        detect = hub.BUILTIN
-    detector = None if detect is None else open_detector(detect, device=device, dtype=dtype)
+        detect = next((name for name in models.values() if "people" in local_heads(name)), hub.BUILTIN)
+    detector = open_detector(detect, device=device, dtype=dtype)
     frames, failures = _read_images(_demo_images() if images is None else images)
     names = DistinctNames()
     rows = [_Row(frame, folder, names.add(safe_name(Path(frame.name.partition("?")[0]).stem))) for frame in frames]
     folder.mkdir(parents=True, exist_ok=True)
-    if detector is not None:
-        people = sum(row.detect(detector) for row in rows)
-        say(f"people: {people} found in {len(rows)} {'image' if len(rows) == 1 else 'images'}")
+    people = sum(row.detect(detector) for row in rows)
+    say(f"people: {people} found in {len(rows)} {'image' if len(rows) == 1 else 'images'}")
     for task, source in models.items():
-        if source is None:
-            pipe = random_pipeline(task, device=device)
-        else:
-            pipe = pipeline(task, source, device=device, dtype=dtype)
+        pipe = pipeline(task, source, device=device, dtype=dtype)
         for row in rows:
             row.run(task, pipe)
         extensions = map(file_extension, TASKS[task].default_image_formats)
         say(f"{task}: {', '.join(str(folder / f'*_{task}{extension}') for extension in extensions)}")
     sheet_path = folder / "sheet.png"
-    write_image(sheet_path, _draw_sheet(rows, detected=detector is not None, random=None in models.values()))
+    write_image(sheet_path, _draw_sheet(rows))
     files = [*(path for row in rows for path in row.files), sheet_path]
-    return DemoReport(sheet_path, files, sum(len(row.boxes) for row in rows), time.perf_counter() - start, failures)
+    return DemoReport(sheet_path, files, people, time.perf_counter() - start, failures)
 
 
 class _Row:
@@ -143,30 +135,16 @@ class _Row:
         self.drawings[task] = np.asarray(result.plot_frame().convert("RGB"))
 
 
-def _draw_sheet(rows: list[_Row], *, detected: bool, random: bool) -> RgbImage:
-    """Draw the contact sheet; with `random` it states that the weights are random."""
+def _draw_sheet(rows: list[_Row]) -> RgbImage:
+    """Draw the contact sheet."""
     columns = ["people", *(name for name in TASKS if name in rows[0].drawings and name != "people")]
-    titles = _TITLES if detected else _TITLES | {"people": "image"}
     drawn = contact_sheet(
         [[row.drawings[column] for column in columns] for row in rows],
-        titles=[titles.get(column, column) for column in columns],
-        row_titles=[f"{row.stem}: random weights" if random else row.stem for row in rows],
+        titles=[_TITLES.get(column, column) for column in columns],
+        row_titles=[row.stem for row in rows],
         height=_ROW_HEIGHT,
     )
     return np.pad(drawn, ((_MARGIN, _MARGIN), (_MARGIN, _MARGIN), (0, 0)), constant_values=255)
-
-
-def _choose_models(model: Checkpoint | Mapping[str, Checkpoint] | None) -> Mapping[str, Checkpoint | None]:
-    """Return the checkpoint of each task to run, None for random weights."""
-    if model is not None or hub.has_builtin():
-        return _demo_models(hub.BUILTIN if model is None else model)
-    warnings.warn(
-        "model: not given, and this installation has no built-in model, so the demo uses random weights: its results "
-        "mean nothing. Install vitruvian from a wheel, or pass a checkpoint such as facebook/sapiens2-pose-0.4b.",
-        VitruvianWarning,
-        stacklevel=3,
-    )
-    return dict.fromkeys(DEMO_TASKS)
 
 
 def _demo_models(model: Checkpoint | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
@@ -195,30 +173,6 @@ def _tasks_of_checkpoint(model: Checkpoint) -> list[str]:
     """Return the tasks of a checkpoint for one task, from its architectures."""
     named = [str(name) for name in AutoConfig.from_pretrained(model).to_dict().get("architectures") or []]
     return [task for task in DEMO_TASKS if any(cls.__name__ in named for cls in TASKS[task].pipeline_class().accepts())]
-
-
-def random_pipeline(task: str, *, device: str | None) -> Any:
-    """Return a task's pipeline with a small model with random weights, always the same."""
-    import torch
-
-    from vitruvian.models.sapiens2.configuration import Sapiens2Config
-    from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
-    from vitruvian.models.sapiens2.processing import Sapiens2ImageProcessor
-
-    name = str(TASKS[task].sapiens2_head)
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
-    sizes |= {"num_attention_heads": 2, "num_key_value_attention_heads": 1}
-    sizes |= {"num_first_full_attention_layers": 1, "num_last_full_attention_layers": 1}
-    config = Sapiens2Config(image_size=[256, 192], **sizes)
-    head: dict[str, Any] = {"upsample_out_channels": [32, 16, 16], "conv_out_channels": [16]}
-    if task == "pointmap":
-        head |= {"scale_conv_out_channels": [8], "scale_final_hidden_sizes": [8, 8]}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Sapiens2MultiTask(config, {name: head}).eval().task_model(name)
-    height, width = config.image_hw
-    processor = Sapiens2ImageProcessor(size={"height": height, "width": width}, do_pad=task != "pose")
-    return pipeline(task, model, processor=processor, device=device)
 
 
 def _demo_images() -> list[Path]:

@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from vitruvian.errors import VitruvianWarning
-from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.hub import BUILTIN
 from vitruvian.tasks import find_task
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def pipeline(
 def default_model(task: str) -> str | None:
     """Return the default checkpoint of a task: the built-in model, or None if it cannot do the task."""
     row = find_task(task)
-    if row.group != "people" or not has_builtin():
+    if row.group != "people":
         return None
     from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from tests.helpers.pipelines import sample_image
 from tests.helpers.tiny_multitask import tiny_multitask
-from vitruvian import InputError, VitruvianWarning
-from vitruvian.cli.demo_sheet import DEMO_TASKS, _demo_images, _demo_models, random_pipeline, run_demo
+from vitruvian import InputError
+from vitruvian.cli.demo_sheet import DEMO_TASKS, _demo_images, _demo_models, run_demo
 from vitruvian.errors import CheckpointError
 from vitruvian.models.sapiens2.multitask import save_multitask
 
@@ -42,29 +41,6 @@ def test_everything_is_written(inside: Path, tmp_path: Path) -> None:
     assert not report.failures
     with Image.open(tmp_path / "out" / "one_pose_plot.png") as drawn:
         assert drawn.size == (56, 40)
-
-
-def test_without_a_model_weights_are_random_and_it_says_so(nothing_inside: None, tmp_path: Path) -> None:
-    told: list[str] = []
-    with pytest.warns(VitruvianWarning, match="this installation has no built-in model.*random weights"):
-        report = run_demo([sample_image()], tmp_path / "one", device="cpu", progress=told.append)
-    assert [line.split(":")[0] for line in told] == list(DEMO_TASKS)
-    assert {path.name.partition("_")[2] for path in report.files[:-1]} == {*ENDINGS} - {"people.png"}
-    assert all(path.is_file() for path in report.files)
-    torch.manual_seed(9)
-    with pytest.warns(VitruvianWarning):
-        again = run_demo([sample_image()], tmp_path / "two", device="cpu")
-    assert again.sheet.read_bytes() == report.sheet.read_bytes()  # random, but the same at every run
-    with pytest.raises(CheckpointError, match="this installation has no built-in"):
-        run_demo([sample_image()], tmp_path / "three", model="builtin")
-
-
-def test_random_weights_leave_chance_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    random_pipeline("pose", device="cpu")
-    assert torch.equal(torch.rand(2), expected)
 
 
 def test_maps_of_a_packed_model_end_where_people_do(packed: Path, tmp_path: Path) -> None:

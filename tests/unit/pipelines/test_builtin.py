@@ -14,7 +14,6 @@ import torch
 from tests.helpers.pipelines import sample_image
 from tests.helpers.tiny_multitask import install, tiny_multitask
 from vitruvian import InputError, VitruvianWarning, pipeline
-from vitruvian.errors import CheckpointError
 from vitruvian.images.types import RgbImage
 from vitruvian.models.sapiens2.multitask import save_multitask
 from vitruvian.models.sapiens2.people_detection import Sapiens2ForPeopleDetection
@@ -107,13 +106,6 @@ class TestDefaults:
         with pytest.raises(InputError, match="expected a checkpoint for parts"):
             pipeline("parts")
 
-    @pytest.mark.usefixtures("nothing_inside")
-    def test_an_installation_without(self) -> None:
-        with pytest.raises(InputError, match="expected a checkpoint for pose"):
-            pipeline("pose")
-        with pytest.raises(CheckpointError, match="this installation has no built-in"):
-            pipeline("pose", "builtin")
-
     def test_poses_look_for_people(self, inside: Path) -> None:
         pipe = pipeline("pose", "builtin", device="cpu")
         found = pipe(sample_image())
@@ -188,11 +180,6 @@ class TestDetector:
         assert people.boxes_xyxy.min() >= 0
         assert (people.boxes_xyxy <= [56, 40, 56, 40]).all()
         assert open_detector(inside).name == "mine"
-
-    @pytest.mark.usefixtures("nothing_inside")
-    def test_an_installation_without(self) -> None:
-        with pytest.raises(CheckpointError, match="this installation has no built-in"):
-            open_detector("builtin")
 
     @pytest.mark.parametrize(("share", "kept"), [(1.0, True), (0.5, True), (0.3, True), (0.1, False), (0.0, False)])
     def test_boxes_are_confirmed_by_the_parts_inside(self, share: float, kept: bool) -> None:

@@ -24,7 +24,7 @@ def demo(
             "--model",
             "-m",
             help="builtin, a checkpoint, a training run folder or a multi-task checkpoint, or TASK=CHECKPOINT, "
-            "repeated for each. By default builtin, or random weights if the installation does not include it.",
+            "repeated for each. By default builtin.",
             rich_help_panel=MODEL,
         ),
     ] = None,

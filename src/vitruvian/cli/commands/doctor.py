@@ -160,13 +160,25 @@ def _tiny_run(problems: list[str]) -> JsonObject | None:
     try:
         import torch
 
-        from vitruvian.cli.demo_sheet import random_pipeline
         from vitruvian.devices import default_placement
+        from vitruvian.models.sapiens2.configuration import Sapiens2Config
+        from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
 
         kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         device = next((kind for kind, there in kinds.items() if there), "cpu")
         dtype = default_placement(None, None)["dtype"]
-        model = random_pipeline("pose", device=device).model.to(dtype)
+        config = Sapiens2Config(
+            image_size=[256, 192],
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            num_key_value_attention_heads=1,
+            num_first_full_attention_layers=1,
+            num_last_full_attention_layers=1,
+        )
+        head = {"upsample_out_channels": [32, 16, 16], "conv_out_channels": [16]}
+        model = Sapiens2MultiTask(config, {"pose": head}).eval().task_model("pose").to(device, dtype)
         pixels = torch.rand(1, 3, 256, 192, device=device, dtype=dtype)
         times = []
         with torch.inference_mode():

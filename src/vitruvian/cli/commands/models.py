@@ -37,16 +37,15 @@ def list_models(
 
     from vitruvian.cli.checkpoints import cached_sizes, describe_checkpoint
     from vitruvian.cli.known_checkpoints import LICENSES, KnownCheckpoint, known_checkpoints
-    from vitruvian.hub import BUILTIN, has_builtin
+    from vitruvian.hub import BUILTIN
     from vitruvian.tasks import find_task
 
     task = None if task is None else find_task(task).name
     known, sizes = list(known_checkpoints()), cached_sizes()
-    if has_builtin():
-        details = describe_checkpoint(BUILTIN)
-        millions = round(details["parameters"] / 1e6)
-        known.insert(0, KnownCheckpoint(BUILTIN, tuple(details["commands"]), "builtin", millions))
-        sizes[BUILTIN] = details["size_bytes"]
+    details = describe_checkpoint(BUILTIN)
+    millions = round(details["parameters"] / 1e6)
+    known.insert(0, KnownCheckpoint(BUILTIN, tuple(details["commands"]), "builtin", millions))
+    sizes[BUILTIN] = details["size_bytes"]
     chosen = [
         checkpoint
         for checkpoint in known

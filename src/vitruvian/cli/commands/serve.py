@@ -186,11 +186,11 @@ def _serve_on_ray(settings: Settings, report: ConsoleReport, print_config: bool,
 def _resolve_models(texts: Sequence[str]) -> dict[str, str]:
     """Return the checkpoint of each task, in the order of the table of tasks."""
     from vitruvian.cli.checkpoints import check_model
-    from vitruvian.hub import BUILTIN, has_builtin
+    from vitruvian.hub import BUILTIN
     from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 
     models: dict[str, str] = {}
-    for text in texts or ([BUILTIN] if has_builtin() else []):
+    for text in texts or [BUILTIN]:
         name, equals, checkpoint = text.partition("=")
         if equals and not Path(text).expanduser().exists():
             if not checkpoint:
@@ -210,8 +210,6 @@ def _resolve_models(texts: Sequence[str]) -> dict[str, str]:
                 f"--model: expected TASK=CHECKPOINT, got {text!r}, which has one task. Try --model pose={text}."
             )
         models |= {task: models.get(task, checkpoint) for task in served}
-    if not models:
-        raise InputError("--model: expected TASK=CHECKPOINT, got none, and this installation has no builtin model.")
     for task in _SAM2_TASKS:
         if "segment" in models and task not in models and _suits(models["segment"], task):
             models[task] = models["segment"]

@@ -27,7 +27,7 @@ from vitruvian.config import ConfigBase, read_config_dict
 from vitruvian.errors import CheckpointError, InputError
 from vitruvian.filesystem.atomic import atomic_write, write_text
 from vitruvian.filesystem.json_files import read_json_object
-from vitruvian.hub import CONFIG_FILE, HubOptions, has_builtin, is_builtin, local_path, require_file, weight_file
+from vitruvian.hub import CONFIG_FILE, HubOptions, is_builtin, local_path, require_file, weight_file
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.configuration import Sapiens2Config
 from vitruvian.weights import SafetensorsFile, WeightFiles, damaged_file_error, unshared
@@ -165,8 +165,7 @@ def local_heads(source: str | Path) -> tuple[str, ...]:
 
     Empty for checkpoints of one task, and for those that are not on this machine: it does not use the network.
     """
-    is_local = has_builtin() if is_builtin(source) else local_path(source).is_dir()
-    return tuple(read_heads(source, HubOptions()) or ()) if is_local else ()
+    return tuple(read_heads(source, HubOptions()) or ()) if local_path(source).is_dir() else ()
 
 
 def read_heads(source: str | Path, options: HubOptions) -> list[str] | None:

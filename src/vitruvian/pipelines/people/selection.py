@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitruvian.errors import InputError, near_matches
 from vitruvian.filesystem.media_files import is_url
-from vitruvian.hub import BUILTIN, has_builtin
+from vitruvian.hub import BUILTIN
 from vitruvian.images.download import redacted_url
 from vitruvian.limits import get_limits
 from vitruvian.pipelines.options import PeopleOptions, nesting_depth
@@ -25,12 +25,6 @@ from vitruvian.pipelines.sources import Frame
 from vitruvian.results.base import People
 
 DEFAULT_DETECTOR_NOTE = "people were detected by the built-in detector, the default"
-_NO_DETECTOR_NOTE = "no boxes were passed and no detector is installed; processed the whole image"
-
-
-def whole_image_note(options: PeopleOptions) -> str | None:
-    """Return the note for a result of the whole image; None if the caller asked for the whole image."""
-    return None if options.processes_whole_image else _NO_DETECTOR_NOTE
 
 
 def detector_spec(options: PeopleOptions, own: str | None) -> DetectorSpec | None:
@@ -44,7 +38,7 @@ def detector_spec(options: PeopleOptions, own: str | None) -> DetectorSpec | Non
         return None
     if options.detect is not None:
         return options.detect
-    return own or (BUILTIN if has_builtin() else None)
+    return own or BUILTIN
 
 
 def people_to_crop(frame: Frame, detected: People | None, options: PeopleOptions) -> People | None:

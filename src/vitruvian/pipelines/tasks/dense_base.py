@@ -36,7 +36,7 @@ from vitruvian.pipelines.base import ResultFields, TaskPipeline
 from vitruvian.pipelines.engine.steps import ModelInput, Prepared
 from vitruvian.pipelines.options import DenseOptions, MaskedOptions
 from vitruvian.pipelines.people.detectors import PeopleDetector, whole_image
-from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
+from vitruvian.pipelines.people.selection import people_to_crop
 from vitruvian.pipelines.region_blending import Blend, RegionBlender, blurs_when_upsampled
 from vitruvian.pipelines.regions import Region, crop_regions, plan_tiles
 from vitruvian.pipelines.sources import Frame
@@ -134,7 +134,7 @@ class DensePipeline(TaskPipeline[ResultT, OptionsT], Generic[ResultT, OptionsT])
             return DenseContext(whole_image(frame.size_hw), regions if len(regions) > 1 else None)
         crops = people_to_crop(frame, people, self.options)
         if crops is None or crops.fallback:  # not as a crop of one person: that would be padded differently
-            return DenseContext(crops or whole_image(frame.size_hw, note=whole_image_note(self.options)))
+            return DenseContext(crops or whole_image(frame.size_hw))
         return DenseContext(crops, crop_regions(crops, self.processor.size_hw), are_crops=True)
 
     def _tile_hw(self) -> SizeHW:

@@ -28,7 +28,7 @@ from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import PoseOptions
 from vitruvian.pipelines.people.detectors import whole_image
-from vitruvian.pipelines.people.selection import people_to_crop, whole_image_note
+from vitruvian.pipelines.people.selection import people_to_crop
 from vitruvian.pipelines.sources import Frame
 from vitruvian.results import People, Pose
 from vitruvian.tensor_cache import constant
@@ -77,7 +77,7 @@ class PosePipeline(TaskPipeline[Pose, PoseOptions]):
         """Crop the people."""
         crops = people_to_crop(frame, people, self.options)
         if crops is None:
-            crops = whole_image(frame.size_hw, note=whole_image_note(self.options))
+            crops = whole_image(frame.size_hw)
         if not len(crops):
             return Prepared(frame, [], crops)
         boxes = crops.boxes_xywh  # [P, 4]

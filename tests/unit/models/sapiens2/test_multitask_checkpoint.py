@@ -237,20 +237,17 @@ class TestOpening:
         assert all(torch.equal(a, b) for a, b in zip(opened.parameters(), again.parameters(), strict=True))
         assert "packed" not in AutoConfig.from_pretrained(packed).to_dict()
 
-    def test_tasks_of_a_folder(self, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tasks_of_a_folder(self, packed: Path, tmp_path: Path) -> None:
         assert local_heads(packed) == tuple(HEADS)
         tiny_task("pose").save_pretrained(tmp_path)
         assert local_heads(tmp_path) == ()
         assert read_heads(tmp_path / "model.safetensors", HubOptions()) is None
         assert local_heads("facebook/sapiens2-pose-0.4b") == ()  # and asks nobody
-        monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
-        assert local_heads("builtin") == ()
 
 
 class TestBuiltin:
     def test_by_name(self, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hub, "BUILTIN_FOLDER", packed)
-        assert hub.has_builtin()
         assert Sapiens2ForPoseEstimation.from_pretrained("builtin").config.name_or_path == "builtin"
         assert type(AutoModel.from_pretrained("builtin")) is Sapiens2Model
         assert AutoImageProcessor.from_pretrained("builtin").size_hw == SIZE_HW
@@ -258,21 +255,11 @@ class TestBuiltin:
         assert list(Sapiens2MultiTask.from_pretrained("builtin").tasks) == list(HEADS)
 
     def test_a_folder_of_that_name_is_another_thing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path / "none")
         monkeypatch.chdir(tmp_path)
         tiny_task("pose").save_pretrained("builtin")
         for name in ("./builtin", Path("builtin")):
             found = AutoModelForPoseEstimation.from_pretrained(name)
             assert found.num_parameters() == tiny_task("pose").num_parameters()
-        with pytest.raises(CheckpointError, match="this installation has no built-in"):
-            AutoModel.from_pretrained("builtin")
-
-    @pytest.mark.parametrize("opener", [*AUTO.values(), "AutoImageProcessor", "AutoConfig", "AutoModel"])
-    def test_an_installation_without(self, opener: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hub, "BUILTIN_FOLDER", tmp_path)
-        assert not hub.has_builtin()
-        with pytest.raises(CheckpointError, match=r"builtin: .*has no built-in model\. Install"):
-            getattr(auto, opener).from_pretrained("builtin")
 
     def test_a_task_that_it_lacks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         install(tmp_path, monkeypatch, "pose", "seg")
