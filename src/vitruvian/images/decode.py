@@ -107,13 +107,19 @@ def decode_image(stream: IO[bytes], *, subject: str, max_pixels: int) -> Image.I
 
     Mode and orientation are those of the file. `subject` names the image in messages.
     """
+    image = open_image(stream, subject=subject, max_pixels=max_pixels)
+    load_pixels(image, subject=subject)
+    return image
+
+
+def open_image(stream: IO[bytes], *, subject: str, max_pixels: int) -> Image.Image:
+    """Open the image in a seekable `stream` and check its size, as `decode_image` does, without decoding it."""
     stream.seek(0)
     head = stream.read(_HEAD_BYTES)
     if not head:
         raise ImageError(f"{subject}: expected an image, got an empty file (0 bytes). Copy or download it again.")
     image = _identify(stream, head, subject=subject)
     check_size(image, subject=subject, max_pixels=max_pixels)
-    load_pixels(image, subject=subject)
     return image
 
 

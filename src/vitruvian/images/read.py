@@ -1,6 +1,7 @@
 """Read an image from a path, URL, bytes, file object, PIL image, array or tensor as upright RGB.
 
     source → bytes or stream → decode.py (PIL image, size checked first) → upright_rgb.py (EXIF orientation, 8 bits)
+                                                                         └▶ jpeg.py, for arrays of most JPEG files
 
 Color profiles stay in `image.info["icc_profile"]`; pixel values are those of the file.
 """
@@ -23,10 +24,11 @@ from torch import Tensor
 
 from vitruvian.errors import ImageError, InputError, near_matches, one_line
 from vitruvian.filesystem.media_files import is_url
-from vitruvian.images.decode import check_size, decode_image, is_image, load_pixels
+from vitruvian.images.decode import check_size, decode_image, is_image, load_pixels, open_image
 from vitruvian.images.download import download, redacted_url
+from vitruvian.images.jpeg import decode_jpeg
 from vitruvian.images.types import RgbImage
-from vitruvian.images.upright_rgb import array_to_rgb, to_array, to_rgb, to_upright_rgb
+from vitruvian.images.upright_rgb import array_to_rgb, is_upright_rgb, to_array, to_rgb, to_upright_rgb
 from vitruvian.limits import get_limits, read_bounded
 
 ImageSource = (
@@ -64,11 +66,8 @@ def load_image(
     return _load(source, timeout=timeout, max_pixels=max_pixels, background=background, copy=True)
 
 
-def load_rgb(source: object, *, writable: bool = True) -> RgbImage:
-    """Read what `load_image` reads as an array, uint8 [H, W, 3]. An array of that form is not copied.
-
-    Without `writable`, the array may be read-only, which saves a copy.
-    """
+def load_rgb(source: object) -> RgbImage:
+    """Read what `load_image` reads as an array, uint8 [H, W, 3]. An array of that form is not copied."""
     if (
         isinstance(source, np.ndarray)
         and source.dtype == np.uint8
@@ -77,9 +76,16 @@ def load_rgb(source: object, *, writable: bool = True) -> RgbImage:
         and source.size
     ):
         return np.ascontiguousarray(source)
-    # Raises for what is no image.
-    image = _load(source, timeout=30.0, max_pixels=None, background=_WHITE, copy=False)
-    return to_array(image, writable=writable)
+    if isinstance(source, Tensor | np.ndarray | Image.Image):
+        return to_array(_load(source, timeout=None, max_pixels=None, background=_WHITE, copy=False))
+    subject, stream = _open(source, timeout=30.0)
+    with stream:
+        image = open_image(stream, subject=subject, max_pixels=get_limits().image_pixels)
+        pixels = decode_jpeg(image, stream) if is_upright_rgb(image) else None
+        if pixels is None:
+            load_pixels(image, subject=subject)
+            pixels = to_array(to_upright_rgb(image, subject=subject, background=_WHITE, copy=False))
+        return pixels
 
 
 def _load(

@@ -25,7 +25,6 @@ _TO_UPRIGHT = {
 }  # fmt: skip
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 _PLAIN_MODES = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
-_MAX_COPIED_PIXELS = 1 << 22  # of which Pillow may make temporary copies
 _FLOAT_TOLERANCE = 1e-3  # resampling and half precision may leave 0..1
 
 _Array = npt.NDArray[np.generic]
@@ -39,16 +38,20 @@ def to_upright_rgb(
     The EXIF block is dropped, so that an image that is read twice is not rotated twice. Without `copy`, an image that
     is upright RGB already is returned as it is.
     """
-    orientation = _orientation(image)
-    if not copy and image.mode == "RGB" and not image.has_transparency_data and orientation not in _TO_UPRIGHT:
+    if not copy and is_upright_rgb(image):
         return image
-    profile = image.info.get("icc_profile")
+    orientation, profile = _orientation(image), image.info.get("icc_profile")
     rgb = to_rgb(image, subject=subject, background=background)
     del image  # frees its memory, if the caller has no name for it
     if orientation in _TO_UPRIGHT:
         rgb = rgb.transpose(_TO_UPRIGHT[orientation])
     rgb.info = {"icc_profile": profile} if profile else {}
     return rgb
+
+
+def is_upright_rgb(image: Image.Image) -> bool:
+    """Return whether an opened image is RGB without transparency, and its EXIF tag does not rotate it."""
+    return image.mode == "RGB" and not image.has_transparency_data and _orientation(image) not in _TO_UPRIGHT
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
@@ -65,17 +68,12 @@ def _orientation(image: Image.Image) -> int | None:
     return orientation
 
 
-def to_array(image: Image.Image, *, writable: bool = True) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an 8-bit image as a new array; without `writable` faster, perhaps as one that is read-only.
-
-    Unlike `np.array(image)`, makes no temporary copies of large images.
-    """
-    return _to_array(image, writable=writable).view(np.uint8)
+def to_array(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an 8-bit image as a new array. Unlike `np.array(image)`, makes no temporary copies."""
+    return _to_array(image).view(np.uint8)
 
 
-def _to_array(image: Image.Image, *, writable: bool = True) -> _Array:
-    if image.width * image.height <= _MAX_COPIED_PIXELS:
-        return np.array(image) if writable else np.asarray(image)
+def _to_array(image: Image.Image) -> _Array:
     first = np.asarray(image.crop((0, 0, 1, 1)))  # [1, 1] or [1, 1, C]
     array = np.empty((image.height, image.width, *first.shape[2:]), first.dtype)
     for top, bottom in _bands(array.shape):

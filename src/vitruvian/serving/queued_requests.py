@@ -33,10 +33,10 @@ AnswerT = TypeVar("AnswerT")
 
 
 def decode_upload(body: bytes, name: str) -> RgbImage:
-    """Decode an image file that a client calls `name`, for messages, as an array that may be read-only."""
+    """Decode an image file that a client calls `name`, for messages."""
     stream = io.BytesIO(body)
     stream.name = name
-    return load_rgb(stream, writable=False)
+    return load_rgb(stream)
 
 
 class QueuedRequest(Generic[AnswerT]):

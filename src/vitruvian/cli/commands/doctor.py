@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "serve": (("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "vitruvian serve"),
     "scale": (("ray", "pyarrow", "fsspec"), "jobs on a Ray cluster"),
     "heif": (("pillow_heif",), "HEIC/HEIF images"),
+    "jpeg": (("simplejpeg",), "faster decoding of JPEG files"),
     "exr": (("OpenEXR",), "EXR files"),
     "detect": (("onnxruntime",), "detecting people with ONNX models"),
     "supervision": (("supervision",), "results for supervision"),
