@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "sapiens2_processing": (),
     "load_memory": (),
+    "jpeg_decoding": (),
     "mask_postprocess": (),
     "mask_losses": (),
     "sam2": (),

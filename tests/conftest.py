@@ -34,14 +34,26 @@ def _seed() -> None:
         torch.manual_seed(0)
 
 
-# `make test` starts files in this order. The cluster of test_ray runs for minutes beside all other tests; files that
-# would wait for it come last.
-_FILE_ORDER = {"test_ray.py": 0, "test_docs.py": 2, "test_ray_serve.py": 3}  # 1: all others
+# `make test` starts these files first, the longest at the beginning, so that no worker is left with one at the end.
+# Those with a Ray cluster, of which there is one at a time, are apart.
+_LONG_FILES = (
+    "test_ray.py",
+    "test_page.py",
+    "test_docs.py",
+    "test_families.py",
+    "test_serve_soak.py",
+    "test_mask_training.py",
+    "test_ray_serve.py",
+    "test_serve.py",
+    "test_export.py",
+    "test_kill_loop.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the files, so that no worker is left with a long one at the end."""
-    items.sort(key=lambda item: _FILE_ORDER.get(item.path.name, 1))
+    """Order the files."""
+    order = {name: number for number, name in enumerate(_LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def pytest_collection_finish() -> None:

@@ -25,14 +25,13 @@ from vitruvian.hub import HubOptions
 from vitruvian.images import (
     center_on_canvas,
     fit_inside_hw,
-    image_to_tensor,
-    load_image,
     resample_mode,
     rescale_and_normalize,
     resize,
     shortest_edge_hw,
 )
-from vitruvian.images.data_format import as_tensor, channels_first, in_data_format, is_channels_last, size_of
+from vitruvian.images.data_format import as_tensor, channels_first, in_data_format, is_channels_last, pixels_of, size_of
+from vitruvian.images.read import load_rgb
 from vitruvian.limits import get_limits
 from vitruvian.ops.pixel_normalization import IMAGENET_MEAN, IMAGENET_STD
 from vitruvian.outputs import BatchFeature
@@ -305,7 +304,7 @@ def _one_image(image: object, input_data_format: str | None, channels: int) -> T
     if isinstance(image, Tensor):
         return channels_first(image, input_data_format, channels)
     if isinstance(image, (Image.Image, str, Path, bytes)):
-        return image_to_tensor(load_image(image))
+        return pixels_of(load_rgb(image))
     raise InputError(f"images: expected PIL, numpy, torch, a path, a URL or bytes, got {type(image).__name__}.")
 
 
