@@ -35,7 +35,8 @@ class Limits:
     """The largest inputs that are accepted.
 
     Args:
-        image_pixels: Pixels of an image; less in formats whose decoders need more memory.
+        image_pixels: Pixels of an image; less in formats whose decoders need more memory. See
+            `vitruvian.images.decode.check_pixel_count`.
         frame_pixels: Pixels of a video frame.
         decoded_bytes: Bytes of decoded images that are in flight in a pipeline. A larger image is processed alone.
         file_bytes: Bytes of an image from standard input, a pipe, a file object or a ``data:`` URL.

@@ -1,5 +1,7 @@
 """What `--save` and `--out` mean: the file formats of a task, and the paths that results go to.
 
+The formats that are written by default are in `tasks.py`.
+
 A file format is an extension that results of the task can be saved as (json, npz, 16.png, …), or plot and plot.jpg for
 the drawing: OUT/photo_pose.json, OUT/photo_pose_plot.png. Of a video, plot, mp4, webm and mov give a video, json a
 line of JSON per frame, and the others a folder of numbered files.

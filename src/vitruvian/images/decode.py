@@ -1,5 +1,7 @@
 """Decode image files with Pillow, or raise one line that says what the bytes are and what to do.
 
+The pixels of most JPEG files are decoded by simplejpeg instead (`jpeg.py`, called by `load_rgb` in `read.py`).
+
 Pillow's plugins are called one by one instead of through `PIL.Image.open`: that function compares the size with a
 global limit, which a limit of our own would have to change under other threads.
 """

@@ -29,7 +29,7 @@ from vitruvian.limits import set_limits
 from vitruvian.scale.cluster import import_ray
 from vitruvian.serving.app import create_app
 from vitruvian.serving.auth import ApiKey
-from vitruvian.serving.job_store import Job
+from vitruvian.serving.job_table import Job
 from vitruvian.serving.service import Service
 from vitruvian.serving.settings import ServerLimits, Settings
 from vitruvian.serving.stored_videos import StoredVideo, open_upload

@@ -278,11 +278,9 @@ def _read_one(item: SourceItem) -> bytes:
         from vitruvian.images.download import download
 
         return download(item.path, timeout=30.0)
-    limit = get_limits().file_bytes
     with open_input(item.path) as file:
         size = item.size if item.offset is not None and item.size is not None else file.size()
-        if size > limit:
-            raise InputError(f"{item.name}: expected at most {limit} bytes, got {size}. Raise the limit file_bytes.")
+        get_limits().check("file_bytes", size, subject=item.name)
         file.seek(item.offset or 0)
         return bytes(file.read(size))
 

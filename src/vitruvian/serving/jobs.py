@@ -30,7 +30,7 @@ from pathlib import Path
 from vitruvian.errors import one_line
 from vitruvian.serving.errors import RequestError, not_found, too_many
 from vitruvian.serving.job_process import JobProcess, failure_reason
-from vitruvian.serving.job_store import FINAL, Job, JobState, JobStore
+from vitruvian.serving.job_table import FINAL, Job, JobState, JobTable
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.task_requests import JOB_REQUESTS, PeopleRequest
 from vitruvian.serving.upload_folder import UploadFolder
@@ -49,7 +49,7 @@ class Jobs:
         self._settings, self._limits = settings, settings.limits
         self._folder = settings.data / "jobs"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._store = JobStore(settings.data / "jobs.sqlite")
+        self._store = JobTable(settings.data / "jobs.sqlite")
         self._jobs = {job.id: job for job in self._store.all()}
         self._processes: dict[str, JobProcess] = {}
         self._file_counts: dict[str, int] = {}  # of jobs that have ended
@@ -201,7 +201,7 @@ class Jobs:
     def start(self) -> None:
         """Run jobs that wait."""
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._settings.job_workers)]
-        self._tasks.append(asyncio.create_task(self._sweep()))
+        self._tasks.append(asyncio.create_task(self._delete_old_jobs()))
 
     async def stop(self) -> None:
         """Interrupt running jobs, which continue at the next start."""
@@ -333,7 +333,7 @@ class Jobs:
         if job_id in self._processes:
             await self._processes[job_id].stop()
 
-    async def _sweep(self) -> None:
+    async def _delete_old_jobs(self) -> None:
         """Remove jobs that finished long ago."""
         while True:
             oldest = time.time() - self._limits.job_seconds

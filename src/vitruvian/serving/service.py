@@ -28,7 +28,7 @@ from vitruvian.pipelines.people.selection import detector_spec
 from vitruvian.pipelines.save_option import encode_as
 from vitruvian.results import Result
 from vitruvian.serving.errors import CLIENT_CLOSED_REQUEST, RequestError, not_found, too_many
-from vitruvian.serving.job_store import Job, JobState
+from vitruvian.serving.job_table import Job, JobState
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.lru_store import LruStore
 from vitruvian.serving.metrics import Metrics
@@ -82,7 +82,7 @@ class Service:
             folder.mkdir(parents=True)
         self._short_tasks = ThreadPoolExecutor(_SHORT_TASK_THREADS, thread_name_prefix="vitruvian-short-task")
         self._short_tasks_waiting = 0
-        self._sweeper: asyncio.Task[None] | None = None
+        self._expiry: asyncio.Task[None] | None = None
         self._python_switch_seconds = sys.getswitchinterval()
         self._open_lock, device_lock = threading.Lock(), FairLock()
         self._loaded: dict[object, tuple[Any, Any]] = {}  # models and processors, by checkpoint and class
@@ -125,9 +125,9 @@ class Service:
         for queue in self.queues.values():
             queue.start()
         self.jobs.start()
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._expiry = asyncio.create_task(self._remove_expired())
 
-    async def _sweep(self) -> None:
+    async def _remove_expired(self) -> None:
         """Remove what has expired, from time to time."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
@@ -141,8 +141,8 @@ class Service:
             task.cancel()
         closing = (asyncio.to_thread(queue.close, _DRAIN_SECONDS) for queue in self.queues.values())
         await asyncio.gather(self.jobs.stop(), *closing)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
         await asyncio.to_thread(self._short_tasks.shutdown, cancel_futures=True)  # waits for two; the loop goes on
         sys.setswitchinterval(self._python_switch_seconds)
         for folder in (self.temporary, self._video_root):

@@ -24,7 +24,7 @@ from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.serving import jobs
 from vitruvian.serving.auth import add_key, read_keys
 from vitruvian.serving.errors import status_of
-from vitruvian.serving.jobs import Job, JobStore
+from vitruvian.serving.jobs import Job, JobTable
 from vitruvian.serving.metrics import Metrics
 from vitruvian.serving.model_queue import FairLock, ModelQueue
 from vitruvian.serving.routes.shared import file_response
@@ -486,11 +486,11 @@ def test_a_folder_belongs_to_one_server(models: dict[str, str], tmp_path: Path) 
 
 def test_jobs_in_the_database(tmp_path: Path) -> None:
     job = Job("a", None, "pose", ("--flip",), {"0001.jpg": "a.jpg"}, created=2.0, failures=("x",))
-    store = JobStore(tmp_path / "jobs.sqlite")
+    store = JobTable(tmp_path / "jobs.sqlite")
     store.put(job)
     store.put(Job("b", "alice", "pose", (), {}, created=1.0, state="done"))
     store.close()
-    store = JobStore(tmp_path / "jobs.sqlite")
+    store = JobTable(tmp_path / "jobs.sqlite")
     assert [one.id for one in store.all()] == ["b", "a"]
     assert store.all()[1] == job
     store.remove("b")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitruvian.serving.job_process import JobProcess
-from vitruvian.serving.job_store import Job
+from vitruvian.serving.job_table import Job
 from vitruvian.serving.jobs import Jobs
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.task_requests import JOB_REQUESTS

@@ -66,7 +66,7 @@ _ORIGINAL_RENAMES: KeyRenames = (
 )
 
 
-def renamed_originals(names: Iterable[str]) -> dict[str, str]:
+def rename_original_keys(names: Iterable[str]) -> dict[str, str]:
     """Return our names for names of the original release."""
     names = list(names)
     depths = _mlp_depths(names)

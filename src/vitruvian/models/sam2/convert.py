@@ -22,7 +22,7 @@ from vitruvian.models.sam2.checkpoint_keys import (
     POINT_KEYS,
     POSITIONS_KEY,
     VIDEO_ONLY_KEYS,
-    renamed_originals,
+    rename_original_keys,
 )
 from vitruvian.models.sam2.configuration import VARIANTS, Sam2Config, Sam2HieraDetConfig, Sam2VideoConfig
 from vitruvian.models.sam2.modeling import Sam2BaseModel, Sam2Model
@@ -63,7 +63,7 @@ def convert_state_dict(original: Mapping[str, Tensor], *, video: bool = False) -
             "Is it an original SAM 2 checkpoint?"
         )
     tensors = {name: tensor for name, tensor in original.items() if video or IMAGE_KEYS.match(name)}
-    renamed = renamed_originals(tensors)
+    renamed = rename_original_keys(tensors)
     converted: dict[str, Tensor] = {}
     points: dict[int, Tensor] = {}
     for name, tensor in tensors.items():

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from vitruvian.errors import InputError
 from vitruvian.serving.errors import RequestError, not_found
 from vitruvian.serving.forms import MULTIPART
-from vitruvian.serving.job_store import FINAL, Job
+from vitruvian.serving.job_table import FINAL, Job
 from vitruvian.serving.media_types import FILE_TYPES
 from vitruvian.serving.request_bodies import file_name, media_type
 from vitruvian.serving.routes.shared import BINARY, ERRORS, NO_CONTENT, Id, file_route, job_options, query_parameter

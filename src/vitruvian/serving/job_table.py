@@ -1,4 +1,4 @@
-"""`Job` and `JobStore`: the table of jobs, in SQLite."""
+"""`Job` and `JobTable`: the table of jobs, in SQLite. `jobs.py` decides when a job runs and when it is deleted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Job:
         return min(1.0, (self.done + self.failed + current) / max(1, len(self.sources)))
 
 
-class JobStore:
+class JobTable:
     """The table of jobs. All changes are on the disk when a method returns. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
