@@ -31,7 +31,7 @@ from vitruvian.pipelines.video import (
 )
 from vitruvian.pipelines.video.resume_folder import resume_path
 from vitruvian.results import Result, Track
-from vitruvian.tasks import CROPS, VIDEO_DATASET, VIDEO_FORMATS
+from vitruvian.tasks import ALPHA_VIDEO_FORMATS, CROPS, VIDEO_DATASET, VIDEO_FORMATS
 
 if TYPE_CHECKING:
     from vitruvian.cli.run_task import TaskRun
@@ -157,7 +157,7 @@ class _FrameWriter:
         self.video_path = next((path for name, path in files.items() if name in VIDEO_FORMATS), None)
         self._crops, self._dataset = files.get(CROPS), files.get(VIDEO_DATASET)
         self._patterns = [path for name, path in files.items() if FRAME_FORMAT in path.name and name != CROPS]
-        holds_alpha = self.video_path is not None and self.video_path.suffix.lower() in (".webm", ".mov")
+        holds_alpha = self.video_path is not None and self.video_path.suffix.lower().lstrip(".") in ALPHA_VIDEO_FORMATS
         self.alpha = command.transparent and holds_alpha
         self.preview = None if command.preview is None else Preview(command.preview)
 

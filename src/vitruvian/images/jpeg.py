@@ -18,7 +18,7 @@ from PIL import Image
 from vitruvian.images.types import RgbImage
 
 _MAX_FILE_BYTES_PER_PIXEL = 4  # of larger files, Pillow reads what it needs
-_MIN_FILE_BYTES = 1 << 20
+_SMALL_FILE_BYTES = 1 << 20
 
 
 def decode_jpeg(image: Image.Image, stream: IO[bytes]) -> RgbImage | None:
@@ -29,7 +29,7 @@ def decode_jpeg(image: Image.Image, stream: IO[bytes]) -> RgbImage | None:
     decode = _decoder()
     if decode is None or image.format != "JPEG" or image.mode != "RGB":
         return None
-    if stream.seek(0, os.SEEK_END) > max(_MIN_FILE_BYTES, _MAX_FILE_BYTES_PER_PIXEL * image.width * image.height):
+    if stream.seek(0, os.SEEK_END) > max(_SMALL_FILE_BYTES, _MAX_FILE_BYTES_PER_PIXEL * image.width * image.height):
         return None
     stream.seek(0)
     pixels = np.empty((image.height, image.width, 3), np.uint8)

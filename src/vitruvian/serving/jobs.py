@@ -38,7 +38,7 @@ from vitruvian.serving.upload_folder import UploadFolder
 _log = logging.getLogger("vitruvian.serving")
 _FREE_BYTES = 256 * 2**20  # of the disk that uploads leave
 _MAX_FAILURES = 20  # messages that are stored
-_SWEEP_SECONDS = 60.0
+_DELETE_SECONDS = 60.0
 _SIZE_SECONDS = 2.0  # between measurements of the folder of a job
 
 
@@ -49,8 +49,8 @@ class Jobs:
         self._settings, self._limits = settings, settings.limits
         self._folder = settings.data / "jobs"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._store = JobTable(settings.data / "jobs.sqlite")
-        self._jobs = {job.id: job for job in self._store.all()}
+        self._table = JobTable(settings.data / "jobs.sqlite")
+        self._jobs = {job.id: job for job in self._table.all()}
         self._processes: dict[str, JobProcess] = {}
         self._file_counts: dict[str, int] = {}  # of jobs that have ended
         self._uploads: dict[str, int] = {}  # bytes of uploads that have not ended, by the id of the job or video
@@ -188,13 +188,13 @@ class Jobs:
         """Stop a job, and remove it and its files."""
         self._jobs.pop(job.id, None)
         self._file_counts.pop(job.id, None)
-        self._store.remove(job.id)
+        self._table.remove(job.id)
         await self._end_process(job.id)
         await asyncio.to_thread(shutil.rmtree, self._folder / job.id, ignore_errors=True)
 
     def _put(self, job: Job) -> None:
         self._jobs[job.id] = job
-        self._store.put(job)
+        self._table.put(job)
 
     # ------------------------------------------------------------------------------------------- processes
 
@@ -211,7 +211,7 @@ class Jobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._store.close()
+        self._table.close()
 
     async def _work(self) -> None:
         """Run one job after another."""
@@ -340,7 +340,7 @@ class Jobs:
             for job in list(self._jobs.values()):
                 if job.state in FINAL and (job.finished or job.created) < oldest:
                     await self.delete(job)
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(_DELETE_SECONDS)
 
 
 def _folder_bytes(folder: Path) -> int:

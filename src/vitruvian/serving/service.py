@@ -46,7 +46,7 @@ _log = logging.getLogger("vitruvian.serving")
 AnswerT = TypeVar("AnswerT")
 JobStarter = Callable[[StoredVideo, str, str | None, Sequence[str]], Awaitable[Job]]  # video, task, owner, arguments
 _SHORT_TASK_THREADS = 2
-_SWEEP_SECONDS = 60.0
+_EXPIRY_SECONDS = 60.0
 _DRAIN_SECONDS = 5.0  # at the end, for what is left after the server has waited for open requests
 # For how long a thread keeps the GIL while others wait for it. Python's 5 ms delay each short step of a request behind
 # the threads that decode images: 108 instead of 128 requests/s on an H200 (docs/serving.md).
@@ -130,7 +130,7 @@ class Service:
     async def _remove_expired(self) -> None:
         """Remove what has expired, from time to time."""
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(_EXPIRY_SECONDS)
             self.images.remove_expired()
             self.videos.remove_expired()
 

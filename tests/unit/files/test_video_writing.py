@@ -11,8 +11,9 @@ from PIL import Image
 
 from tests.unit.files.clips import SIZE, av, make_clip, packets, shade
 from vitruvian.errors import ImageError, InputError
-from vitruvian.files.video import SequenceWriter, Sound, VideoReader, VideoWriter, _exact_rate
+from vitruvian.files.video import SequenceWriter, Sound, VideoReader, VideoWriter, _exact_rate, codec_for
 from vitruvian.pipelines.video.resume_folder import _join_videos
+from vitruvian.tasks import ALPHA_VIDEO_FORMATS, VIDEO_FORMATS
 
 QUARTERS = ((200, 30, 40), (20, 180, 60), (40, 60, 220), (128, 128, 128))
 
@@ -282,3 +283,13 @@ class TestSequences:
     def test_names_have_one_number(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="one number such as %05d"):
             SequenceWriter(tmp_path / "%d_%d.png")
+
+
+@pytest.mark.parametrize("file_format", VIDEO_FORMATS)
+def test_formats_with_alpha_are_those_that_tasks_name(file_format: str) -> None:
+    path = Path(f"a.{file_format}")
+    if file_format in ALPHA_VIDEO_FORMATS:
+        assert codec_for(path, alpha=True) != codec_for(path, alpha=False)
+    else:
+        with pytest.raises(InputError, match="video with alpha"):
+            codec_for(path, alpha=True)

@@ -472,7 +472,7 @@ def test_a_job_with_too_many_bytes_fails(
 def test_finished_jobs_are_removed_after_a_time(
     models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(jobs, "_DELETE_SECONDS", 0.1)
     with serve(models, tmp_path, limits={"job_seconds": 1}) as (client, _):
         job = client.post("/v1/jobs", IMAGE, task="embed", name="a.jpg").json["id"]
         wait(lambda: client.get(f"/v1/jobs/{job}").status == 404)

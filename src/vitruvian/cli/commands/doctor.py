@@ -44,9 +44,11 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def doctor(
-    as_json: Json = False, speed: Annotated[bool, typer.Option(help="Time a tiny model.")] = True, debug: Debug = False
+    as_json: Json = False,
+    speed: Annotated[bool, typer.Option(help="Time the built-in pose model.")] = True,
+    debug: Debug = False,
 ) -> None:
-    """Check the installation: versions, devices, extras, kernels, caches, limits, and the speed of a tiny model.
+    """Check the installation: versions, devices, extras, kernels, caches, limits, and the speed of the built-in model.
 
     Exits with 1 if a required component is missing.
     """
@@ -55,7 +57,7 @@ def doctor(
     details |= {"kernels": _kernels(), "caches": _caches(), "temporary": _temporary(problems)}
     details["limits"] = dataclasses.asdict(get_limits())
     details["server_limits"] = dataclasses.asdict(read_limits({}, subject="limits")[1])
-    details |= {"speed": _tiny_run(problems) if speed and not problems else None, "problems": problems}
+    details |= {"speed": _time_builtin(problems) if speed and not problems else None, "problems": problems}
     if as_json:
         print_json(details)
     else:
@@ -156,31 +158,20 @@ def _temporary(problems: list[str]) -> JsonObject:
     return {"path": folder, "writable": True}
 
 
-def _tiny_run(problems: list[str]) -> JsonObject | None:
-    """Time a pose model with random weights on the best device, on 256 x 192 pixels."""
+def _time_builtin(problems: list[str]) -> JsonObject | None:
+    """Time the built-in pose model on the best device, for one person."""
     try:
         import torch
 
+        from vitruvian.auto import AutoModelForPoseEstimation
         from vitruvian.devices import default_placement
-        from vitruvian.models.sapiens2.configuration import Sapiens2Config
-        from vitruvian.models.sapiens2.multitask import Sapiens2MultiTask
+        from vitruvian.hub import BUILTIN
 
         kinds = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         device = next((kind for kind, there in kinds.items() if there), "cpu")
         dtype = default_placement(None, None)["dtype"]
-        config = Sapiens2Config(
-            image_size=[256, 192],
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            num_key_value_attention_heads=1,
-            num_first_full_attention_layers=1,
-            num_last_full_attention_layers=1,
-        )
-        head = {"upsample_out_channels": [32, 16, 16], "conv_out_channels": [16]}
-        model = Sapiens2MultiTask(config, {"pose": head}).eval().task_model("pose").to(device, dtype)
-        pixels = torch.rand(1, 3, 256, 192, device=device, dtype=dtype)
+        model = AutoModelForPoseEstimation.from_pretrained(BUILTIN, device=device, dtype=dtype).eval()
+        pixels = torch.rand(1, 3, *model.config.image_hw, device=device, dtype=dtype)
         times = []
         with torch.inference_mode():
             for _ in range(4):
@@ -188,7 +179,7 @@ def _tiny_run(problems: list[str]) -> JsonObject | None:
                 float(model(pixels).heatmaps.float().sum())  # synchronizes the device
                 times.append(time.perf_counter() - start)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
-        problems.append(f"a tiny model: does not run here ({' '.join(str(error).split())[:160]}).")
+        problems.append(f"the built-in model: does not run here ({' '.join(str(error).split())[:160]}).")
         return None
     name = str(dtype).removeprefix("torch.")
     return {"device": device, "dtype": name, "milliseconds": round(min(times[1:]) * 1000, 2)}
@@ -231,7 +222,7 @@ def _show(details: JsonObject) -> None:
             default = getattr(limits, name)
             row(name, f"{limit:,}" + ("" if limit == default else f"   (by default {default:,})"))
     if (speed := details["speed"]) is not None:
-        section("Speed of a tiny model")
+        section("Speed of the built-in pose model")
         row(speed["device"], f"{speed['milliseconds']} ms in {speed['dtype']}", True)
     typer.echo()
     for problem in details["problems"]:
