@@ -209,6 +209,7 @@ def run_clients(address: str, path: str, images: list[bytes], clients: int, seco
             answers.append(answer.status)
             if warm <= time.monotonic() < end:
                 statuses[answer.status] += 1
+            if warm <= begin:
                 latencies.append(time.monotonic() - begin)
             if answer.status == 429:
                 time.sleep(0.05)

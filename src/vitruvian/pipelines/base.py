@@ -13,13 +13,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitruvian.auto import AutoProcessor
 from vitruvian.config import checked_dtype
 from vitruvian.cuda.graphs import GraphCache
-from vitruvian.cuda.streams import PendingTensors, upload_stream
+from vitruvian.cuda.streams import HostCopy, PendingTensors, upload_stream
 from vitruvian.devices import Device, DType, checked_device, default_placement, devices_of
 from vitruvian.errors import InputError
 from vitruvian.hub import BUILTIN, HUB_KEYWORDS
@@ -27,7 +28,7 @@ from vitruvian.images.data_format import pixels_of
 from vitruvian.images.types import RgbImage, SizeHW
 from vitruvian.model import Model
 from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
-from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size, is_out_of_memory
+from vitruvian.pipelines.engine.batches import BatchQueue, BatchSize, initial_batch_size, is_out_of_memory
 from vitruvian.pipelines.engine.runner import ResultGenerator, Results, run_many, run_one
 from vitruvian.pipelines.engine.steps import DecodeThread, DeferredModelInput, InferenceSteps, ModelInput
 from vitruvian.pipelines.options import OnEmpty, Options, PeopleOptions, replace_options
@@ -68,6 +69,7 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
     on_empty: ClassVar[OnEmpty] = "whole"  # default if a detector finds no people
     # Options that `forward` reads: calls with equal values of them can share batches. None: calls share no batches.
     forward_options: ClassVar[tuple[str, ...] | None] = None
+    warmup_options: ClassVar[Mapping[str, object]] = {}  # what `warm_up` must pass
 
     def __init__(self, model: Any, processor: Any, **options: object) -> None:
         self.model, self.processor = model.eval(), processor
@@ -205,6 +207,22 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
             batch_timeout=call.options.batch_timeout,
         )
         return call.wrap_results(results, opened, write)
+
+    def warm_up(self, batch_size: int | None = None) -> None:
+        """Run the model on a gray image in the batches that requests form: of 1, 2, 4, … inputs, up to the batch size.
+
+        On a GPU the first call of each size compiles kernels and captures a CUDA graph, for which the first requests
+        would wait.
+        """
+        call = self.for_call(self.warmup_options)
+        batch = self.batch_size(call.options, live=False) if batch_size is None else BatchSize(batch_size, fixed=False)
+        frame = Frame(image=np.full((*self.input_hw, 3), 128, np.uint8), name="warmup")
+        with torch.inference_mode():
+            for size in sorted({*(1 << power for power in range(batch.size.bit_length())), batch.size}):
+                images = [call.prepare(frame, None) for _ in range(size)]
+                queue = BatchQueue[None](call, batch, call.graphs, partial=True)
+                outputs = queue.run(None, [model_input for prepared in images for model_input in prepared.inputs])
+                call.finish(images[0], HostCopy(call.decode(images[0], outputs[: len(images[0].inputs)])).wait())
 
     def on_ray(
         self,

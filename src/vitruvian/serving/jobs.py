@@ -143,9 +143,11 @@ class Jobs:
         try:
             yield UploadFolder(upload_id, folder, self._limits, count)
         finally:
-            del self._uploads[upload_id]
-            if not is_stored():
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            try:
+                if not is_stored():
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            finally:
+                del self._uploads[upload_id]  # bytes count for as long as they are on the disk
 
     def _check_disk(self) -> None:
         """Raise an error 507 if there is no space for files."""

@@ -4,9 +4,9 @@
     429 when full                  a thread for each model, and its workers
 
 How a batch forms: `ModelQueue.submit` adds a request; the engine takes requests from the queue (`_loaders`) as long as
-it has room, and its workers decode and prepare them. A batch starts when the model is idle
-(`InferenceEngine.batch_ready` in `pipelines/engine/runner.py`), so a single request does not wait; requests that arrive
-while the model runs form the next batch, up to its size (`BatchQueue.take` in `pipelines/engine/batches.py`).
+it has room, and its workers decode and prepare them. On a GPU one batch runs and one is queued behind it, so that the
+device never waits; requests that arrive meanwhile form the next batch, up to its size. A single request does not wait.
+(`InferenceEngine.batch_ready` in `pipelines/engine/runner.py`, `BatchQueue.take` in `pipelines/engine/batches.py`.)
 `SharedSteps.forward` (`queued_requests`) runs the inputs of a batch whose options agree together.
 
 An error is the answer to its image alone. A request that is cancelled, since its client has gone or its time is up,
@@ -183,6 +183,9 @@ class ModelQueue:
         try:
             pipe = self._open()
             pipe.for_call({})  # optimizes the model before requests come
+            if pipe.device.type == "cuda":  # compiles kernels and captures graphs, for seconds
+                with self.lock:
+                    pipe.warm_up(self._batch_size)
         except Exception as error:  # noqa: BLE001 - ends the server
             self.state = "failed"
             self._pipe.set_exception(error)
@@ -207,10 +210,11 @@ class ModelQueue:
             SharedSteps(self.name, call, self.lock, self._metrics),
             Source(partial(self._loaders, self._run_number), close=self._end_run),
             batch=fixed or pipe.batch_size(call.options, live=False),
-            batch_timeout=None,  # requests collect while the model runs
+            batch_timeout=None,  # requests collect while the device is busy
+            ordered=False,
         )
-        for index, outcome in enumerate(outcomes):
-            request = self._in_engine.pop(index)
+        for outcome in outcomes:
+            request = self._in_engine.pop(outcome.index if isinstance(outcome, Failure) else outcome)
             self._answers.append(time.monotonic())
             if isinstance(outcome, Failure):
                 request.fail(outcome.error)

@@ -98,7 +98,7 @@ class _InputOfRequest(NamedTuple):
     extra: Any
 
 
-class SharedSteps(InferenceSteps[Any]):
+class SharedSteps(InferenceSteps[int]):
     """Forwards each step to the pipeline call of the image's request."""
 
     def __init__(
@@ -169,14 +169,15 @@ class SharedSteps(InferenceSteps[Any]):
         request.check()
         return request.call.decode(prepared, outputs)
 
-    def finish(self, prepared: Prepared, decoded: Any) -> Any:
-        """Build the result and make the answer of it, unless the request is cancelled."""
+    def finish(self, prepared: Prepared, decoded: Any) -> int:
+        """Build the result and make the answer of it, unless the request is cancelled; return the image's index."""
         request = _request_of(prepared.frame)
         request.check()
         with self._metrics.stage(self._name, "finish"):
             result = request.call.finish(prepared, decoded)
         with self._metrics.stage(self._name, "encode"):
-            request.answer(request.make_answer(result))  # before those that came earlier, if it is done before them
+            request.answer(request.make_answer(result))
+        return prepared.frame.index
 
 
 def _request_of(frame: Frame) -> QueuedRequest[Any]:

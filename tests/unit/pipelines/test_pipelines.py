@@ -18,6 +18,7 @@ from vitruvian.errors import ImageError, InputError, VitruvianWarning
 from vitruvian.hub import BUILTIN
 from vitruvian.pipelines import Failure, Results, _warn_about_builtin, default_model, pipeline, pipeline_class
 from vitruvian.pipelines.engine.batches import BatchSize
+from vitruvian.pipelines.engine.steps import ModelInput
 from vitruvian.tasks import PIPELINE_TASKS, find_task
 
 IMAGES = [sample_image(seed, size) for seed, size in enumerate([(40, 56), (48, 30), (40, 56), (33, 47), (64, 64)])]
@@ -73,6 +74,18 @@ class TestEveryTask:
         results = list(opened(task).run(names, save=str(tmp_path / "out" / "{stem}.npz")))
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["p0.npz", "p1.npz", "p2.npz"]
         assert [Path(result.source).name for result in results] == ["p0.png", "p1.png", "p2.png"]
+
+    def test_warming_up_runs_every_batch_size(self, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipe, sizes = opened(task), []
+        forward = type(pipe).forward
+
+        def noted(self: Any, inputs: list[ModelInput]) -> list[Any]:
+            sizes.append(len(inputs))
+            return forward(self, inputs)
+
+        monkeypatch.setattr(type(pipe), "forward", noted)
+        pipe.warm_up(None if task == "masks" else 5)
+        assert sizes == ([1] if task == "masks" else [1, 2, 4, 5])
 
     def test_options_that_do_not_exist(self, task: str) -> None:
         with pytest.raises(InputError, match=r"options: .*got 'keep_imag'\. Did you mean keep_image"):

@@ -108,6 +108,23 @@ def test_requests_share_batches(queue: ModelQueue, pipe: GatedPose) -> None:
         np.testing.assert_allclose(result.keypoints, expected.keypoints, atol=1e-2)
 
 
+def test_an_image_that_takes_long_delays_no_other_request(queue: ModelQueue, pipe: GatedPose) -> None:
+    decoded = threading.Event()
+
+    class SlowImage(QueuedRequest[Any]):
+        def load(self) -> Any:
+            assert decoded.wait(60)
+            return super().load()
+
+    pipe.gate.set()
+    slow = queue.submit(SlowImage(jpeg(), "slow.jpg", queue.pipe.for_call({}), lambda pose: pose))
+    for number in range(20):  # more than fit beside it if their places stay taken
+        assert submit(queue, jpeg(number)).result(60).source == "a.jpg"
+    assert not slow.done()
+    decoded.set()
+    assert slow.result(60).source == "slow.jpg"
+
+
 def test_options_of_a_request_are_its_own(queue: ModelQueue, pipe: GatedPose) -> None:
     boxes = [[2, 3, 30, 38], [10, 5, 50, 35]]
     first = submit(queue)

@@ -5,8 +5,8 @@
 
 The model runs in the thread that iterates over the results. On a GPU that thread never synchronizes with the device:
 images are uploaded and cropped on a second stream, batches are queued ahead, and outputs are decoded on the device, so
-that only results are copied back. Inputs of several images share a batch. Results keep the order of the source, and the
-number of images in flight is bounded, so a slow consumer slows down everything.
+that only results are copied back. Inputs of several images share a batch. Results keep the order of the source (those
+of requests need not), and the number of images in flight is bounded, so a slow consumer slows down everything.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _MAX_LIVE = 2  # images of a camera in flight beside a batch: with more, results
 _MIN_FINISHED = 4  # images that may always be finished ahead of the consumer
 _MAX_FINISHED_BYTES = 1 << 30  # more images may be, while their results stay below this
 _RESULT_BYTES_PER_PIXEL = 16  # four float32 maps
+_MAX_QUEUED_BATCHES = 2  # on the device, one of which runs, before partial batches wait for more images
 _POLL_SECONDS = 0.2  # between checks for KeyboardInterrupt
 _TIMER_SECONDS = 0.001  # precision of timeouts: a wait is that much longer, so that it ends after them
 _MAX_WORKERS = 8  # default worker threads beside a GPU
@@ -101,15 +102,20 @@ def run_many(
     errors: Errors = "keep",
     save: Callable[[ResultT, int], object] | None = None,
     batch_timeout: float | None = Options.batch_timeout,
+    ordered: bool = True,
 ) -> ResultGenerator[ResultT]:
-    """Process all images of a source, in order; `save(result, index)` runs in worker threads. See `Options`.
+    """Process all images of a source; `save(result, index)` runs in worker threads. See `Options`.
 
-    With ``batch_timeout=None`` a partial batch runs as soon as the device has nothing to do: for requests, which wait.
+    For requests, which come one by one: with ``batch_timeout=None`` a partial batch does not wait for more images,
+    unless one batch runs on the device and another is queued behind it; with ``ordered=False`` no image waits for an
+    earlier one that takes longer, and results come as they are done.
 
     Nothing starts before the first result is requested. All threads end with the iterator: after the last image, an
     error, Ctrl-C or `close`.
     """
-    with InferenceEngine(steps, source, batch=batch, workers=workers, save=save, batch_timeout=batch_timeout) as engine:
+    with InferenceEngine(
+        steps, source, batch=batch, workers=workers, save=save, batch_timeout=batch_timeout, ordered=ordered
+    ) as engine:
         while True:
             engine.wakeup.clear()
             engine.advance()
@@ -184,10 +190,11 @@ class InferenceEngine(Generic[ResultT]):
         workers: int | None,
         save: Callable[[ResultT, int], object] | None,
         batch_timeout: float | None,
+        ordered: bool,
     ) -> None:
         workers = workers or _default_workers(steps.device)
         self._steps, self._source, self._batch = steps, source, batch
-        self._save, self._batch_timeout = save, batch_timeout
+        self._save, self._batch_timeout, self._ordered = save, batch_timeout, ordered
         self.batches: BatchQueue[_InFlight[ResultT]] = BatchQueue(
             steps, batch, steps.graphs, warmup=True, partial=batch_timeout is None
         )
@@ -203,7 +210,7 @@ class InferenceEngine(Generic[ResultT]):
         self._items: deque[_InFlight[ResultT]] = deque()
         self._loading: deque[Future[_Loaded]] = deque()
         self._last_arrival, self._added = time.monotonic(), 0
-        self._computed: StreamEvent | None = None  # after the last batch, if partial batches wait for it
+        self._computed: deque[StreamEvent] = deque(maxlen=_MAX_QUEUED_BATCHES)  # the ends of the last batches
         self._budget = ByteBudget(on_wait=self.wakeup.set)
         # A fast device keeps the first pool full of loads, and loads may wait for memory: other work has its own pool.
         self._load_pool = ThreadPoolExecutor(workers, thread_name_prefix="vitruvian-load")
@@ -338,10 +345,10 @@ class InferenceEngine(Generic[ResultT]):
         self._submit_finishing()
 
     def pop_finished(self) -> _InFlight[ResultT] | None:
-        """Remove and return the oldest image if it is done."""
-        if not self._items or not self._items[0].done:
+        """Remove and return the oldest image if it is done; without order, the oldest that is done."""
+        item = _pop_first(self._items, lambda item: item.done, skip=not self._ordered)
+        if item is None:
             return None
-        item = self._items.popleft()
         self._budget.release(item.index)
         self._slots.release()
         return item
@@ -365,19 +372,18 @@ class InferenceEngine(Generic[ResultT]):
                 elif entry is not None:
                     raise entry
         # Detection may take as long as the model: detect no further ahead than the next batch.
-        while (
-            self._loading
-            and self._loading[0].done()
-            and sum(not item.past_model for item in self._items) <= self._batch.size
-        ):
-            self._add(*self._loading.popleft().result())
+        while sum(not item.past_model for item in self._items) <= self._batch.size:
+            loaded = _pop_first(self._loading, Future.done, skip=not self._ordered)
+            if loaded is None:
+                break
+            self._add(*loaded.result())
         if self._source_error is not None and not self._loading:
             self._add(Failure(name="source", error=self._source_error, index=self._added), None)
             self._source_error = None
 
     def _add(self, frame: Frame | Failure, prepared: Prepared | None) -> None:
         """Add an image behind all others, and detect the people in it if the task does."""
-        self._last_arrival, self._added = time.monotonic(), frame.index + 1
+        self._last_arrival, self._added = time.monotonic(), max(self._added, frame.index + 1)
         item: _InFlight[ResultT] = _InFlight(frame.index, frame.name, frame.frame)
         self._items.append(item)
         if isinstance(frame, Failure):
@@ -395,12 +401,14 @@ class InferenceEngine(Generic[ResultT]):
             item.fail(error)
 
     def _queue_inputs(self) -> None:
-        """Queue the inputs of prepared images for the model, in order."""
+        """Queue the inputs of prepared images for the model."""
         for item in self._items:
             if item.preparing is None:
                 continue
             if not item.preparing.done():
-                return
+                if self._ordered:
+                    return
+                continue
             self._last_arrival = time.monotonic()
             try:
                 item.prepared, item.preparing = item.preparing.result(), None
@@ -417,10 +425,11 @@ class InferenceEngine(Generic[ResultT]):
             return False
         if len(self.batches) >= self.batches.next_size:
             return True
+        if self._batch_timeout is None:
+            # While the next batch is queued already the device never waits for Python to launch it.
+            return len(self._computed) < _MAX_QUEUED_BATCHES or self._computed[0].reached
         if any(item.preparing is not None for item in self._items):
             return False
-        if self._batch_timeout is None:
-            return self._computed is None or self._computed.reached
         no_more = (self._source_ended and not self._loading) or len(self._items) >= self._max_in_flight
         return no_more or self._budget.exhausted or time.monotonic() - self._last_arrival > self._batch_timeout
 
@@ -436,7 +445,7 @@ class InferenceEngine(Generic[ResultT]):
     def complete(self, batch: Batch[_InFlight[ResultT]]) -> None:
         """Assign the outputs or errors of a batch to its images."""
         if self._batch_timeout is None:
-            self._computed = StreamEvent(self._steps.device)
+            self._computed.append(StreamEvent(self._steps.device))
         for item, index, output in self.batches.complete(batch):
             if isinstance(output, Exception):
                 item.fail(output)
@@ -448,8 +457,12 @@ class InferenceEngine(Generic[ResultT]):
         ahead_bytes = 0
         for number, item in enumerate(self._items):
             ahead_bytes += item.result_bytes
-            if not item.past_model or (number >= _MIN_FINISHED and ahead_bytes > _MAX_FINISHED_BYTES):
+            if number >= _MIN_FINISHED and ahead_bytes > _MAX_FINISHED_BYTES:
                 return
+            if not item.past_model:
+                if self._ordered:
+                    return
+                continue
             prepared, outputs = item.prepared, [item.outputs[index] for index in sorted(item.outputs)]
             if prepared is None:
                 continue
@@ -466,6 +479,17 @@ class InferenceEngine(Generic[ResultT]):
                 item.finishing = self._submit(self._pool, self._finish, prepared, decode)
             except Exception as error:  # noqa: BLE001 - becomes the outcome of this image
                 item.fail(error)
+
+
+def _pop_first(items: deque[T], condition: Callable[[T], bool], *, skip: bool) -> T | None:
+    """Remove and return the first item if the condition is true for it; with `skip`, the first for which it is."""
+    for index, item in enumerate(items):
+        if condition(item):
+            del items[index]
+            return item
+        if not skip:
+            return None
+    return None
 
 
 def _completed(value: T) -> Future[T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     processor: Sam2Processor
     task = "segment"
     forward_options = ("best",)
+    warmup_options: ClassVar[dict[str, object]] = {"points": [0, 0]}
 
     @property
     def input_hw(self) -> SizeHW:

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.server import wait
 from vitruvian.cuda.graphs import GraphCache
 from vitruvian.cuda.streams import CudaStream, HostCopy
 from vitruvian.errors import InputError
+from vitruvian.pipelines.engine import runner
 from vitruvian.pipelines.engine.batches import BatchSize, initial_batch_size
 from vitruvian.pipelines.engine.runner import _MAX_LIVE, _max_in_flight, run_many, run_one
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
@@ -104,6 +106,38 @@ class Doubler:
 
 def results(job: Doubler, source: Any, *, batch: int = 3, fixed: bool = True, **options: Any) -> list[Any]:
     return list(run_many(job, open_source(source), batch=BatchSize(batch, fixed=fixed), **options))
+
+
+class TestWithoutOrder:
+    """Of requests, which wait for nothing but their own image."""
+
+    @pytest.mark.parametrize("step", ["load", "prepare", "finish"])
+    def test_a_slow_image_delays_no_other(self, step: str) -> None:
+        gate = threading.Event()
+
+        class Gated(Doubler):
+            detects_people = step == "prepare"  # prepared in a step of its own
+
+            def prepare(self, frame: Frame, people: Any) -> Prepared:
+                assert step != "prepare" or frame.index or gate.wait(5)
+                return super().prepare(frame, people)
+
+            def finish(self, prepared: Prepared, decoded: Any) -> int:
+                assert step != "finish" or prepared.frame.index or gate.wait(5)
+                return super().finish(prepared, decoded)
+
+        def load(number: int) -> Frame:
+            assert step != "load" or number or gate.wait(5)
+            return Frame(image=solid(number), name=str(number))
+
+        loaders = [FrameLoader(name=str(number), load=lambda number=number: load(number)) for number in range(13)]
+        found = run_many(
+            Gated(), Source(lambda: iter(loaders)), batch=BatchSize(2, fixed=True), workers=2,
+            batch_timeout=None, ordered=False,
+        )  # fmt: skip
+        assert sorted(next(found) for _ in range(12)) == [2 * number for number in range(1, 13)]
+        gate.set()
+        assert list(found) == [0]
 
 
 class TestOrder:
@@ -406,6 +440,31 @@ class TestThreads:
         assert results(job, source(), batch=8, batch_timeout=None) == [2 * n for n in range(1, 9)]
         assert job.batches[0] == [1]
         assert max(map(len, job.batches)) > 1
+
+    def test_requests_collect_while_a_batch_runs_and_another_is_queued(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A device that computes for long: two batches are launched, and further images wait for the first to end."""
+        computed = threading.Event()
+
+        class Launched:
+            reached = property(lambda self: computed.is_set())
+
+            def __init__(self, device: torch.device) -> None: ...
+
+        monkeypatch.setattr(runner, "StreamEvent", Launched)
+        job = Doubler()
+        job.fixed_input_size, job.graphs = True, GraphCache(max_batch=1)  # batches of graphs have no warmup
+
+        def source() -> Iterator[np.ndarray]:
+            for number in (1, 2):  # each is launched at once
+                yield solid(number)
+                wait(lambda number=number: len(job.batches) == number)  # type: ignore[misc]
+            yield from (solid(number) for number in range(3, 7))
+            time.sleep(0.1)  # they are loaded
+            assert job.batches == [[1], [2]]
+            computed.set()
+
+        assert results(job, source(), batch=8, batch_timeout=None) == [2 * n for n in range(1, 7)]
+        assert job.batches == [[1], [2], [3, 4, 5, 6]]
 
     def test_saving_runs_in_the_background_and_ends_on_closing(self) -> None:
         started, saved = threading.Event(), []
