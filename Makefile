@@ -19,8 +19,9 @@ $(READY): pyproject.toml constraints.txt
 demo: setup  ## Run all people tasks on two images and draw the results on one sheet: out/demo/sheet.png.
 	$(BIN)/vitruvian demo --out out/demo
 
+# Tests start hundreds of processes: each would compile the package again if the environment forbids to write bytecode.
 test: setup lint  ## Lint, type-check and run the tests.
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup  ## Style and types.
 	$(BIN)/ruff check .

@@ -135,9 +135,10 @@ def panoptic_quality(model: Any, processor: Any, batch: Any, images: list[Labele
 
 
 @pytest.mark.parametrize(
-    ("source", "make"), [(drawn_shapes, maskformer), (photos if PHOTOS.is_dir() else drawn_shapes, mask2former)]
+    ("source", "make", "rate"),
+    [(drawn_shapes, maskformer, 5e-4), (photos if PHOTOS.is_dir() else drawn_shapes, mask2former, 2e-3)],
 )
-def test_overfits_a_few_images(source: Any, make: Any) -> None:
+def test_overfits_a_few_images(source: Any, make: Any, rate: float) -> None:
     images = source()
     torch.manual_seed(0)
     model, processor = make(1 + max(row["label_id"] for _, _, segments in images for row in segments))
@@ -149,7 +150,7 @@ def test_overfits_a_few_images(source: Any, make: Any) -> None:
         return_tensors="pt",
     )
     assert [len(masks) for masks in batch["mask_labels"]] == [len(segments) for _, _, segments in images]
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=5e-4, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.02, total_iters=50)
     quality = panoptic_quality(model, processor, batch, images)
     assert not quality > 0.3  # it must learn here; NaN where nothing is found

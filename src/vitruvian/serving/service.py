@@ -23,7 +23,7 @@ from vitruvian.models.sapiens2.multitask_checkpoint import local_heads
 from vitruvian.pipelines import pipeline, pipeline_class
 from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.options import PeopleOptions
-from vitruvian.pipelines.people.detectors import PeopleDetector, open_detector
+from vitruvian.pipelines.people.detectors import PeopleDetector, SourceDetector, open_detector
 from vitruvian.pipelines.people.selection import detector_spec
 from vitruvian.pipelines.save_option import encode_as
 from vitruvian.results import Result
@@ -36,7 +36,13 @@ from vitruvian.serving.model_queue import FairLock, ModelQueue
 from vitruvian.serving.queued_requests import QueuedRequest, decode_upload
 from vitruvian.serving.request_bodies import UploadReader
 from vitruvian.serving.settings import Settings
-from vitruvian.serving.stored_images import ImageEmbedding, ImageEmbeddingSteps, StoredImage, segment_stored
+from vitruvian.serving.stored_images import (
+    ImageEmbedding,
+    ImageEmbeddingSteps,
+    StoredImage,
+    StoredPeopleDetector,
+    segment_stored,
+)
 from vitruvian.serving.stored_videos import StoredVideo, video_store
 from vitruvian.serving.task_requests import IMAGE_REQUESTS, TaskRequest, TrackPromptFields, TrackRequest
 from vitruvian.serving.upload_folder import UploadFolder
@@ -193,13 +199,22 @@ class Service:
         return self.queues[task]
 
     async def answer(
-        self, request: Request, task: str, body: bytes, name: str, options: TaskRequest, file_format: str
+        self,
+        request: Request,
+        task: str,
+        body: bytes,
+        name: str,
+        options: TaskRequest,
+        file_format: str,
+        *,
+        stored: StoredImage | None = None,
     ) -> bytes:
-        """Run a task on an image, and return the result as the bytes of a file."""
+        """Run a task on an image, which may be stored, and return the result as the bytes of a file."""
         queue = self.queue(task)
         options.check(self.settings.limits.prompts)
         call = queue.pipe.for_call(options.call_options())
-
+        if stored is not None and call.detector is not None and not isinstance(call.detector, SourceDetector):
+            call.detector = StoredPeopleDetector(call.detector, stored.people)
         serialize = partial(self._serialize, file_format, options)
         return await self.wait(request, queue.submit(QueuedRequest(body, name, call, serialize)))
 

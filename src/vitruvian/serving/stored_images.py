@@ -1,14 +1,14 @@
 """Stored images: uploaded once, then any task by id. With a SAM 2 model their embeddings are stored too.
 
 An image is stored at once; its embedding is computed in the background, and the first click waits for it. Further
-clicks cost one call of the mask decoder. Images are in memory, in the form of their files; the least recently used are
-evicted, and each expires some time after its last use.
+clicks cost one call of the mask decoder. People are detected once for all tasks. Images are in memory, in the form of
+their files; the least recently used are evicted, and each expires some time after its last use.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from torch import Tensor
 from vitruvian.cuda.streams import HostCopy
 from vitruvian.images.data_format import pixels_of
 from vitruvian.images.read import load_rgb
+from vitruvian.images.types import RgbImage
 from vitruvian.pipelines.engine.steps import InferenceSteps, ModelInput, Prepared
+from vitruvian.pipelines.people.detectors import PeopleDetector
 from vitruvian.pipelines.sources import Frame
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.results import Masks, People
@@ -42,9 +44,11 @@ class StoredImage(StoredItem):
         body: The file.
         embedding: Its SAM 2 embedding, once it is computed.
         embedding_task: The task that computes it, while it does.
+        people: The people in it, by the detector that has found them.
     """
 
     body: bytes
+    people: dict[PeopleDetector, People] = field(default_factory=dict)
     embedding: ImageEmbedding | None = None
     embedding_task: asyncio.Task[ImageEmbedding] | None = None
 
@@ -52,6 +56,24 @@ class StoredImage(StoredItem):
     def nbytes(self) -> int:
         """Bytes of the file and the embedding."""
         return len(self.body) + (0 if self.embedding is None else self.embedding.nbytes)
+
+
+class StoredPeopleDetector:
+    """Detects people in a stored image, once for all tasks.
+
+    Args:
+        detector: The detector.
+        people: What it has found is here, or is put here.
+    """
+
+    def __init__(self, detector: PeopleDetector, people: dict[PeopleDetector, People]) -> None:
+        self._detector, self._people, self.name = detector, people, detector.name
+
+    def detect(self, image: RgbImage, /) -> People:
+        """Return the people in the image."""
+        if self._detector not in self._people:
+            self._people[self._detector] = self._detector.detect(image)
+        return self._people[self._detector]
 
 
 class ImageEmbeddingSteps(InferenceSteps[ImageEmbedding]):

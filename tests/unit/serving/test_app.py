@@ -18,7 +18,9 @@ import pytest
 from tests.helpers.pipelines import parts_of, sample_image
 from tests.helpers.server import Client, archive, form, jpeg, local_server, wait
 from tests.unit.files.clips import make_clip
+from vitruvian.hub import BUILTIN
 from vitruvian.limits import use_limits
+from vitruvian.pipelines.people.sapiens2_detector import Sapiens2Detector
 from vitruvian.pipelines.tasks.embed import EmbedPipeline
 from vitruvian.pipelines.tasks.segment import SegmentPipeline
 from vitruvian.serving import jobs
@@ -159,6 +161,31 @@ def test_errors_name_the_options_of_clients(
         assert error["got"]
         assert error["message"].startswith(f"{subject}: ")
         assert "input_" not in str(error)  # what processors call them
+
+
+def test_people_of_a_stored_image_are_detected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    detected = []
+    detect = Sapiens2Detector.detect
+
+    def counted(self: Sapiens2Detector, image: Any) -> Any:
+        detected.append(image.shape)
+        return detect(self, image)
+
+    monkeypatch.setattr(Sapiens2Detector, "detect", counted)
+    body = (Path(__file__).parents[3] / "src/vitruvian/builtin/astronaut.jpg").read_bytes()
+    models = {"pose": BUILTIN, "parts": BUILTIN}
+    with serve(models, tmp_path) as (client, _):
+        image = client.post("/v1/images", body).json["id"]
+        with ThreadPoolExecutor() as pool:
+            answers = dict(
+                zip(models, pool.map(lambda task: client.post(f"/v1/images/{image}/{task}"), models), strict=True)
+            )
+        assert len(detected) == 1
+        assert answers["pose"].json["people"] == client.post("/v1/pose", body).json["people"]
+        assert len(detected) == 2
+        whole = client.post(f"/v1/images/{image}/pose", {"detect": "whole"}).json["people"]  # by another detector
+        assert whole["boxes_xyxy"] != answers["pose"].json["people"]["boxes_xyxy"]
+    assert len(detected) == 2
 
 
 def test_uploads_at_the_same_time_are_within_the_limits(models: dict[str, str], tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _stored_handler(service: Service, task: str) -> Callable[[Request, str], Awa
         if task == "segment":
             body = await service.segment(request, image, options, file_format)
         else:
-            body = await service.answer(request, task, image.body, image.name, options, file_format)
+            body = await service.answer(request, task, image.body, image.name, options, file_format, stored=image)
         return file_response(body, file_format, image.name, task)
 
     return handle
