@@ -31,7 +31,7 @@ def _seed() -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(0)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` also asks for devices, for a millisecond
 
 
 # `make test` starts these files first, the longest at the beginning, so that no worker is left with one at the end.

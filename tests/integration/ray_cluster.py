@@ -30,6 +30,7 @@ def only_cluster() -> Iterator[None]:
         )  # for worker processes
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # with 15 they hardly run beside other tests
+        patch.setenv("RAY_idle_worker_killing_time_threshold_ms", "60000")  # a new one takes a second to start
         yield
 
 
