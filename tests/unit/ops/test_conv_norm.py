@@ -19,8 +19,7 @@ from vitruvian.tensor_cache import WeightCache
 
 @every_version
 @pytest.mark.parametrize("kind", ["pointwise", "plain", "transposed", "shuffle"])
-@pytest.mark.parametrize("eps", [1e-5, 0.5])
-@pytest.mark.parametrize("use_winograd", [True, False])
+@pytest.mark.parametrize(("use_winograd", "eps"), [(True, 0.5), (False, 1e-5)])
 def test_block(version: str, kind: str, use_winograd: bool, eps: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_MIN_TILES", 1), ("_MIN_BATCH_TILES", 1), ("_MIN_BATCH", 2), ("_MIN_CPU_CHANNELS", 16)):
         monkeypatch.setattr(winograd, name, value)

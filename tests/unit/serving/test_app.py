@@ -172,7 +172,7 @@ def test_people_of_a_stored_image_are_detected_once(tmp_path: Path, monkeypatch:
         return detect(self, image)
 
     monkeypatch.setattr(Sapiens2Detector, "detect", counted)
-    body = (Path(__file__).parents[3] / "src/vitruvian/builtin/astronaut.jpg").read_bytes()
+    body = (Path(__file__).parents[3] / "examples/grace_hopper.jpg").read_bytes()
     models = {"pose": BUILTIN, "parts": BUILTIN}
     with serve(models, tmp_path) as (client, _):
         image = client.post("/v1/images", body).json["id"]
