@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 
 import vitruvian
+from tests.helpers.cached_detections import cached_detections
 from tests.helpers.markdown_code import fenced_blocks, python_blocks
-from tests.helpers.remembered_detections import remembered_detections
 from tests.helpers.tiny_checkpoints import SHUFFLE, THIN, save_mask2former, save_sam2, save_sapiens2, working_in
 from tests.integration.ray_cluster import only_cluster
 from vitruvian.cli.app import program, run
@@ -79,7 +79,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     set_person_label(root / "facebook/mask2former-swin-small-coco-instance")
     shutil.copytree(ROOT / "examples", root / "examples")
     write_video(root / "clip.mp4", root / "examples/astronaut.jpg")
-    with working_in(root), remembered_detections():
+    with working_in(root), cached_detections():
         yield
 
 

@@ -43,7 +43,7 @@ def cluster() -> Iterator[Any]:
     """Three nodes: the head with the driver, and two with a core for a worker. Tests that lose a machine add others."""
     port = free_port()
     # A killed node refuses connections and is found dead after 5 checks. A busy one has 10 s for each answer.
-    checks = {"health_check_period_ms": 250}
+    checks = {"health_check_period_ms": 500}
     with start_cluster(num_cpus=0, ray_client_server_port=port, _system_config=checks) as nodes:
         nodes.client_address = f"ray://127.0.0.1:{port}"
         for _ in range(2):

@@ -219,6 +219,7 @@ def test_compiled_equals_eager_without_a_graph_break(case: FamilyCase) -> None:
     if whole is not None:
         assert whole in {other.name for other in CASES} - COMPILED_WITHIN.keys()
         pytest.skip(f"compiled as {whole}")
+    assert {other.name for other in CASES} >= TRACED_FOR_BACKENDS
     model = build(case)
     given = inputs(case)
     want = run(model, case, given)

@@ -208,14 +208,14 @@ class TaskPipeline(InferenceSteps[ResultT], Generic[ResultT, OptionsT]):
         )
         return call.wrap_results(results, opened, write)
 
-    def warm_up(self, batch_size: int | None = None) -> None:
+    def warm_up(self, batch: BatchSize | None = None) -> None:
         """Run the model on a gray image in the batches that requests form: of 1, 2, 4, … inputs, up to the batch size.
 
         On a GPU the first call of each size compiles kernels and captures a CUDA graph, for which the first requests
-        would wait.
+        would wait. The people detector does not run.
         """
         call = self.for_call(self.warmup_options)
-        batch = self.batch_size(call.options, live=False) if batch_size is None else BatchSize(batch_size, fixed=False)
+        batch = batch or self.batch_size(call.options, live=False)
         frame = Frame(image=np.full((*self.input_hw, 3), 128, np.uint8), name="warmup")
         with torch.inference_mode():
             for size in sorted({*(1 << power for power in range(batch.size.bit_length())), batch.size}):

@@ -97,7 +97,8 @@ class ModelQueue:
         self.name = name
         self.state: QueueState = "loading"
         self._open, self._size, self.lock, self._metrics = open_pipeline, size, lock, metrics
-        self._batch_size, self._on_failure = batch_size, on_failure
+        self._batch = None if batch_size is None else BatchSize(batch_size, fixed=False)  # shrinks when memory runs out
+        self._on_failure = on_failure
         self._pipe: Future[TaskPipeline[Any, Any]] = Future()
         self._waiting: deque[QueuedRequest[Any]] = deque()
         self._in_engine: dict[int, QueuedRequest[Any]] = {}  # by the index in the engine
@@ -185,7 +186,7 @@ class ModelQueue:
             pipe.for_call({})  # optimizes the model before requests come
             if pipe.device.type == "cuda":  # compiles kernels and captures graphs, for seconds
                 with self.lock:
-                    pipe.warm_up(self._batch_size)
+                    pipe.warm_up(self._batch)
         except Exception as error:  # noqa: BLE001 - ends the server
             self.state = "failed"
             self._pipe.set_exception(error)
@@ -205,11 +206,10 @@ class ModelQueue:
 
     def _run_engine(self, pipe: TaskPipeline[Any, Any]) -> None:
         call = pipe.for_call({})
-        fixed = None if self._batch_size is None else BatchSize(self._batch_size, fixed=False)
         outcomes = run_many(
             SharedSteps(self.name, call, self.lock, self._metrics),
             Source(partial(self._loaders, self._run_number), close=self._end_run),
-            batch=fixed or pipe.batch_size(call.options, live=False),
+            batch=self._batch or pipe.batch_size(call.options, live=False),
             batch_timeout=None,  # requests collect while the device is busy
             ordered=False,
         )

@@ -37,10 +37,10 @@ from vitruvian.serving.queued_requests import QueuedRequest, decode_upload
 from vitruvian.serving.request_bodies import UploadReader
 from vitruvian.serving.settings import Settings
 from vitruvian.serving.stored_images import (
+    CachedPeopleDetector,
     ImageEmbedding,
     ImageEmbeddingSteps,
     StoredImage,
-    StoredPeopleDetector,
     segment_stored,
 )
 from vitruvian.serving.stored_videos import StoredVideo, video_store
@@ -214,7 +214,7 @@ class Service:
         options.check(self.settings.limits.prompts)
         call = queue.pipe.for_call(options.call_options())
         if stored is not None and call.detector is not None and not isinstance(call.detector, SourceDetector):
-            call.detector = StoredPeopleDetector(call.detector, stored.people)
+            call.detector = CachedPeopleDetector(call.detector, stored.people)
         serialize = partial(self._serialize, file_format, options)
         return await self.wait(request, queue.submit(QueuedRequest(body, name, call, serialize)))
 

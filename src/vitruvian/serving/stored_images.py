@@ -58,7 +58,7 @@ class StoredImage(StoredItem):
         return len(self.body) + (0 if self.embedding is None else self.embedding.nbytes)
 
 
-class StoredPeopleDetector:
+class CachedPeopleDetector:
     """Detects people in a stored image, once for all tasks.
 
     Args:

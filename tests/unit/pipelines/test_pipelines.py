@@ -84,7 +84,7 @@ class TestEveryTask:
             return forward(self, inputs)
 
         monkeypatch.setattr(type(pipe), "forward", noted)
-        pipe.warm_up(None if task == "masks" else 5)
+        pipe.warm_up(None if task == "masks" else BatchSize(5, fixed=False))
         assert sizes == ([1] if task == "masks" else [1, 2, 4, 5])
 
     def test_options_that_do_not_exist(self, task: str) -> None:

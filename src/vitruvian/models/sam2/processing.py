@@ -355,11 +355,16 @@ class Sam2Processor(MaskPostProcessing, ConfigBase):
     target_size: Size | None = None
     point_pad_value: int = PADDING
 
+    @property
+    def size_hw(self) -> SizeHW:
+        """Height and width of an input of the model."""
+        return height_width(self.image_processor.size, "size")
+
     def __post_init__(self) -> None:
         self.image_processor = nested(self.image_processor, Sam2ImageProcessor)
         super().__post_init__()
         if self.target_size is None:
-            height, width = height_width(self.image_processor.size, "size")
+            height, width = self.size_hw
             self.target_size = height if height == width else [height, width]
 
     @classmethod

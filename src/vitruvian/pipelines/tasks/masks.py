@@ -11,7 +11,6 @@ import functools
 
 from vitruvian.errors import InputError
 from vitruvian.images.data_format import pixels_of
-from vitruvian.images.types import SizeHW
 from vitruvian.models.sam2.automatic_masks import MaskProposals, Sam2AutomaticMaskGenerator
 from vitruvian.models.sam2.modeling import Sam2Model
 from vitruvian.models.sam2.processing import Sam2Processor
@@ -20,7 +19,6 @@ from vitruvian.pipelines.engine.batches import BatchSize
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import MasksOptions
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
 
 
@@ -39,11 +37,6 @@ class MasksPipeline(TaskPipeline[Masks, MasksOptions]):
     def __init__(self, model: Sam2Model, processor: Sam2Processor, **options: object) -> None:
         super().__init__(model, processor, **options)
         self.generator = Sam2AutomaticMaskGenerator(model, processor)
-
-    @property
-    def input_hw(self) -> SizeHW:
-        """Height and width of an input."""
-        return height_width(self.processor.image_processor.size, "size")
 
     def batch_size(self, options: MasksOptions, *, live: bool) -> BatchSize:
         """One image at a time: batches consist of points."""

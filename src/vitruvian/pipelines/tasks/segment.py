@@ -22,7 +22,6 @@ from vitruvian.pipelines.base import TaskPipeline
 from vitruvian.pipelines.engine.steps import DecodeThread, ModelInput, Prepared
 from vitruvian.pipelines.options import PromptOptions, nesting_depth
 from vitruvian.pipelines.sources import Frame
-from vitruvian.processor import height_width
 from vitruvian.results import Masks, People
 
 _MAX_PROMPTED_OBJECTS = 64  # number of objects in one call of the mask decoder
@@ -36,11 +35,6 @@ class SegmentPipeline(TaskPipeline[Masks, PromptOptions]):
     task = "segment"
     forward_options = ("best",)
     warmup_options: ClassVar[dict[str, object]] = {"points": [0, 0]}
-
-    @property
-    def input_hw(self) -> SizeHW:
-        """Height and width of an input."""
-        return height_width(self.processor.image_processor.size, "size")
 
     def prepare(self, frame: Frame, people: People | None) -> Prepared:
         """Resize and normalize the image, and scale the prompts with it."""

@@ -455,7 +455,7 @@ class TestThreads:
         job.fixed_input_size, job.graphs = True, GraphCache(max_batch=1)  # batches of graphs have no warmup
 
         def source() -> Iterator[np.ndarray]:
-            for number in (1, 2):  # each is launched at once
+            for number in (1, 2):  # each is launched immediately
                 yield solid(number)
                 wait(lambda number=number: len(job.batches) == number)  # type: ignore[misc]
             yield from (solid(number) for number in range(3, 7))

@@ -14,8 +14,8 @@ from vitruvian.results.base import People
 
 
 @contextmanager
-def remembered_detections() -> Iterator[None]:
-    """Remember what Sapiens2 detectors find in an image."""
+def cached_detections() -> Iterator[None]:
+    """Cache what Sapiens2 detectors find in an image."""
     detect = Sapiens2Detector.detect
     found: dict[object, People] = {}
 
